@@ -1,0 +1,96 @@
+"""The scalar types a tensor can hold, as NumPy, CUDA C and the compute rules see them.
+
+Inside a kernel a value lives in its *compute* type: ``float`` for every float of 32 bits or fewer, ``double`` for
+float64, the type itself for integers and booleans.  Rounding to the storage type happens at stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """One scalar type.
+
+    ``name`` is the public name, ``ctype`` the storage type in CUDA C (``codegen/device/types.cuh``), ``compute`` the
+    C type values have in registers, ``kind`` one of ``"float"``, ``"int"``, ``"bool"``, ``itemsize`` bytes in memory.
+    """
+
+    name: str
+    ctype: str
+    compute: str
+    kind: str
+    numpy: np.dtype[Any] = field(compare=False)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return self.numpy.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind == "int"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding to nearest (2**-53 for float64, 0 for integers)."""
+        return float(ml_dtypes.finfo(self.numpy).eps) / 2 if self.is_float else 0.0
+
+    @property
+    def max(self) -> float | int:
+        """Largest finite value."""
+        if self.is_float:
+            return float(ml_dtypes.finfo(self.numpy).max)
+        return 1 if self.is_bool else int(np.iinfo(self.numpy).max)
+
+    @property
+    def min(self) -> float | int:
+        """Smallest (most negative) finite value."""
+        if self.is_float:
+            return float(ml_dtypes.finfo(self.numpy).min)
+        return 0 if self.is_bool else int(np.iinfo(self.numpy).min)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+float64 = DType("float64", "double", "double", "float", np.dtype(np.float64))
+float32 = DType("float32", "float", "float", "float", np.dtype(np.float32))
+float16 = DType("float16", "float16", "float", "float", np.dtype(np.float16))
+bfloat16 = DType("bfloat16", "bfloat16", "float", "float", np.dtype(ml_dtypes.bfloat16))
+float8_e4m3 = DType("float8_e4m3", "float8_e4m3", "float", "float", np.dtype(ml_dtypes.float8_e4m3fn))
+float8_e5m2 = DType("float8_e5m2", "float8_e5m2", "float", "float", np.dtype(ml_dtypes.float8_e5m2))
+int8 = DType("int8", "int8", "int8", "int", np.dtype(np.int8))
+uint8 = DType("uint8", "uint8", "uint8", "int", np.dtype(np.uint8))
+int32 = DType("int32", "int32", "int32", "int", np.dtype(np.int32))
+int64 = DType("int64", "int64", "int64", "int", np.dtype(np.int64))
+bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
+
+ALL: tuple[DType, ...] = (
+    float64,
+    float32,
+    float16,
+    bfloat16,
+    float8_e4m3,
+    float8_e5m2,
+    int8,
+    uint8,
+    int32,
+    int64,
+    bool_,
+)
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
+BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in ALL}

@@ -1,0 +1,59 @@
+"""Every error a user can see.  Each names the node, tensor or file, what was seen, and what would be right."""
+
+from __future__ import annotations
+
+
+class FusegraphError(Exception):
+    """Base of all errors raised by fusegraph."""
+
+
+class GraphError(FusegraphError):
+    """A graph that is not well formed: no outputs, a tensor of another graph, two tensors of one name, a cycle."""
+
+
+class ShapeError(GraphError):
+    """Shapes that do not fit an op, or sizes whose product overflows."""
+
+
+class DTypeError(GraphError):
+    """A dtype unknown to fusegraph, or one that an op does not take."""
+
+
+class LayoutError(GraphError):
+    """An unknown layout name, or strides that do not fit the shape."""
+
+
+class AttributeValueError(GraphError):
+    """An attribute of an op (stride, padding, axis, ...) whose value is out of range."""
+
+
+class ArgumentError(FusegraphError):
+    """An array given to an Executable that does not fit the graph: missing, extra, wrong shape, dtype or strides."""
+
+
+class DeviceError(FusegraphError):
+    """An array on the wrong device, no CUDA driver, no GPU, or an error the driver reported."""
+
+
+class CompileError(FusegraphError):
+    """NVRTC or the host compiler rejected a kernel; the message carries its log and where the source was kept."""
+
+
+class ToolchainError(FusegraphError):
+    """NVRTC, its headers or a C++ compiler is missing; the message says what to install."""
+
+
+class CacheError(FusegraphError):
+    """The cache folder cannot be used, with the path and the reason."""
+
+
+class WorkspaceError(FusegraphError):
+    """A graph needs more workspace than the limit it was given."""
+
+
+class FileError(FusegraphError):
+    """A file given on the command line cannot be read, is not Python, raises, or holds no graph."""
+
+
+class KernelError(FusegraphError):
+    """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of bounds."""

@@ -1,0 +1,78 @@
+"""What an entry of the op table says about an op, and the table itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.errors import GraphError
+
+
+class Kind(Enum):
+    """What fusion needs to know about an op: legality follows from the kind, never from the op's name."""
+
+    POINTWISE = "pointwise"
+    CONTRACTION = "contraction"
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape (logical order, e.g. N, C, H, W) and dtype of a tensor, without its layout."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+#: Distinguishes "has no default" from a default of None in `Op.attributes`.
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op: everything any part of fusegraph knows about it.
+
+    name        cuDNN's graph-API name where cuDNN has the op.
+    kind        decides how it can be fused.
+    operands    names of the tensor operands, in order.
+    attributes  attribute name -> default (REQUIRED when there is none).
+    infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose text
+                needs no node name (the builder adds it).
+    reference   NumPy meaning: called with one array an operand and the attributes as keywords.  Float operands
+                arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All operands
+                have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
+    cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int", "bool"),
+                with {operand} and {attribute} placeholders; operands are identifiers or literals of the promoted
+                compute type.  A class that is absent is a dtype the op does not take.
+    ulps        bound on the error of the CUDA expression in units of the compute type's last place, for finite results.
+    cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
+    """
+
+    name: str
+    kind: Kind
+    operands: tuple[str, ...]
+    infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType]
+    reference: Callable[..., np.ndarray[Any, Any]]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    cuda: Mapping[str, str] = field(default_factory=dict)
+    ulps: float = 1.0
+    cudnn: str | None = None
+    doc: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+TABLE: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Adds an op to the table.  Raises GraphError if the name is taken."""
+    if op.name in TABLE:
+        raise GraphError(f"op {op.name!r} is defined twice")
+    TABLE[op.name] = op
+    return op
