@@ -42,6 +42,8 @@ class Op:
     attributes  attribute name -> default (REQUIRED when there is none).
     infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose text
                 needs no node name (the builder adds it).
+    normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a padding
+                given as one number spread over the dimensions); runs before infer, raises AttributeValueError.
     reference   NumPy meaning: called with one array an operand and the attributes as keywords.  Float operands
                 arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All operands
                 have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
@@ -49,6 +51,7 @@ class Op:
                 with {operand} and {attribute} placeholders; operands are identifiers or literals of the promoted
                 compute type.  A class that is absent is a dtype the op does not take.
     ulps        bound on the error of the CUDA expression in units of the compute type's last place, for finite results.
+    keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
 
@@ -58,9 +61,11 @@ class Op:
     infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType]
     reference: Callable[..., np.ndarray[Any, Any]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
     cuda: Mapping[str, str] = field(default_factory=dict)
     ulps: float = 1.0
     cudnn: str | None = None
+    keeps_layout: bool = False
     doc: str = ""
 
     def __hash__(self) -> int:

@@ -1,0 +1,217 @@
+"""Scalar programs: the expression DAG a kernel evaluates for every element, and its CUDA C.
+
+A program is in static single assignment: instruction i may use loads, literals, indices, the anchor's value (a matmul's or
+convolution's accumulator) and the results of instructions before it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from codegen.dtypes import DType
+from codegen.naming import Names, Writer, comment
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a kernel reads or writes.
+
+    strides count elements, one an iteration dimension; 0 repeats the element along it.  alignment is what the base pointer
+    is known to be a multiple of, in bytes.
+    """
+
+    name: str
+    dtype: DType
+    strides: tuple[int, ...]
+    alignment: int = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """The value read from the program's n-th load operand, in its compute type."""
+
+    operand: int
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number known at compile time."""
+
+    value: float | int | bool
+    ctype: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The value of the n-th instruction."""
+
+    instruction: int
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The value the kernel's anchor computed for this element, in the anchor's compute type."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """Position of the element along a dimension of a tensor: the n-th of the program's ``indices`` (int32)."""
+
+    index: int
+
+
+Value: TypeAlias = Load | Literal | Result | Anchor | Index
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """``ctype name = template(args)``: template has placeholders {0}, {1}, ... for the arguments' C expressions."""
+
+    name: str
+    template: str
+    args: tuple[Value, ...]
+    ctype: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Writes a value to an operand, converted to its dtype."""
+
+    operand: Operand
+    value: Value
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is computed for one element of the iteration space.
+
+    indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``.
+    approximate says that every stored dtype has 16 bits or fewer, so approximate instructions cannot be seen.
+    """
+
+    loads: tuple[Operand, ...] = ()
+    indices: tuple[tuple[int, ...], ...] = ()
+    instructions: tuple[Instruction, ...] = ()
+    stores: tuple[Store, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def approximate(self) -> bool:
+        return all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Loads, then stores: the order of the kernel's pointer parameters."""
+        return self.loads + tuple(store.operand for store in self.stores)
+
+
+def literal(value: Any, ctype: str) -> str:
+    """A number as a C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), exact, with NaN and infinity."""
+    if ctype == "bool":
+        return "true" if value else "false"
+    if ctype in ("float", "double"):
+        number = float(value)
+        if math.isnan(number):
+            return f"quiet_nan<{ctype}>()"
+        if math.isinf(number):
+            return f"{'-' if number < 0 else ''}infinity<{ctype}>()"
+        text = _shortest(number, ctype)
+        return text + ("f" if ctype == "float" else "")
+    number_ = int(value)
+    if ctype == "int64":
+        return f"(-{2**63 - 1}ll - 1)" if number_ == -(2**63) else f"{number_}ll"
+    if ctype == "int32" and number_ == -(2**31):
+        return f"(-{2**31 - 1} - 1)"
+    return str(number_) if ctype == "int32" else f"{ctype}({number_})"
+
+
+def _shortest(number: float, ctype: str) -> str:
+    import numpy as np
+
+    text = str(np.float32(number)) if ctype == "float" else repr(number)
+    if "e" in text:
+        mantissa, exponent = text.split("e")
+        return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
+    return text if "." in text else f"{text}.0"
+
+
+_PLACEHOLDER = re.compile(r"\{(\d+)\}")
+_SIMPLE = re.compile(r"[\w.\[\]]+|-?\d[\w.]*|[\w:]+(<\w+>)?\([^()]*\)")
+
+
+def fill(template: str, arguments: list[str]) -> str:
+    """The template with its placeholders replaced; an argument that is not a simple term is parenthesised."""
+
+    def argument(match: re.Match[str]) -> str:
+        text = arguments[int(match[1])]
+        if text.startswith("-") and not template.startswith("{") and "(" not in template[: match.start()]:
+            return f"({text})"
+        return text if _SIMPLE.fullmatch(text) or text.startswith("-") else f"({text})"
+
+    return _PLACEHOLDER.sub(argument, template)
+
+
+class Emitter:
+    """Writes a program's statements, naming values after the graph's tensors.
+
+    Values are named once and can be emitted in parts: instructions that do not depend on the element position along an
+    unrolled dimension first (outside the loop), the others inside.
+    """
+
+    def __init__(self, program: Program, names: Names) -> None:
+        self.program = program
+        self.names = [names.unique(i.name) for i in program.instructions]
+
+    def term(self, value: Value, terms: Mapping[Value, str]) -> str:
+        """The C expression of a value; ``terms`` gives those of loads, indices and the anchor."""
+        if isinstance(value, Literal):
+            return literal(value.value, value.ctype)
+        if isinstance(value, Result):
+            return self.names[value.instruction]
+        return terms[value]
+
+    def statements(
+        self, w: Writer, terms: Mapping[Value, str], select: Callable[[int], bool] = lambda _: True
+    ) -> None:
+        """Writes ``const T name = ...;`` for the selected instructions, in order."""
+        for number, instruction in enumerate(self.program.instructions):
+            if not select(number):
+                continue
+            arguments = [self.term(value, terms) for value in instruction.args]
+            note = f"  {comment(instruction.note)}" if instruction.note else ""
+            w.line(f"const {instruction.ctype} {self.names[number]} = {fill(instruction.template, arguments)};{note}")
+
+    def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
+        """The C expression to write for a store, converted to the storage type."""
+        text = self.term(store.value, terms)
+        target = store.operand.dtype.ctype
+        return text if ctype_of(store.value) == target else f"convert<{target}>({text})"
+
+
+def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
+    """The compute type of a value."""
+    if isinstance(value, Load):
+        return program.loads[value.operand].dtype.compute
+    if isinstance(value, Literal):
+        return value.ctype
+    if isinstance(value, Result):
+        return program.instructions[value.instruction].ctype
+    return "int32" if isinstance(value, Index) else anchor
+
+
+def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:
+    """For every instruction, whether it depends on a value that varies (along a dimension the caller unrolls)."""
+    result: list[bool] = []
+    for instruction in program.instructions:
+        result.append(
+            any(
+                result[v.instruction] if isinstance(v, Result) else not isinstance(v, Literal) and varies(v)
+                for v in instruction.args
+            )
+        )
+    return result

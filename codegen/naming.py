@@ -1,0 +1,80 @@
+"""Identifiers and comments: text from users becomes C only through here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+#: Words a generated name must not be: C++ and CUDA keywords, and names the kernels and device headers use themselves.
+RESERVED = frozenset(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await co_return
+    co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do double dynamic_cast
+    else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return short signed sizeof static
+    static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
+    using virtual void volatile wchar_t while xor xor_eq
+    float16 bfloat16 float8_e4m3 float8_e5m2 int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert load store
+    threadIdx blockIdx blockDim gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow
+    rint round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
+    asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write close open printf assert
+    linux unix near far
+    """.split()
+)
+
+
+def identifier(text: str) -> str:
+    """A C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at most 48 long."""
+    name = re.sub(r"_+", "_", re.sub(r"[^0-9A-Za-z]+", "_", text)).strip("_")[:48].rstrip("_")
+    if not name:
+        name = "t"
+    if name[0].isdigit():
+        name = f"t{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+class Names:
+    """Gives every text a C identifier of its own within one scope."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def unique(self, text: str, suffix: str = "") -> str:
+        """An unused identifier resembling the text, ending in ``suffix``."""
+        stem = identifier(text)
+        name = stem + suffix if not stem.endswith("_") else stem[:-1] + suffix if suffix else stem
+        count = 2
+        while name in self._taken or name in RESERVED:
+            name = f"{stem.rstrip('_')}_{count}{suffix}"
+            count += 1
+        self._taken.add(name)
+        return name
+
+
+def comment(text: str, limit: int = 110) -> str:
+    """One ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
+    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
+    return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
+
+
+class Writer:
+    """Lines of C with indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def line(self, text: str = "") -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def open(self, text: str) -> None:
+        """Writes a line that ends in ``{`` and indents what follows."""
+        self.line(f"{text} {{")
+        self.depth += 1
+
+    def close(self, text: str = "}") -> None:
+        self.depth -= 1
+        self.line(text)
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"

@@ -1,0 +1,505 @@
+"""The builder: an operation graph of typed tensors and nodes, with networkx behind it.
+
+    graph = Graph("sigmoid_fma")
+    a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
+    graph.output(graph.sigmoid(a + b * c), name="y")
+
+There is one method an op of the table (`Graph.sigmoid`, `Graph.conv_fprop`, ...): operands first, then the op's attributes,
+then ``name`` for the result.  Shapes and dtypes are inferred and checked as each method is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
+from fusegraph.errors import DTypeError, GraphError, LayoutError
+from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+
+if TYPE_CHECKING:
+    from fusegraph.engines.base import Executable
+
+_NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
+
+
+def check_name(what: str, name: object) -> str:
+    """A name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( ) , + @ # -``."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise GraphError(
+            f"{what} name {name!r} is not allowed: use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
+        )
+    return name
+
+
+class Tensor:
+    """An edge of the graph: name, logical shape, strides in elements, dtype; virtual unless an input or output.
+
+    Tensors are made by a Graph, compare by identity, and support ``+ - * / @ ** abs``, unary minus, ``> >= < <=`` and, for
+    booleans, ``& | ~``.  Other operands may be Python numbers or NumPy arrays.  Use ``graph.cmp_eq`` for equality.
+    """
+
+    __array_ufunc__ = None  # NumPy arrays on the left of an operator defer to ours
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        value: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.name = name
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.value = value
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=object)) if self.shape else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, without gaps."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_constant(self) -> bool:
+        return self.value is not None
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self.dtype} {list(self.shape)} strides {list(self.strides)}>"
+
+    def __bool__(self) -> bool:
+        raise GraphError(f"tensor {self.name!r} has no truth value while the graph is being built; use binary_select")
+
+    def _op(self, name: str, *operands: Any) -> Tensor:
+        return self.graph.apply(TABLE[name], operands, {})
+
+    def __add__(self, other: Any) -> Tensor:
+        return self._op("add", self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self._op("add", other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self._op("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self._op("sub", other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self._op("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self._op("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self._op("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self._op("div", other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self._op("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return self._op("pow", other, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return self._op("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self._op("matmul", other, self)
+
+    def __neg__(self) -> Tensor:
+        return self._op("neg", self)
+
+    def __abs__(self) -> Tensor:
+        return self._op("abs", self)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return self._op("cmp_gt", self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return self._op("cmp_ge", self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return self._op("cmp_lt", self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return self._op("cmp_le", self, other)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self._op("logical_and", self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return self._op("logical_and", other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self._op("logical_or", self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self._op("logical_or", other, self)
+
+    def __invert__(self) -> Tensor:
+        return self._op("logical_not", self)
+
+
+class Node:
+    """An op of the table applied to tensors.  Named after its result."""
+
+    __slots__ = ("attributes", "inputs", "op", "output")
+
+    def __init__(self, op: Op, inputs: tuple[Tensor, ...], attributes: Mapping[str, Any], output: Tensor) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attributes = MappingProxyType(dict(attributes))
+        self.output = output
+
+    @property
+    def name(self) -> str:
+        return self.output.name
+
+    @property
+    def kind(self) -> Kind:
+        return self.op.kind
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name!r} = {self.op.name}({', '.join(t.name for t in self.inputs)})>"
+
+
+class Graph:
+    """An operation graph.
+
+    name           names the output folder and the kernels.
+    io_dtype       dtype of `tensor` when none is given.
+    compute_dtype  float32, or float64: the type in which floats of 32 bits or fewer are computed and accumulated.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
+
+    def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
+        self.name = check_name("graph", name)
+        self.io_dtype = as_dtype(io_dtype)
+        self.compute_dtype = as_dtype(compute_dtype)
+        if self.compute_dtype not in (float32, float64):
+            raise DTypeError(f"graph {name!r}: compute_dtype is float32 or float64, got {self.compute_dtype}")
+        self.tensors: dict[str, Tensor] = {}
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        #: Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``).
+        self.network: nx.MultiDiGraph = nx.MultiDiGraph()
+        self._producer: dict[Tensor, Node] = {}
+
+    # ---- tensors
+
+    def tensor(
+        self,
+        name: str,
+        shape: Iterable[int],
+        dtype: Any = None,
+        layout: str | None = None,
+        strides: Iterable[int] | None = None,
+    ) -> Tensor:
+        """An input of the graph.
+
+        shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last", ...);
+        strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
+        Raises GraphError (name taken or not allowed), ShapeError, DTypeError, LayoutError.
+        """
+        check_name("tensor", name)
+        sizes = check_shape(shape)
+        if layout is not None and strides is not None:
+            raise LayoutError(f"tensor {name!r}: give a layout or strides, not both")
+        try:
+            if strides is not None:
+                steps = check_strides(sizes, strides)
+            else:
+                steps = layout_strides(sizes, layout if layout is not None else "contiguous")
+        except LayoutError as error:
+            raise LayoutError(f"tensor {name!r}: {error}") from None
+        result = self._add_tensor(name, sizes, steps, as_dtype(dtype) if dtype is not None else self.io_dtype)
+        self.inputs.append(result)
+        return result
+
+    def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
+        """A tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it can be.
+
+        Python floats and ints take the graph's io_dtype (int32 for an int in a graph of another kind, bool for a bool).
+        """
+        value = np.asarray(array)
+        if dtype is not None:
+            kind = as_dtype(dtype)
+        elif isinstance(array, bool):
+            kind = bool_
+        elif isinstance(array, int):
+            kind = self.io_dtype if not self.io_dtype.is_bool else int32
+        elif isinstance(array, float):
+            kind = self.io_dtype if self.io_dtype.is_float else float32
+        else:
+            if value.dtype not in BY_NUMPY:
+                raise DTypeError(f"constant {name or ''!r}: dtype {value.dtype} is unknown; give dtype=")
+            kind = BY_NUMPY[value.dtype]
+        from fusegraph.ops.convert import constant_array
+
+        stored = constant_array(value, kind)
+        stored.setflags(write=False)
+        return self._add_tensor(
+            name or self._unique("constant"), stored.shape, packed_strides(stored.shape), kind, value=stored
+        )
+
+    def output(
+        self,
+        tensor: Tensor,
+        name: str | None = None,
+        dtype: Any = None,
+        layout: str | None = None,
+        strides: Iterable[int] | None = None,
+    ) -> Tensor:
+        """Marks a tensor as a result of the graph, in order of the calls; returns the tensor that was marked.
+
+        name renames it; dtype adds a cast; layout or strides say how it lies in memory (default: like the inputs it was
+        made from).  Raises GraphError for a tensor of another graph or one that is already an output.
+        """
+        self._own(tensor, "output")
+        if dtype is not None and as_dtype(dtype) != tensor.dtype:
+            tensor = self.apply(TABLE["identity"], (tensor,), {"dtype": as_dtype(dtype)})
+        elif tensor not in self._producer:
+            tensor = self.apply(TABLE["identity"], (tensor,), {})
+        if tensor in self.outputs:
+            raise GraphError(f"tensor {tensor.name!r} is an output already; use identity to return it twice")
+        if layout is not None and strides is not None:
+            raise LayoutError(f"output {tensor.name!r}: give a layout or strides, not both")
+        try:
+            if strides is not None:
+                tensor.strides = check_strides(tensor.shape, strides)
+            elif layout is not None:
+                tensor.strides = layout_strides(tensor.shape, layout)
+            if overlaps(tensor.shape, tensor.strides):
+                raise LayoutError(f"strides {tensor.strides} of shape {tensor.shape} make elements share an address")
+        except LayoutError as error:
+            raise LayoutError(f"output {tensor.name!r}: {error}") from None
+        if name is not None and name != tensor.name:
+            self._rename(tensor, name)
+        self.outputs.append(tensor)
+        return tensor
+
+    # ---- nodes
+
+    def apply(self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None) -> Tensor:
+        """Applies an op of the table and returns its result.  The methods and operators call this."""
+        if name is not None:
+            check_name("tensor", name)
+        label = f"{op.name} {name!r}" if name else op.name
+        if len(operands) != len(op.operands):
+            raise GraphError(f"{label} takes {len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}")
+        unknown = set(attributes) - set(op.attributes)
+        if unknown:
+            known = ", ".join(op.attributes) or "none"
+            raise GraphError(f"{label} has no attribute {sorted(unknown)[0]!r}; it has: {known}")
+        values = {**op.attributes, **attributes}
+        missing = [key for key, value in values.items() if value is REQUIRED]
+        if missing:
+            raise GraphError(f"{label} needs the attribute {missing[0]!r}")
+        tensors = tuple(self._operands(label, op, operands))
+        types = tuple(t.type for t in tensors)
+        try:
+            if op.normalize is not None:
+                values = op.normalize(types, values)
+            result = op.infer(types, values)
+            shape = check_shape(result.shape)
+        except GraphError as error:
+            seen = ", ".join(f"{k} = {t.name!r} {t.dtype} {list(t.shape)}" for k, t in zip(op.operands, tensors))
+            raise type(error)(f"{label}: {error} ({seen})") from None
+        output = self._add_tensor(
+            name or self._unique(op.name), shape, _result_strides(op, shape, tensors), result.dtype
+        )
+        return self.add_node(Node(op, tensors, values, output)).output
+
+    def add_node(self, node: Node) -> Node:
+        """Adds a node whose tensors are this graph's already.  For passes; users call the op methods."""
+        self.network.add_node(node)
+        for tensor in node.inputs:
+            if tensor in self._producer:
+                self.network.add_edge(self._producer[tensor], node, tensor=tensor)
+        self._producer[node.output] = node
+        return node
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes in topological order (the order in which they were added)."""
+        return list(self.network.nodes)
+
+    def producer(self, tensor: Tensor) -> Node | None:
+        """The node that makes a tensor, None for inputs and constants."""
+        return self._producer.get(tensor)
+
+    def consumers(self, tensor: Tensor) -> list[Node]:
+        """The nodes that take a tensor, each once, in the order they were added."""
+        node = self._producer.get(tensor)
+        if node is not None:
+            return [n for n in self.network.successors(node) if tensor in n.inputs]
+        return [n for n in self.network.nodes if tensor in n.inputs]
+
+    def compile(self, engine: str | None = None, **options: Any) -> Executable:
+        """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
+
+        Options are those of `fusegraph.compile`.
+        """
+        from fusegraph.engines import compile as compile_graph
+
+        return compile_graph(self, engine=engine, **options)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.network)} nodes, {len(self.outputs)} outputs>"
+
+    # ---- helpers
+
+    def _operands(self, label: str, op: Op, operands: Sequence[Any]) -> Iterable[Tensor]:
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        for index, operand in enumerate(operands):
+            if isinstance(operand, Tensor):
+                self._own(operand, f"{label}, operand {op.operands[index]!r}")
+                yield operand
+            elif isinstance(operand, (bool, int, float)) and tensors:
+                yield self.constant(operand, dtype=_scalar_dtype(operand, tensors[0].dtype))
+            elif isinstance(operand, (bool, int, float, np.ndarray, np.generic)):
+                yield self.constant(operand)
+            else:
+                raise GraphError(
+                    f"{label}: operand {op.operands[index]!r} is a {type(operand).__name__}; "
+                    "give a Tensor of this graph, a number or a NumPy array"
+                )
+
+    def _own(self, tensor: object, label: str) -> None:
+        if not isinstance(tensor, Tensor):
+            raise GraphError(f"{label}: expected a Tensor, got {type(tensor).__name__}")
+        if tensor.graph is not self:
+            raise GraphError(
+                f"{label}: tensor {tensor.name!r} belongs to graph {tensor.graph.name!r}, not to this graph {self.name!r}"
+            )
+
+    def _add_tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        value: np.ndarray[Any, Any] | None = None,
+    ) -> Tensor:
+        check_name("tensor", name)
+        if name in self.tensors:
+            raise GraphError(f"graph {self.name!r} has a tensor {name!r} already {list(self.tensors[name].shape)}")
+        tensor = Tensor(self, name, shape, strides, dtype, value)
+        self.tensors[name] = tensor
+        return tensor
+
+    def _rename(self, tensor: Tensor, name: str) -> None:
+        check_name("tensor", name)
+        if name in self.tensors:
+            raise GraphError(f"graph {self.name!r} has a tensor {name!r} already {list(self.tensors[name].shape)}")
+        del self.tensors[tensor.name]
+        tensor.name = name
+        self.tensors[name] = tensor
+
+    def _unique(self, stem: str) -> str:
+        if stem not in self.tensors:
+            return stem
+        count = len(self.tensors)
+        while f"{stem}_{count}" in self.tensors:
+            count += 1
+        return f"{stem}_{count}"
+
+
+def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
+    """The dtype of a Python number next to a tensor: the tensor's own unless that cannot hold the kind of number."""
+    if isinstance(value, bool):
+        return bool_
+    if isinstance(value, int):
+        if like.is_bool:
+            return int32
+        if like.is_int and not like.min <= value <= like.max:
+            return int32 if -(2**31) <= value < 2**31 else int64
+        return like
+    return like if like.is_float else float32
+
+
+def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Packed strides in the memory order of the operand that decides the layout.
+
+    Pointwise: the largest operand of the result's rank (the first of equals).  Contractions: their first operand if it has
+    the rank of an image, as convolutions keep NHWC in NHWC; matrix products are row-major.
+    """
+    if op.kind is Kind.POINTWISE:
+        same = [t for t in tensors if len(t.shape) == len(shape) and not t.is_constant]
+        leader = max(same, key=lambda t: t.size, default=None)
+    else:
+        leader = tensors[0] if op.keeps_layout else None
+    if leader is None or overlaps(leader.shape, leader.strides):
+        return packed_strides(shape)
+    return packed_strides(shape, stride_order(leader.shape, leader.strides))
+
+
+def _method(op: Op) -> Callable[..., Tensor]:
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for n in op.operands]
+    parameters += [
+        inspect.Parameter(
+            key,
+            inspect.Parameter.KEYWORD_ONLY if default is REQUIRED else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if default is REQUIRED else default,
+        )
+        for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is REQUIRED)
+    ]
+    parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None))
+    signature = inspect.Signature(parameters, return_annotation=Tensor)
+
+    def method(self: Graph, *args: Any, **kwargs: Any) -> Tensor:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise GraphError(f"{op.name}{str(signature).replace('self, ', '')}: {error}") from None
+        given = dict(bound.arguments)
+        del given["self"]
+        name = given.pop("name", None)
+        operands = [given.pop(key) for key in op.operands]
+        return self.apply(op, operands, given, name)
+
+    method.__name__ = op.name
+    method.__qualname__ = f"Graph.{op.name}"
+    method.__doc__ = op.doc
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
+
+
+def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Tensor:
+    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0."""
+    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype)}, name)
+
+
+for _entry in TABLE.values():
+    setattr(Graph, _entry.name, _method(_entry))
+Graph.cast = _cast  # type: ignore[method-assign, assignment]

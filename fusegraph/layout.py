@@ -1,0 +1,133 @@
+"""Layouts: how a tensor's logical dimensions are laid out in memory, as strides counted in elements.
+
+Shapes are always logical (N, C, H, W for images, as in cuDNN); only the strides tell NCHW from NHWC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusegraph.errors import LayoutError, ShapeError
+
+#: Layout name -> dimensions from the slowest to the fastest in memory, by rank.
+_LAYOUTS: dict[str, tuple[int, ...]] = {
+    "NCW": (0, 1, 2),
+    "NWC": (0, 2, 1),
+    "NCHW": (0, 1, 2, 3),
+    "NHWC": (0, 2, 3, 1),
+    "NCDHW": (0, 1, 2, 3, 4),
+    "NDHWC": (0, 2, 3, 4, 1),
+    "KCS": (0, 1, 2),
+    "KSC": (0, 2, 1),
+    "KCRS": (0, 1, 2, 3),
+    "KRSC": (0, 2, 3, 1),
+    "KCTRS": (0, 1, 2, 3, 4),
+    "KTRSC": (0, 2, 3, 4, 1),
+}
+MAX_ELEMENTS = 2**62
+
+
+def check_shape(shape: Iterable[object]) -> tuple[int, ...]:
+    """The shape as a tuple of ints.
+
+    Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits.
+    """
+    try:
+        sizes = tuple(shape)
+    except TypeError:
+        raise ShapeError(f"a shape is a sequence of integers, got {shape!r}") from None
+    result = []
+    total = 1
+    for size in sizes:
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise ShapeError(f"sizes are integers, got {size!r} in shape {sizes}")
+        value = size.__index__()
+        if value < 0:
+            raise ShapeError(f"sizes are not negative, got {value} in shape {sizes}")
+        result.append(value)
+        total *= max(value, 1)
+    if total > MAX_ELEMENTS:
+        raise ShapeError(f"shape {tuple(result)} overflows: {total} elements, the limit is 2**62")
+    return tuple(result)
+
+
+def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as given)."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order if order is not None else range(len(shape))):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Strides of a packed tensor in a named layout (NCHW, NHWC, ..., contiguous, channels_last).
+
+    Raises LayoutError for a name that is unknown or of another rank.
+    """
+    rank = len(shape)
+    if layout == "contiguous":
+        return packed_strides(shape)
+    if layout == "channels_last" and rank >= 3:
+        return packed_strides(shape, (0, *range(2, rank), 1))
+    order = _LAYOUTS.get(layout) if isinstance(layout, str) else None
+    if order is None or len(order) != rank:
+        fits = [name for name, dims in _LAYOUTS.items() if len(dims) == rank and name[0] == "N"]
+        known = ", ".join(["contiguous", *(["channels_last"] if rank >= 3 else []), *fits])
+        raise LayoutError(f"layout {layout!r} does not fit a tensor of rank {rank} {tuple(shape)}; one of {known}")
+    return packed_strides(shape, order)
+
+
+def check_strides(shape: Sequence[int], strides: Iterable[object]) -> tuple[int, ...]:
+    """The strides as a tuple of ints; raises LayoutError if they do not fit the shape, are negative or overflow."""
+    try:
+        values = tuple(strides)
+        result = tuple(s.__index__() for s in values)  # type: ignore[attr-defined]
+    except (TypeError, AttributeError):
+        raise LayoutError(f"strides are integers counted in elements, got {strides!r}") from None
+    if len(result) != len(shape):
+        raise LayoutError(f"{len(result)} strides {result} for a tensor of {len(shape)} dimensions {tuple(shape)}")
+    if any(s < 0 for s in result):
+        raise LayoutError(f"strides are not negative, got {result} for shape {tuple(shape)}")
+    if extent(shape, result) > MAX_ELEMENTS:
+        raise LayoutError(f"strides {result} of shape {tuple(shape)} overflow: offsets reach past 2**62 elements")
+    return result
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last that a tensor touches, both included (0 if it has none)."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+
+
+def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest in memory.
+
+    Dimensions of size 1 have no place of their own in memory: they stay where they are among their neighbours, so that a
+    packed NHWC tensor with one channel is still recognised as the NCHW tensor it also is.
+    """
+    real = [d for d in range(len(shape)) if shape[d] != 1]
+    moved = iter(sorted(real, key=lambda d: -strides[d]))
+    return tuple(next(moved) if shape[d] != 1 else d for d in range(len(shape)))
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may share an address.
+
+    Sufficient test, as in NumPy and torch: sorted by stride, every dimension must step over all the faster ones.
+    """
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted((strides[d], shape[d]) for d in range(len(shape)) if shape[d] > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty tensors)."""
+    return 0 in shape or all(size == 1 or x == y for size, x, y in zip(shape, a, b))
