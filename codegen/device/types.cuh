@@ -1,0 +1,279 @@
+// Storage types of tensors and conversions between them.
+//
+// convert<To>(x) has one meaning on every architecture and on the CPU (FUSEGRAPH_CPU), bit for bit:
+//   to a float    rounds to nearest even, once, from the exact source value.  float16, bfloat16, float and double overflow
+//                 to infinity; the 8-bit floats saturate, infinity included.  NaN stays NaN.
+//   to an integer from a float: truncates, saturates, NaN gives 0.  From an integer: wraps around.
+//   to bool       is x != 0, so NaN gives true.
+#pragma once
+
+typedef signed char int8;
+typedef unsigned char uint8;
+typedef short int16;
+typedef unsigned short uint16;
+typedef int int32;
+typedef unsigned int uint32;
+typedef long long int64;
+typedef unsigned long long uint64;
+
+struct float16 {
+  uint16 bits;
+};
+struct bfloat16 {
+  uint16 bits;
+};
+struct float8_e4m3 {  // 4 exponent bits, no infinity, NaN is 0x7f, largest 448
+  uint8 bits;
+};
+struct float8_e5m2 {  // the upper half of a float16, largest 57344
+  uint8 bits;
+};
+
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ uint32 float_bits(float x) {
+  uint32 bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+__device__ __forceinline__ float bits_float(uint32 bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+#else
+__device__ __forceinline__ uint32 float_bits(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float bits_float(uint32 bits) { return __uint_as_float(bits); }
+#endif
+
+// ---- widen: the compute type's value of a stored one, always exact ----
+
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ float widen(float16 x) {
+  const uint32 sign = (x.bits & 0x8000u) << 16, magnitude = (x.bits & 0x7fffu) << 13;
+  if (magnitude >= 0x7c00u << 13) return bits_float(sign | 0x7f800000u | magnitude);
+  return bits_float(sign | float_bits(bits_float(magnitude) * 0x1p112f));  // the product normalises subnormals
+}
+#else
+__device__ __forceinline__ float widen(float16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+#endif
+__device__ __forceinline__ float widen(bfloat16 x) { return bits_float(uint32(x.bits) << 16); }
+__device__ __forceinline__ float widen(float8_e5m2 x) { return widen(float16{uint16(x.bits << 8)}); }
+#if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ < 890
+__device__ __forceinline__ float widen(float8_e4m3 x) {
+  const uint32 sign = (x.bits & 0x80u) << 24, magnitude = x.bits & 0x7fu;
+  if (magnitude == 0x7fu) return bits_float(0x7fffffffu);
+  return bits_float(sign | float_bits(bits_float(magnitude << 20) * 0x1p120f));
+}
+#else
+__device__ __forceinline__ float widen(float8_e4m3 x) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(uint16(x.bits)));
+  return widen(float16{uint16(pair)});
+}
+#endif
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ int8 widen(int8 x) { return x; }
+__device__ __forceinline__ uint8 widen(uint8 x) { return x; }
+__device__ __forceinline__ int32 widen(int32 x) { return x; }
+__device__ __forceinline__ int64 widen(int64 x) { return x; }
+__device__ __forceinline__ bool widen(bool x) { return x; }
+
+// ---- float -> narrower float ----
+
+// Bits of a non-negative, non-NaN float rounded to nearest even in a format of `mantissa` stored bits and this bias, as if
+// its exponent were unbounded above; the caller saturates.  Below the smallest normal, adding a power of two whose last
+// place is the format's lets the adder round.
+template <int mantissa, int bias>
+__device__ __forceinline__ uint32 round_magnitude(uint32 magnitude) {
+  const uint32 smallest_normal = uint32(128 - bias) << 23;
+  if (magnitude < smallest_normal) {
+    const uint32 aligner = uint32(128 - bias + 23 - mantissa) << 23;
+    return float_bits(bits_float(magnitude) + bits_float(aligner)) - aligner;
+  }
+  const int dropped = 23 - mantissa;
+  const uint32 odd = magnitude >> dropped & 1u;
+  return (magnitude - (uint32(127 - bias) << 23) + (1u << (dropped - 1)) - 1u + odd) >> dropped;
+}
+
+// One byte of an 8-bit float: `largest` is the pattern of its largest finite value, 0x7f is NaN in both formats.
+template <int mantissa, int bias>
+__device__ __forceinline__ uint8 round_float8(float x, uint32 largest) {
+  const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  const uint32 rounded = magnitude >= 0x7f800000u ? largest : round_magnitude<mantissa, bias>(magnitude);
+  return uint8(bits >> 24 & 0x80u | (rounded < largest ? rounded : largest));
+}
+
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ float16 round_float16(float x) {
+  const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return float16{0x7fff};
+  const uint32 rounded = magnitude >= 0x47800000u ? 0x7c00u : round_magnitude<10, 15>(magnitude);
+  return float16{uint16(bits >> 16 & 0x8000u | rounded)};
+}
+__device__ __forceinline__ bfloat16 round_bfloat16(float x) {
+  const uint32 bits = float_bits(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bfloat16{0x7fff};
+  return bfloat16{uint16((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+#else
+__device__ __forceinline__ float16 round_float16(float x) {
+  float16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ bfloat16 round_bfloat16(float x) {
+  bfloat16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+#endif
+#if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ < 890
+__device__ __forceinline__ float8_e4m3 round_e4m3(float x) { return float8_e4m3{round_float8<3, 7>(x, 0x7eu)}; }
+__device__ __forceinline__ float8_e5m2 round_e5m2(float x) { return float8_e5m2{round_float8<2, 15>(x, 0x7bu)}; }
+#else
+__device__ __forceinline__ float8_e4m3 round_e4m3(float x) {
+  uint16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return float8_e4m3{uint8(pair)};
+}
+__device__ __forceinline__ float8_e5m2 round_e5m2(float x) {
+  uint16 pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return float8_e5m2{uint8(pair)};
+}
+#endif
+
+// A float close to a wider magnitude such that rounding the float to 16 or 8 bits rounds the magnitude correctly: where the
+// magnitude is no float, the neighbour with an odd last bit ("round to odd", Boldo and Melquiond, 2008).
+template <class Wide>
+__device__ __forceinline__ float round_to_odd(Wide magnitude) {
+  const float nearest = float(magnitude);
+  const Wide back = Wide(nearest);
+  uint32 bits = float_bits(nearest);
+  if (back != magnitude && !(bits & 1u)) bits += magnitude > back ? 1u : ~0u;
+  return bits_float(bits);
+}
+__device__ __forceinline__ float narrow(float x) { return x; }
+__device__ __forceinline__ float narrow(double x) { return x < 0 ? -round_to_odd(-x) : round_to_odd(x); }
+__device__ __forceinline__ float narrow(int8 x) { return x; }
+__device__ __forceinline__ float narrow(uint8 x) { return x; }
+__device__ __forceinline__ float narrow(bool x) { return x; }
+__device__ __forceinline__ float narrow(int32 x) {
+  return x < 0 ? -round_to_odd(0u - uint32(x)) : round_to_odd(uint32(x));
+}
+__device__ __forceinline__ float narrow(int64 x) {
+  return x < 0 ? -round_to_odd(uint64(0) - uint64(x)) : round_to_odd(uint64(x));
+}
+
+// ---- float -> integer ----
+
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ int32 truncate_int32(double x) {
+  if (!(x > -0x1p31)) return x != x ? 0 : -2147483647 - 1;
+  return x >= 0x1p31 ? 2147483647 : int32(x);
+}
+__device__ __forceinline__ int64 truncate_int64(double x) {
+  if (!(x > -0x1p63)) return x != x ? 0 : -9223372036854775807ll - 1;
+  return x >= 0x1p63 ? 9223372036854775807ll : int64(x);
+}
+#else  // cvt.rzi saturates; what it makes of NaN depends on the widths
+__device__ __forceinline__ int32 truncate_int32(float x) {
+  int32 y;
+  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return x != x ? 0 : y;
+}
+__device__ __forceinline__ int32 truncate_int32(double x) {
+  int32 y;
+  asm("cvt.rzi.s32.f64 %0, %1;" : "=r"(y) : "d"(x));
+  return x != x ? 0 : y;
+}
+__device__ __forceinline__ int64 truncate_int64(float x) {
+  int64 y;
+  asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(y) : "f"(x));
+  return x != x ? 0 : y;
+}
+__device__ __forceinline__ int64 truncate_int64(double x) {
+  int64 y;
+  asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(y) : "d"(x));
+  return x != x ? 0 : y;
+}
+#endif
+__device__ __forceinline__ int32 saturate(int32 x, int32 low, int32 high) { return x < low ? low : x > high ? high : x; }
+
+// ---- convert ----
+
+template <class To>
+struct Converter;
+
+template <>
+struct Converter<double> {
+  template <class From>
+  static __device__ __forceinline__ double from(From x) { return double(x); }
+};
+template <>
+struct Converter<float> {
+  template <class From>
+  static __device__ __forceinline__ float from(From x) { return float(x); }
+};
+template <>
+struct Converter<float16> {
+  template <class From>
+  static __device__ __forceinline__ float16 from(From x) { return round_float16(narrow(x)); }
+};
+template <>
+struct Converter<bfloat16> {
+  template <class From>
+  static __device__ __forceinline__ bfloat16 from(From x) { return round_bfloat16(narrow(x)); }
+};
+template <>
+struct Converter<float8_e4m3> {
+  template <class From>
+  static __device__ __forceinline__ float8_e4m3 from(From x) { return round_e4m3(narrow(x)); }
+};
+template <>
+struct Converter<float8_e5m2> {
+  template <class From>
+  static __device__ __forceinline__ float8_e5m2 from(From x) { return round_e5m2(narrow(x)); }
+};
+template <>
+struct Converter<int8> {
+  template <class From>
+  static __device__ __forceinline__ int8 from(From x) { return int8(x); }
+  static __device__ __forceinline__ int8 from(float x) { return int8(saturate(truncate_int32(x), -128, 127)); }
+  static __device__ __forceinline__ int8 from(double x) { return int8(saturate(truncate_int32(x), -128, 127)); }
+};
+template <>
+struct Converter<uint8> {
+  template <class From>
+  static __device__ __forceinline__ uint8 from(From x) { return uint8(x); }
+  static __device__ __forceinline__ uint8 from(float x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
+  static __device__ __forceinline__ uint8 from(double x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
+};
+template <>
+struct Converter<int32> {
+  template <class From>
+  static __device__ __forceinline__ int32 from(From x) { return int32(x); }
+  static __device__ __forceinline__ int32 from(float x) { return truncate_int32(x); }
+  static __device__ __forceinline__ int32 from(double x) { return truncate_int32(x); }
+};
+template <>
+struct Converter<int64> {
+  template <class From>
+  static __device__ __forceinline__ int64 from(From x) { return int64(x); }
+  static __device__ __forceinline__ int64 from(float x) { return truncate_int64(x); }
+  static __device__ __forceinline__ int64 from(double x) { return truncate_int64(x); }
+};
+template <>
+struct Converter<bool> {
+  template <class From>
+  static __device__ __forceinline__ bool from(From x) { return x != From(0); }
+};
+
+template <class To, class From>
+__device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
