@@ -1,0 +1,305 @@
+"""The on-disk cache: bytes under a digest, safe to share among processes, never a reason for a compilation to fail.
+
+An entry is one file: a magic number, the payload's length, a checksum over key and payload, the payload.  Writers fill a
+temporary file in the same folder and rename it, so a reader sees an old entry, a new entry or none.  Nothing is
+flushed to the device: what a power cut or a killed writer leaves behind fails its checksum and counts as absent.  Two
+processes that miss the same key both build it; the later rename wins, and both hold the right bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import struct
+import tempfile
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from fusegraph.errors import CacheError
+
+DEFAULT_LIMIT_BYTES = 512 * 10**6
+MEMO_LIMIT_BYTES = 32 * 10**6
+
+_MAGIC = b"FGCACHE1"
+_HEADER = struct.Struct("<8sQ16s")
+_SUFFIX = ".entry"
+_TEMPORARY = ".partial"
+_KEY = re.compile(r"[0-9a-f]{16,128}")
+_ENTRY_NAME = re.compile(r"[0-9a-f]{16,128}\.entry")
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{16,128}-[A-Za-z0-9_]+\.partial")
+_STALE_SECONDS = 3600.0
+_TOUCH_SECONDS = 60.0
+_EVICT_TO = 0.9
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+_warn_lock = threading.Lock()
+_warned = False
+
+
+def digest(*parts: str | bytes) -> str:
+    """A key of the parts: 64 hex digits.
+
+    Each part is hashed behind its length, so that ``("ab", "c")`` and ``("a", "bc")`` differ.
+    """
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        state.update(struct.pack("<Q", len(raw)))
+        state.update(raw)
+    return state.hexdigest()
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no number of bytes; write 512000000, 512MB or 0.5GiB")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+@functools.cache
+def default_cache() -> DiskCache:
+    """The process's cache, in the folder and within the limit that the environment names when it is first asked for."""
+    return DiskCache()
+
+
+class DiskCache:
+    """Bytes by key in a folder of at most ``limit_bytes``; what was used least recently goes first.
+
+    ``folder`` defaults to ``$FUSEGRAPH_CACHE_DIR``, else ``$XDG_CACHE_HOME/fusegraph``, else ``~/.cache/fusegraph``;
+    ``limit_bytes`` to ``$FUSEGRAPH_CACHE_LIMIT`` (``512MB``), 0 to keep nothing on disk.  Several processes may pass the limit
+    by what they write between two looks at the folder, a thirty-second of it each.  The most recent entries are also kept in memory.
+
+    A folder that cannot be used is warned about once a process; the cache then works in memory alone.  Raises CacheError where
+    ``folder`` is given and is not a folder, and where the limit is negative or unreadable.  Instances may be shared by threads.
+    """
+
+    def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = _environment_limit() if limit_bytes is None else limit_bytes
+        if self.limit_bytes < 0:
+            raise CacheError(f"a cache limit of {self.limit_bytes} bytes: give 0 for no cache on disk, or more")
+        self.folder: Path | None
+        if folder is not None:
+            self.folder = Path(folder)
+            if self.folder.exists() and not self.folder.is_dir():
+                raise CacheError(
+                    f"the cache folder {self.folder} is a file; give a folder, or a path that does not exist yet"
+                )
+        else:
+            self.folder = _environment_folder()
+        self._memo: OrderedDict[str, bytes] = OrderedDict()
+        self._memo_bytes = 0
+        self._lock = threading.Lock()
+        self._writable = True
+        self._unseen_bytes: int | None = (
+            None  # written here since the folder was last scanned; None before the first scan
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes stored under ``key``, or None; a damaged entry counts as absent.  ``key`` is a digest: else ValueError."""
+        path = self._path(key)
+        with self._lock:
+            if key in self._memo:
+                self._memo.move_to_end(key)
+                return self._memo[key]
+        if path is None:
+            return None
+        data = self._read(key, path)
+        if data is not None:
+            self._remember(key, data)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store ``data`` under ``key``, replacing what was there, and evict what no longer fits (never ``key`` itself)."""
+        path = self._path(key)
+        self._remember(key, data)
+        if path is None or not self._writable or self.limit_bytes == 0:
+            return
+        try:
+            try:
+                self._write(key, path, data)
+            except FileNotFoundError:  # the folder does not exist yet, or was removed under us
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._write(key, path, data)
+            self._evict_if_due(keep=path, written=len(data) + _HEADER.size)
+        except OSError as error:
+            self._writable = False
+            _warn_unusable(path.parent, error)
+
+    def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
+        """The bytes of ``key``, made by ``build()`` and stored where they are missing, and whether they were cached.
+
+        What ``build`` raises passes through, and nothing is stored.
+        """
+        data = self.get(key)
+        if data is not None:
+            return data, True
+        data = build()
+        self.put(key, data)
+        return data, False
+
+    def clear(self) -> None:
+        """Remove every entry and every temporary file.  Other files in the folder stay."""
+        with self._lock:
+            self._memo.clear()
+            self._memo_bytes = 0
+            self._unseen_bytes = None
+        for entry in self._scan():
+            if _ENTRY_NAME.fullmatch(entry.name) or _TEMPORARY_NAME.fullmatch(entry.name):
+                _unlink(entry)
+
+    def size(self) -> int:
+        """Bytes of all entries on disk."""
+        return sum(size for _, size, _ in self._entries())
+
+    def _path(self, key: str) -> Path | None:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"cache key {key!r}: 16 to 128 hex digits wanted, as digest() makes them")
+        return None if self.folder is None else self.folder / (key + _SUFFIX)
+
+    def _read(self, key: str, path: Path) -> bytes | None:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                raw = file.read()
+                if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCH_SECONDS:
+                    with contextlib.suppress(OSError):  # recency is a hint: a read-only folder still serves hits
+                        os.utime(file.fileno())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn_unusable(path.parent, error)
+            return None
+        if len(raw) < _HEADER.size:
+            return None
+        magic, length, checksum = _HEADER.unpack_from(raw)
+        data = raw[_HEADER.size :]
+        if magic != _MAGIC or length != len(data) or checksum != _checksum(key, data):
+            return None
+        return data
+
+    def _write(self, key: str, path: Path, data: bytes) -> None:
+        handle, temporary = tempfile.mkstemp(prefix=key + "-", suffix=_TEMPORARY, dir=path.parent)
+        try:
+            with open(handle, "wb", buffering=0) as file:
+                whole = memoryview(_HEADER.pack(_MAGIC, len(data), _checksum(key, data)) + data)
+                while whole:
+                    whole = whole[file.write(whole) :]
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _remember(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self._memo_bytes += len(data) - len(self._memo.pop(key, b""))
+            self._memo[key] = data
+            while self._memo_bytes > MEMO_LIMIT_BYTES:
+                self._memo_bytes -= len(self._memo.popitem(last=False)[1])
+
+    def _evict_if_due(self, keep: Path, written: int) -> None:
+        """Look at the whole folder only once in a while: a scan costs a stat for every entry."""
+        with self._lock:
+            if self._unseen_bytes is not None:
+                self._unseen_bytes += written
+                if self._unseen_bytes <= self.limit_bytes // 32:
+                    return
+            self._unseen_bytes = 0
+        self._remove_stale_temporaries()
+        entries = self._entries()
+        total = sum(size for _, size, _ in entries)
+        if total <= self.limit_bytes:
+            return
+        # Going somewhat below the limit leaves room for the next entries, which then cost no eviction.
+        for _, size, entry in sorted(entries, key=lambda item: (item[0], item[2].name)):
+            if total <= self.limit_bytes * _EVICT_TO:
+                break
+            if entry.name != keep.name:
+                _unlink(entry)
+                total -= size
+
+    def _remove_stale_temporaries(self) -> None:
+        for entry in self._scan():
+            if _TEMPORARY_NAME.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                        _unlink(entry)
+
+    def _entries(self) -> list[tuple[int, int, os.DirEntry[str]]]:
+        """(mtime in ns, bytes, file) of every entry that is still there when looked at."""
+        found = []
+        for entry in self._scan():
+            if _ENTRY_NAME.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((status.st_mtime_ns, status.st_size, entry))
+        return found
+
+    def _scan(self) -> list[os.DirEntry[str]]:
+        if self.folder is None:
+            return []
+        try:
+            with os.scandir(self.folder) as entries:
+                return list(entries)
+        except OSError:
+            return []
+
+
+def _checksum(key: str, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16, salt=hashlib.blake2b(key.encode(), digest_size=16).digest()).digest()
+
+
+def _unlink(entry: os.DirEntry[str]) -> None:
+    with contextlib.suppress(OSError):  # another process evicted it first
+        os.unlink(entry.path)
+
+
+def _environment_limit() -> int:
+    text = os.environ.get("FUSEGRAPH_CACHE_LIMIT")
+    if not text:
+        return DEFAULT_LIMIT_BYTES
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise CacheError(f"FUSEGRAPH_CACHE_LIMIT: {error}") from None
+
+
+def _environment_folder() -> Path | None:
+    """The folder the environment names; None, with a warning, where there is no home directory to put it in."""
+    if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification: a relative path is invalid and to be ignored
+        return Path(base) / "fusegraph"
+    try:
+        return Path.home() / ".cache" / "fusegraph"
+    except RuntimeError as error:
+        _warn_unusable(Path("~/.cache/fusegraph"), error)
+        return None
+
+
+def _warn_unusable(folder: Path, error: Exception) -> None:
+    global _warned
+    with _warn_lock:
+        if _warned:
+            return
+        _warned = True
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    warnings.warn(
+        f"the cache folder {folder} cannot be used ({reason}): kernels will be compiled anew in every process; "
+        f"set FUSEGRAPH_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+        stacklevel=3,
+    )
