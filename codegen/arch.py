@@ -1,8 +1,8 @@
 """What an ``sm_XX`` has: the limits schedules must respect and the instructions renderers may use.
 
-Limits are those of the CUDA programming guide's table of technical specifications per compute capability.  Instruction
-availability follows the PTX ISA's target notes.  An ``a`` suffix names an architecture-specific target: its cubin runs on
-that compute capability only, and it alone has the instructions that NVIDIA does not carry forward (wgmma, tcgen05).
+Limits are those of the CUDA programming guide's table of technical specifications per compute capability; instruction
+availability follows the PTX ISA's target notes.  An ``a`` suffix names an architecture-specific target: its cubin runs
+on that compute capability only, and it alone has the instructions that NVIDIA does not carry forward (wgmma, tcgen05).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Arch:
 
     name                    as NVRTC's ``--gpu-architecture`` takes it, ``"sm_90a"``.
     major, minor            the compute capability.
-    shared_bytes_per_block  most shared memory of one block, in bytes, static and dynamic together, after opting in; without
-                            opting in a kernel has ``DEFAULT_SHARED_BYTES_PER_BLOCK``.
+    shared_bytes_per_block  most shared memory of one block, in bytes, static and dynamic together, after opting in;
+                            without opting in a kernel has ``DEFAULT_SHARED_BYTES_PER_BLOCK``.
     shared_bytes_per_sm     shared memory of one SM, in bytes; each resident block takes
                             ``RESERVED_SHARED_BYTES_PER_BLOCK`` of it beyond what it asks for.
     max_threads_per_sm      resident threads of one SM.
@@ -82,14 +82,12 @@ class Arch:
     def blocks_per_sm(self, threads: int, registers: int, shared_bytes: int = 0) -> int:
         """Blocks resident on one SM, 0 where not even one fits.
 
-        ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule is the
-        CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions, shared
-        memory to blocks in units of 128 bytes.
+        ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule is
+        the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions,
+        shared memory to blocks in units of 128 bytes.  Raises ValueError for negative counts or no threads.
         """
         if threads < 1 or registers < 0 or shared_bytes < 0:
-            raise ValueError(
-                f"threads={threads}, registers={registers}, shared_bytes={shared_bytes}: all must be positive"
-            )
+            raise ValueError(f"no such block: {threads} threads, {registers} registers, {shared_bytes} shared bytes")
         if threads > MAX_THREADS_PER_BLOCK or registers > MAX_REGISTERS_PER_THREAD:
             return 0
         if shared_bytes > self.shared_bytes_per_block:
@@ -169,10 +167,10 @@ def arch(name: str) -> Arch:
 def from_compute_capability(major: int, minor: int) -> Arch:
     """The target to compile for on a device of that compute capability.
 
-    9.0 is ``sm_90a``: code for such a device may use wgmma.  A minor version not listed gets an architecture of the same
-    major version and a lower minor one, whose cubins the device runs; among those, the one with the least shared memory,
-    so that no schedule asks for more than the device has.  Raises ValueError where there is none: cubins do not
-    run across major versions.
+    9.0 is ``sm_90a``: code for such a device may use wgmma.  A minor version not listed gets an architecture of the
+    same major version and a lower minor one, whose cubins the device runs; among those, the one with the least shared
+    memory, so that no schedule asks for more than the device has.  Raises ValueError where there is none: cubins do
+    not run across major versions.
     """
     if (major, minor) == (9, 0):
         return KNOWN["sm_90a"]

@@ -1,9 +1,9 @@
 """The on-disk cache: bytes under a digest, safe to share among processes, never a reason for a compilation to fail.
 
-An entry is one file: a magic number, the payload's length, a checksum over key and payload, the payload.  Writers fill a
-temporary file in the same folder and rename it, so a reader sees an old entry, a new entry or none.  Nothing is
-flushed to the device: what a power cut or a killed writer leaves behind fails its checksum and counts as absent.  Two
-processes that miss the same key both build it; the later rename wins, and both hold the right bytes.
+An entry is one file: a magic number, the payload's length, a checksum over key and payload, the payload.  Writers fill
+a temporary file in the same folder and rename it, so a reader sees an old entry, a new entry or none.  Nothing is
+flushed to the device: what a power cut leaves behind fails its checksum and counts as absent.  Two processes that miss
+the same key both build it; the later rename wins, and both hold the right bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for anything else."""
+    """Bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -79,11 +79,12 @@ class DiskCache:
     """Bytes by key in a folder of at most ``limit_bytes``; what was used least recently goes first.
 
     ``folder`` defaults to ``$FUSEGRAPH_CACHE_DIR``, else ``$XDG_CACHE_HOME/fusegraph``, else ``~/.cache/fusegraph``;
-    ``limit_bytes`` to ``$FUSEGRAPH_CACHE_LIMIT`` (``512MB``), 0 to keep nothing on disk.  Several processes may pass the limit
-    by what they write between two looks at the folder, a thirty-second of it each.  The most recent entries are also kept in memory.
+    ``limit_bytes`` to ``$FUSEGRAPH_CACHE_LIMIT``, else 512 MB; 0 keeps nothing on disk.  Several processes may pass the
+    limit by what they write between two looks at the folder, a thirty-second of it each.  The most recent entries are
+    also kept in memory.  Instances may be shared by threads.
 
-    A folder that cannot be used is warned about once a process; the cache then works in memory alone.  Raises CacheError where
-    ``folder`` is given and is not a folder, and where the limit is negative or unreadable.  Instances may be shared by threads.
+    A folder that cannot be used is warned about once a process; the cache then works in memory alone.  Raises
+    CacheError where ``folder`` is given and is a file, and where the limit is negative or unreadable.
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
@@ -92,23 +93,22 @@ class DiskCache:
             raise CacheError(f"a cache limit of {self.limit_bytes} bytes: give 0 for no cache on disk, or more")
         self.folder: Path | None
         if folder is not None:
-            self.folder = Path(folder)
-            if self.folder.exists() and not self.folder.is_dir():
-                raise CacheError(
-                    f"the cache folder {self.folder} is a file; give a folder, or a path that does not exist yet"
-                )
+            self.folder = Path(os.path.abspath(folder))
+            if os.path.exists(self.folder) and not os.path.isdir(self.folder):
+                raise CacheError(f"the cache folder {self.folder} is a file; give a folder, or a path yet unused")
         else:
             self.folder = _environment_folder()
         self._memo: OrderedDict[str, bytes] = OrderedDict()
         self._memo_bytes = 0
         self._lock = threading.Lock()
         self._writable = True
-        self._unseen_bytes: int | None = (
-            None  # written here since the folder was last scanned; None before the first scan
-        )
+        self._unseen_bytes: int | None = None  # written since the folder was last scanned; None before the first scan
 
     def get(self, key: str) -> bytes | None:
-        """The bytes stored under ``key``, or None; a damaged entry counts as absent.  ``key`` is a digest: else ValueError."""
+        """The bytes stored under ``key``, or None; a damaged entry counts as absent.
+
+        Raises ValueError where ``key`` is not 16 to 128 lower-case hex digits, as ``digest`` makes them.
+        """
         path = self._path(key)
         with self._lock:
             if key in self._memo:
@@ -122,7 +122,7 @@ class DiskCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store ``data`` under ``key``, replacing what was there, and evict what no longer fits (never ``key`` itself)."""
+        """Store ``data`` under ``key``, replacing what was there, and evict what no longer fits, never ``key`` itself."""
         path = self._path(key)
         self._remember(key, data)
         if path is None or not self._writable or self.limit_bytes == 0:
@@ -162,7 +162,7 @@ class DiskCache:
 
     def size(self) -> int:
         """Bytes of all entries on disk."""
-        return sum(size for _, size, _ in self._entries())
+        return sum(status.st_size for entry in self._scan() if (status := _entry_status(entry)) is not None)
 
     def _path(self, key: str) -> Path | None:
         if not _KEY.fullmatch(key):
@@ -217,8 +217,12 @@ class DiskCache:
                 if self._unseen_bytes <= self.limit_bytes // 32:
                     return
             self._unseen_bytes = 0
-        self._remove_stale_temporaries()
-        entries = self._entries()
+        entries = []
+        for entry in self._scan():
+            if _TEMPORARY_NAME.fullmatch(entry.name):
+                _unlink_if_stale(entry)
+            elif (status := _entry_status(entry)) is not None:
+                entries.append((status.st_mtime_ns, status.st_size, entry))
         total = sum(size for _, size, _ in entries)
         if total <= self.limit_bytes:
             return
@@ -229,23 +233,6 @@ class DiskCache:
             if entry.name != keep.name:
                 _unlink(entry)
                 total -= size
-
-    def _remove_stale_temporaries(self) -> None:
-        for entry in self._scan():
-            if _TEMPORARY_NAME.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
-                        _unlink(entry)
-
-    def _entries(self) -> list[tuple[int, int, os.DirEntry[str]]]:
-        """(mtime in ns, bytes, file) of every entry that is still there when looked at."""
-        found = []
-        for entry in self._scan():
-            if _ENTRY_NAME.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime_ns, status.st_size, entry))
-        return found
 
     def _scan(self) -> list[os.DirEntry[str]]:
         if self.folder is None:
@@ -258,7 +245,26 @@ class DiskCache:
 
 
 def _checksum(key: str, data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16, salt=hashlib.blake2b(key.encode(), digest_size=16).digest()).digest()
+    state = hashlib.blake2b(key.encode() + b":", digest_size=16)
+    state.update(data)
+    return state.digest()
+
+
+def _entry_status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Size and times of an entry's file; None for other files, and where another process removed it meanwhile."""
+    if not _ENTRY_NAME.fullmatch(entry.name):
+        return None
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def _unlink_if_stale(entry: os.DirEntry[str]) -> None:
+    """Remove a temporary file so old that its writer must have been killed."""
+    with contextlib.suppress(OSError):
+        if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+            os.unlink(entry.path)
 
 
 def _unlink(entry: os.DirEntry[str]) -> None:
@@ -279,7 +285,7 @@ def _environment_limit() -> int:
 def _environment_folder() -> Path | None:
     """The folder the environment names; None, with a warning, where there is no home directory to put it in."""
     if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
-        return Path(named)
+        return Path(os.path.abspath(os.path.expanduser(named)))
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):  # the XDG specification: a relative path is invalid and to be ignored
         return Path(base) / "fusegraph"
