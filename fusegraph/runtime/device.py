@@ -1,0 +1,29 @@
+"""Where an array lives: the host, or one of the machine's GPUs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """``kind`` is ``"cpu"`` or ``"cuda"``, ``index`` the CUDA ordinal (0 for the CPU)."""
+
+    kind: str
+    index: int = 0
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.kind == "cuda"
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+CPU = Device("cpu", 0)
+
+
+@cache
+def cuda_device(index: int) -> Device:
+    """The Device of CUDA ordinal ``index``; the same object every time."""
+    return Device("cuda", index)

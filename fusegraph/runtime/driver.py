@@ -1,0 +1,443 @@
+"""The CUDA driver, as far as fusegraph needs it: devices, contexts, memory, streams and events.
+
+Everything goes through ``cuda.bindings.driver``, which is imported at the first use, so that a machine without a GPU
+can do all the rest.  Streams are plain integers (``CUstream`` handles; 0 is the legacy default stream), device memory
+is plain integer addresses.  Every result code is checked; a failure is a DeviceError that names what was attempted,
+the call, and the driver's own name and description of the code.
+
+Functions that need a context use the primary context of the device, the one that torch, CuPy, JAX and the CUDA runtime
+share, and leave the calling thread's current context as they found it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+from fusegraph.errors import DeviceError
+
+# Codes after which the context is lost for good: every later call in the process fails with the same code.
+_STICKY = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+}
+_HINTS = {
+    "CUDA_ERROR_NOT_INITIALIZED": "CUDA cannot be used in a process forked after CUDA was initialised: start workers "
+    "with the 'spawn' method",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture than this GPU's",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "the kernel needs more registers for a block than the GPU has",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "the operation is not permitted while the stream is being captured",
+    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the legacy default stream cannot be used while another stream is captured",
+}
+
+_lock = threading.Lock()
+_cuda: Any = None  # cuda.bindings.driver, once cuInit has succeeded
+_reason: str | None = None  # why there is none
+
+
+# --- loading -------------------------------------------------------------------------------------------------------
+
+
+def bindings() -> Any:
+    """The module ``cuda.bindings.driver`` with CUDA initialised.  Raises DeviceError saying why there is none."""
+    if _cuda is not None:
+        return _cuda
+    reason = unavailable_reason()
+    if reason is not None:
+        raise DeviceError(reason)
+    return _cuda
+
+
+def available() -> bool:
+    """True if a CUDA driver and at least one GPU can be used."""
+    return _cuda is not None or unavailable_reason() is None
+
+
+def unavailable_reason() -> str | None:
+    """None if CUDA can be used; else one sentence: what is missing and what to do.  Found out once a process."""
+    global _cuda, _reason
+    with _lock:
+        if _cuda is None and _reason is None:
+            found = _load()
+            if isinstance(found, str):
+                _reason = found + "; use engine='cpu', which needs no GPU"
+            else:
+                _cuda = found
+        return _reason
+
+
+def _load() -> Any:
+    """cuda.bindings.driver after a successful cuInit, or a sentence that says what failed."""
+    try:
+        from cuda.bindings import driver
+    except Exception as error:  # an extension module can fail to load in more ways than ImportError
+        return f"cuda.bindings cannot be imported ({_one_line(error)}): install cuda-python 13"
+    try:
+        code = driver.cuInit(0)[0]
+        if not code:
+            code, count = driver.cuDeviceGetCount()
+            if not code:
+                return driver if count else "the CUDA driver reports no GPU"
+        name, text = _name_of(driver, code)
+    except Exception as error:  # the exception for a missing library differs between releases of cuda-bindings
+        return f"no CUDA driver (libcuda.so.1) could be loaded ({_one_line(error)})"
+    return f"the CUDA driver (libcuda.so.1) did not start: {name} ({int(code)}): {text}"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _name_of(cuda: Any, code: Any) -> tuple[str, str]:
+    """The driver's name and description of a result code."""
+    name, text = cuda.cuGetErrorName(code)[1], cuda.cuGetErrorString(code)[1]
+    return (name or str(code).encode()).decode(), (text or b"unknown error").decode()
+
+
+def error(call: str, code: Any, doing: str) -> DeviceError:
+    """The DeviceError for result ``code`` of the driver function ``call`` while ``doing`` ("allocate 5 bytes")."""
+    name, text = _name_of(bindings(), code)
+    hint = _HINTS.get(name, "")
+    if name in _STICKY:
+        hint = "an earlier kernel may be the cause; CUDA is unusable in this process from here on"
+    return DeviceError(f"cannot {doing}: {call} returned {name} ({int(code)}): {text}{hint and '; ' + hint}")
+
+
+def call(function: str, *arguments: Any, doing: str) -> Any:
+    """Call a driver function; its values without the result code (None, one value, or a tuple)."""
+    cuda = bindings()
+    try:
+        code, *values = getattr(cuda, function)(*arguments)
+    except (AttributeError, RuntimeError) as failure:  # the binding or the installed driver lacks the function
+        raise DeviceError(
+            f"cannot {doing}: {function} is not usable with this driver ({_one_line(failure)}); "
+            "update the NVIDIA driver or cuda-python"
+        ) from failure
+    if code:
+        raise error(function, code, doing)
+    if len(values) == 1:
+        return values[0]
+    return tuple(values) if values else None
+
+
+# --- devices -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What the compiler and the cost model want to know of a GPU.  Sizes in bytes."""
+
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    l2_bytes: int
+    shared_optin_bytes: int
+    shared_per_sm_bytes: int
+    registers_per_sm: int
+    max_threads_per_sm: int
+    total_memory: int
+
+    @property
+    def arch(self) -> str:
+        """``"sm_90"`` for compute capability 9.0."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+
+def driver_version() -> tuple[int, int]:
+    """The CUDA version the driver supports, as (major, minor)."""
+    version = call("cuDriverGetVersion", doing="read the driver's version")
+    return version // 1000, version % 1000 // 10
+
+
+def device_count() -> int:
+    """GPUs this process can use; 0 where there is no driver."""
+    return int(call("cuDeviceGetCount", doing="count the GPUs")) if available() else 0
+
+
+@cache
+def properties(device: int = 0) -> DeviceProperties:
+    """Properties of the GPU with ordinal ``device``; needs no context."""
+    handle = _handle(device)
+    attributes = bindings().CUdevice_attribute
+
+    def get(name: str) -> int:
+        attribute = getattr(attributes, "CU_DEVICE_ATTRIBUTE_" + name)
+        return int(call("cuDeviceGetAttribute", attribute, handle, doing=f"read {name} of cuda:{device}"))
+
+    name = call("cuDeviceGetName", 256, handle, doing=f"read the name of cuda:{device}")
+    return DeviceProperties(
+        ordinal=device,
+        name=name.split(b"\0")[0].decode(),
+        compute_capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
+        sm_count=get("MULTIPROCESSOR_COUNT"),
+        l2_bytes=get("L2_CACHE_SIZE"),
+        shared_optin_bytes=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_per_sm_bytes=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
+        total_memory=int(call("cuDeviceTotalMem", handle, doing=f"read the memory size of cuda:{device}")),
+    )
+
+
+@cache
+def _handle(device: int) -> Any:
+    bindings()
+    count = device_count()
+    if not 0 <= device < count:
+        raise DeviceError(f"there is no cuda:{device}; this process sees {count} GPU(s), numbered from 0")
+    return call("cuDeviceGet", device, doing=f"open cuda:{device}")
+
+
+# --- contexts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Context:
+    """The primary context of a device; ``address`` is the value of ``handle``."""
+
+    device: int
+    handle: Any
+    address: int
+
+
+_contexts: dict[int, Context] = {}
+
+
+def primary_context(device: int = 0) -> Context:
+    """The primary context, retained at the first call and never released (as torch and CuPy do)."""
+    context = _contexts.get(device)
+    if context is None:
+        ordinal = _handle(device)
+        with _lock:
+            context = _contexts.get(device)
+            if context is None:
+                handle = call("cuDevicePrimaryCtxRetain", ordinal, doing=f"start CUDA on cuda:{device}")
+                context = _contexts[device] = Context(device, handle, int(handle))
+    return context
+
+
+def enter(device: int) -> bool:
+    """Make the primary context of ``device`` current; True if the caller must ``leave()`` when done.
+
+    Does nothing if it is current.  A thread without a context keeps that of device 0, which is what the CUDA runtime
+    would give it; any other context is pushed, because the runtime's current device (and so torch's) follows it.
+    """
+    context = _contexts.get(device) or primary_context(device)
+    code, current = _cuda.cuCtxGetCurrent()
+    if code:
+        raise error("cuCtxGetCurrent", code, "read the current context")
+    address = int(current)
+    if address == context.address:
+        return False
+    if address == 0 and device == 0:
+        call("cuCtxSetCurrent", context.handle, doing="make cuda:0 current")
+        return False
+    call("cuCtxPushCurrent", context.handle, doing=f"make cuda:{device} current")
+    return True
+
+
+def leave() -> None:
+    """Undo an ``enter`` that returned True."""
+    call("cuCtxPopCurrent", doing="restore the current context")
+
+
+class using:
+    """``with using(device):`` the device's primary context is current inside."""
+
+    __slots__ = ("_device", "_pushed")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._pushed = False
+
+    def __enter__(self) -> Self:
+        self._pushed = enter(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            leave()
+
+
+class relaxed_capture:
+    """Inside, this thread may make calls (allocate, free, load) that a stream capture elsewhere would forbid.
+
+    Legal because none of them is ordered against work in streams: nothing that a capture should have recorded is lost.
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> Self:
+        mode = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._mode = call("cuThreadExchangeStreamCaptureMode", mode, doing="relax the stream capture mode")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        call("cuThreadExchangeStreamCaptureMode", self._mode, doing="restore the stream capture mode")
+
+
+def release(function: str, handle: Any, device: int) -> None:
+    """Give back a driver object, from a finaliser: any thread, during a capture, or after the context has died.
+
+    Result codes are ignored: what cannot be given back has gone with its context.
+    """
+    try:
+        with using(device), relaxed_capture():
+            getattr(_cuda, function)(handle)
+    except DeviceError:
+        pass
+
+
+def release_with(owner: object, function: str, handle: Any, device: int) -> None:
+    """Release ``handle`` when ``owner`` is collected; not at interpreter exit, where the driver cleans up itself."""
+    weakref.finalize(owner, release, function, handle, device).atexit = False
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+class DeviceBuffer:
+    """``nbytes`` of device memory at ``pointer``, freed (after the device has finished with it) when collected."""
+
+    __slots__ = ("__weakref__", "device", "nbytes", "pointer")
+
+    def __init__(self, pointer: int, nbytes: int, device: int) -> None:
+        self.pointer, self.nbytes, self.device = pointer, nbytes, device
+        # cuMemFree waits for the device, so that kernels still in flight on the buffer finish first.
+        release_with(self, "cuMemFree", pointer, device)
+
+    def __repr__(self) -> str:
+        return f"DeviceBuffer({self.nbytes} bytes at {self.pointer:#x} on cuda:{self.device})"
+
+
+def allocate(nbytes: int, device: int = 0) -> DeviceBuffer:
+    """Device memory, 256-byte aligned, not initialised; works while a stream is being captured.
+
+    ``nbytes`` 0 gives a buffer with a valid address.  Raises DeviceError when the device has not enough free memory.
+    """
+    with using(device), relaxed_capture():
+        code, pointer = bindings().cuMemAlloc(max(nbytes, 1))
+        if code:
+            free, total = call("cuMemGetInfo", doing="read the free memory")
+            raise error("cuMemAlloc", code, f"allocate {nbytes} bytes on cuda:{device} ({free} of {total} free)")
+    return DeviceBuffer(int(pointer), nbytes, device)
+
+
+def copy_to_device(pointer: int, host: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
+    """Copy ``nbytes`` from host address ``host`` to device address ``pointer``, after what ``stream`` holds; waits."""
+    _copy("cuMemcpyHtoDAsync", pointer, host, nbytes, device, stream)
+
+
+def copy_to_host(host: int, pointer: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
+    """Copy ``nbytes`` from device address ``pointer`` to host address ``host``, after what ``stream`` holds; waits."""
+    _copy("cuMemcpyDtoHAsync", host, pointer, nbytes, device, stream)
+
+
+def _copy(function: str, target: int, source: int, nbytes: int, device: int, stream: int) -> None:
+    if nbytes:
+        with using(device):
+            call(function, target, source, nbytes, stream, doing=f"copy {nbytes} bytes to or from cuda:{device}")
+            synchronize(stream, device)
+
+
+def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
+    """Set ``nbytes`` bytes to ``value`` (0..255) in stream order; does not wait."""
+    if nbytes:
+        with using(device):
+            call("cuMemsetD8Async", pointer, value, nbytes, stream, doing=f"fill {nbytes} bytes on cuda:{device}")
+
+
+def pointer_device(pointer: int) -> int | None:
+    """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA."""
+    value = _pointer_attribute(pointer, "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
+    return None if value is None or int(value) < 0 else int(value)
+
+
+def pointer_context(pointer: int) -> int | None:
+    """The CUcontext (its address) in which the memory at ``pointer`` was allocated; None if none is associated."""
+    value = _pointer_attribute(pointer, "CU_POINTER_ATTRIBUTE_CONTEXT")
+    return None if value is None else int(value) or None
+
+
+def _pointer_attribute(pointer: int, name: str) -> Any:
+    cuda = bindings()
+    attribute = getattr(cuda.CUpointer_attribute, name)
+    with using(0):  # the query needs some context; which one does not matter, addresses are unified
+        code, value = cuda.cuPointerGetAttribute(attribute, pointer)
+    if code == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
+        return None
+    if code:
+        raise error("cuPointerGetAttribute", code, f"look up the address {pointer:#x}")
+    return value
+
+
+# --- streams and events --------------------------------------------------------------------------------------------
+
+
+def synchronize(stream: int = 0, device: int = 0) -> None:
+    """Wait until the work queued on ``stream`` is done; reports errors of kernels that ran on it."""
+    with using(device):
+        call("cuStreamSynchronize", stream, doing="wait for the stream")
+
+
+def is_capturing(stream: int, device: int = 0) -> bool:
+    """True while work put on ``stream`` is recorded into a CUDA graph and not run."""
+    if stream in (0, 1):  # the legacy default stream can never be captured, and asking may be an error
+        return False
+    status = bindings().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    with using(device):
+        return bool(call("cuStreamIsCapturing", stream, doing="ask whether the stream is being captured") != status)
+
+
+def order(first: int, then: int, device: int = 0) -> None:
+    """Make what is put on stream ``then`` from now on wait for what stream ``first`` holds now; does not block."""
+    if first != then:
+        event = Event(device, timing=False)
+        event.record(first)
+        with using(device):
+            call("cuStreamWaitEvent", then, event.handle, 0, doing="order one stream after another")
+
+
+class Event:
+    """A point in a stream: ``record``, then ``synchronize`` or measure ``elapsed_ms`` between two."""
+
+    __slots__ = ("__weakref__", "device", "handle")
+
+    def __init__(self, device: int = 0, *, timing: bool = True) -> None:
+        flags = bindings().CUevent_flags
+        flag = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        self.device = device
+        with using(device):
+            self.handle = call("cuEventCreate", int(flag), doing=f"create an event on cuda:{device}")
+        release_with(self, "cuEventDestroy", self.handle, device)
+
+    def record(self, stream: int = 0) -> None:
+        """Place the event behind what ``stream`` holds now."""
+        with using(self.device):
+            call("cuEventRecord", self.handle, stream, doing="record an event")
+
+    def synchronize(self) -> None:
+        """Wait until the event has been reached."""
+        with using(self.device):
+            call("cuEventSynchronize", self.handle, doing="wait for an event")
+
+    def elapsed_ms(self, start: Event) -> float:
+        """Milliseconds from ``start`` to this event (resolution about 0.5 us); both must have been reached."""
+        with using(self.device):
+            return float(call("cuEventElapsedTime", start.handle, self.handle, doing="measure the time between events"))
