@@ -82,8 +82,8 @@ class Arch:
     def blocks_per_sm(self, threads: int, registers: int, shared_bytes: int = 0) -> int:
         """Blocks resident on one SM, 0 where not even one fits.
 
-        ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule is
-        the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions,
+        ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule
+        is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions,
         shared memory to blocks in units of 128 bytes.  Raises ValueError for negative counts or no threads.
         """
         if threads < 1 or registers < 0 or shared_bytes < 0:

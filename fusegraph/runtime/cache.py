@@ -122,7 +122,7 @@ class DiskCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store ``data`` under ``key``, replacing what was there, and evict what no longer fits, never ``key`` itself."""
+        """Store ``data`` under ``key`` in place of what was there; evict what no longer fits, never ``key`` itself."""
         path = self._path(key)
         self._remember(key, data)
         if path is None or not self._writable or self.limit_bytes == 0:

@@ -1,0 +1,499 @@
+"""Compile kernels with NVRTC: CUDA C in, cubin and resource use out.  Needs no GPU and no driver.
+
+A compilation is a pure function of what its cache key holds: the source, the device headers it includes, the options,
+the architecture and the NVRTC build.  To keep it one, headers are passed in memory, NVRTC gets no folder to search, and
+options that would make it read or write files are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import codegen
+from codegen.spec import KernelSource
+from fusegraph.errors import CompileError, ToolchainError
+from fusegraph.runtime.cache import DiskCache, digest
+
+HEADER_FOLDER = Path(codegen.__file__).parent / "device"
+CACHE_FORMAT = "1"
+
+# -v makes ptxas report resources; --no-cache because the cache here also keeps those; --no-source-include because NVRTC
+# would otherwise look for headers in the working directory; --minimal leaves out declarations of the CUDA runtime API,
+# which kernels do not use, and saves some 10 % of a small kernel's time.
+BASE_OPTIONS = (
+    "--std=c++17",
+    "--ptxas-options=-v",
+    "--no-cache",
+    "--no-source-include",
+    "--minimal",
+    "--device-as-default-execution-space",
+)
+_REFUSED_OPTION = re.compile(
+    r"-I|-include|--?(include-path|pre-include|pch|use-pch|create-pch|pch-dir|gpu-architecture|arch|gpu-code|code|options-file"
+    r"|time|fdevice-time-trace|relocatable-device-code|rdc|device-c|dc|dlink-time-opt|dlto|gen-opt-lto|optix-ir|ptx)\b|-?-?@"
+)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([A-Za-z0-9_.-]+)[>"]', re.MULTILINE)
+_ENTRY = struct.Struct("<I")
+_SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
+
+_INSTALL = "install both PyPI packages: pip install 'nvidia-cuda-nvrtc>=13,<14' 'cuda-python>=13,<14'"
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel's machine code and what it needs.
+
+    name, arch    the ``extern "C"`` symbol and the target, ``"sm_90a"``.
+    cubin         the ELF image that the driver loads.
+    registers     32-bit registers of a thread.
+    spill_bytes   bytes of a thread's spill stores and loads, as ptxas counts the instructions; ``stack_bytes`` where
+                  it did not say.
+    shared_bytes  static shared memory of a block.
+    stack_bytes   local memory of a thread, spills included.
+    compile_ms    what getting it cost this time: compiling, or reading it from the cache.
+    cached        whether it came from the cache.
+    log           NVRTC's log of the compilation.
+    warnings      ptxas' advice numbered C75xx: a wgmma pipeline serialised, a wait inserted, a setmaxnreg ignored.
+    """
+
+    name: str
+    arch: str
+    cubin: bytes = field(repr=False)
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    stack_bytes: int
+    compile_ms: float
+    cached: bool
+    log: str = field(repr=False)
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Everything a compilation depends on."""
+
+    source: KernelSource
+    headers: dict[str, str]
+    arch: str
+    options: tuple[str, ...]
+
+    @functools.cached_property
+    def key(self) -> str:
+        headers = [part for name in sorted(self.headers) for part in (name, self.headers[name])]
+        toolchain = ("nvrtc", CACHE_FORMAT, *(f.name for f in dataclasses.fields(CompiledKernel)), *_build())
+        counts = f"{len(toolchain)} {len(self.options)} {len(headers)}"
+        return digest(counts, *toolchain, *self.options, self.arch, self.source.name, self.source.code, *headers)
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """NVRTC's version, ``(13, 0)``.  Raises ToolchainError where it cannot be loaded."""
+    major, minor = _call(_bindings().nvrtcVersion)
+    return int(major), int(minor)
+
+
+def supported_archs() -> tuple[str, ...]:
+    """The names NVRTC compiles for, oldest first, each followed by its architecture-specific variant if it has one.
+
+    Raises ToolchainError where NVRTC cannot be loaded.
+    """
+    (numbers,) = _call(_bindings().nvrtcGetSupportedArchs)
+    return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource],
+    arch: str,
+    *,
+    cache: DiskCache | None = None,
+    options: Sequence[str] = (),
+    jobs: int | None = None,
+    progress: Callable[[KernelSource, CompiledKernel], None] | None = None,
+) -> list[CompiledKernel]:
+    """Compile kernels for ``arch`` (``"sm_90a"``) and return them in the order given.
+
+    ``cache`` is asked first and given what was compiled (None: always compile).  ``options`` are NVRTC's, after
+    ``BASE_OPTIONS``.  At most ``jobs`` threads compile at once, by default one a processor; NVRTC runs outside the
+    interpreter lock.  ``progress`` is called in this thread for each kernel as it is done, in no certain order.
+    Sources that are equal are compiled once.
+
+    Raises CompileError for the first kernel that does not compile, an architecture NVRTC does not know, or an option
+    that would make it read or write files; ToolchainError where NVRTC cannot be loaded.
+    """
+    if arch not in supported_archs():
+        version = ".".join(map(str, nvrtc_version()))
+        raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
+    units: dict[str, _Unit] = {}
+    wanted: dict[str, list[int]] = {}
+    library: dict[str, str | None] = {}
+    all_options = _checked_options(options)
+    for index, source in enumerate(sources):
+        unit = _Unit(_checked_source(source), _headers_of(source.code, library), arch, all_options)
+        units[unit.key] = unit
+        wanted.setdefault(unit.key, []).append(index)
+    done: dict[str, CompiledKernel] = {}
+
+    def finish(key: str, kernel: CompiledKernel) -> None:
+        done[key] = kernel
+        if progress:
+            for index in wanted[key]:
+                progress(sources[index], kernel)
+
+    missing = []
+    for key, unit in units.items():
+        kernel = _load(unit, cache) if cache else None
+        if kernel is None:
+            missing.append(key)
+        else:
+            finish(key, kernel)
+    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
+    if workers <= 1:
+        for key in missing:
+            finish(key, _compile(units[key], cache))
+    else:
+        with ThreadPoolExecutor(workers, thread_name_prefix="nvrtc") as pool:
+            futures = {pool.submit(_compile, units[key], cache): key for key in missing}
+            try:
+                for future in as_completed(futures):
+                    finish(futures[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    by_index = {index: done[key] for key, indices in wanted.items() for index in indices}
+    return [by_index[index] for index in range(len(sources))]
+
+
+# --- one compilation
+
+
+def _compile(unit: _Unit, cache: DiskCache | None) -> CompiledKernel:
+    start = time.perf_counter()
+    with _program(unit) as (nvrtc, program):
+        status, log = _run(nvrtc, program, (*unit.options, f"--gpu-architecture={unit.arch}"))
+        if status in (_INVALID_OPTION, _COMPILATION):
+            raise CompileError(_failure(unit, log))
+        if status != _SUCCESS:
+            raise ToolchainError(
+                f"NVRTC failed on kernel {unit.source.name!r} ({_reason(nvrtc, status)}): {log or 'no log'}"
+            )
+        cubin = _fetch(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    in_cubin = _resources_of_cubin(cubin, unit.source.name)
+    if in_cubin is None:
+        raise CompileError(
+            f'the source of kernel {unit.source.name!r} defines no extern "C" __global__ function of that name'
+        )
+    resources = in_cubin | _resources_in_log(log, unit.source.name)
+    kernel = CompiledKernel(
+        name=unit.source.name,
+        arch=unit.arch,
+        cubin=cubin,
+        registers=resources["registers"],
+        spill_bytes=resources.get("spill_bytes", resources["stack_bytes"]),
+        shared_bytes=resources["shared_bytes"],
+        stack_bytes=resources["stack_bytes"],
+        compile_ms=(time.perf_counter() - start) * 1e3,
+        cached=False,
+        log=log,
+        warnings=tuple(dict.fromkeys(re.findall(r"\(C75\d\d\).*\S", log))),
+    )
+    if cache:
+        cache.put(unit.key, _encode(kernel))
+    return kernel
+
+
+@contextmanager
+def _program(unit: _Unit) -> Iterator[tuple[Any, Any]]:
+    nvrtc = _bindings()
+    names = [name.encode() for name in unit.headers]
+    texts = [text.encode() for text in unit.headers.values()]
+    file_name = f"{unit.source.name}.cu".encode()
+    (program,) = _call(nvrtc.nvrtcCreateProgram, unit.source.code.encode(), file_name, len(names), texts, names)
+    try:
+        yield nvrtc, program
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _run(nvrtc: Any, program: Any, options: Sequence[str]) -> tuple[int, str]:
+    status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    log = _fetch(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+    return int(status), log.rstrip(b"\0").decode("utf-8", "replace").strip()
+
+
+def _fetch(program: Any, size_of: Callable[..., Any], read: Callable[..., Any]) -> bytes:
+    (size,) = _call(size_of, program)
+    # A bytearray: NVRTC writes into it, and Python shares short bytes objects.
+    buffer = bytearray(size)
+    _call(read, program, buffer)
+    return bytes(buffer)
+
+
+# --- cache entries: length of the JSON header, the header, the cubin
+
+
+def _encode(kernel: CompiledKernel) -> bytes:
+    fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel) if f.name != "cubin"}
+    header = json.dumps(fields).encode()
+    return _ENTRY.pack(len(header)) + header + kernel.cubin
+
+
+def _load(unit: _Unit, cache: DiskCache) -> CompiledKernel | None:
+    start = time.perf_counter()
+    entry = cache.get(unit.key)
+    if entry is None:
+        return None
+    end = _ENTRY.size + _ENTRY.unpack_from(entry)[0]
+    fields = json.loads(entry[_ENTRY.size : end])
+    fields["warnings"] = tuple(fields["warnings"])
+    fields["cached"] = True
+    fields["compile_ms"] = (time.perf_counter() - start) * 1e3
+    return CompiledKernel(cubin=entry[end:], **fields)
+
+
+# --- what goes in
+
+
+def _checked_source(source: KernelSource) -> KernelSource:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", source.name):
+        raise CompileError(f"kernel name {source.name!r} is no C identifier")
+    if "\0" in source.code:
+        raise CompileError(
+            f"the source of kernel {source.name!r} holds a NUL character, where NVRTC would stop reading"
+        )
+    return source
+
+
+def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
+    for option in options:
+        if _REFUSED_OPTION.match(option) or "\0" in option:
+            raise CompileError(
+                f"NVRTC option {option!r} is refused: files it reads or writes are not part of a kernel's cache key; "
+                f"headers belong in codegen/device, the architecture in arch"
+            )
+    return (*BASE_OPTIONS, *options)
+
+
+def _headers_of(code: str, library: dict[str, str | None]) -> dict[str, str]:
+    """The device headers that ``code`` includes, transitively: name to text.
+
+    A superset, as conditions are not evaluated.  Names that are no device header are left to NVRTC, which fails on them
+    unless they stand in a branch not taken, such as one for the CPU.
+    """
+    found: dict[str, str] = {}
+    pending = _INCLUDE.findall(code)
+    while pending:
+        name = pending.pop()
+        if name not in library:
+            path = HEADER_FOLDER / name
+            library[name] = path.read_text("utf-8") if path.suffix == ".cuh" and path.is_file() else None
+        text = library[name]
+        if text is not None and name not in found:
+            found[name] = text
+            pending += _INCLUDE.findall(text)
+    return found
+
+
+# --- what comes out
+
+
+def _resources_in_log(log: str, name: str) -> dict[str, int]:
+    """Resources of kernel ``name`` as ``ptxas -v`` reports them; those it does not mention are missing.
+
+    Functions that are not inlined have a report of their own and no entry point; their spills are the kernel's too.
+    """
+    entries = set(re.findall(r"Compiling entry function '([^']+)'", log))
+    found: dict[str, int] = {}
+    for report in re.finditer(
+        r"Function properties for (\S+)\s*\n[^\n]*?(\d+) bytes stack frame, "
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads",
+        log,
+    ):
+        if report[1] == name or report[1] not in entries:
+            found["spill_bytes"] = found.get("spill_bytes", 0) + int(report[3]) + int(report[4])
+        if report[1] == name:
+            found["stack_bytes"] = int(report[2])
+    own = log.partition(f"Compiling entry function '{name}'")[2].partition("Compiling entry function")[0]
+    if used := re.search(r"Used (\d+) registers[^\n]*", own):
+        found["registers"] = int(used[1])
+        shared = re.search(r"(\d+) bytes smem", used[0])
+        found["shared_bytes"] = int(shared[1]) if shared else 0
+        if stack := re.search(r"(\d+) bytes cumulative stack size", used[0]):
+            found["stack_bytes"] = int(stack[1])
+    return found
+
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_ATTRIBUTE = struct.Struct("<BBH")
+_REGISTER_COUNT, _MIN_STACK_SIZE = 0x2F, 0x12
+_RESERVED_SHARED = 1024
+
+
+def _resources_of_cubin(cubin: bytes, name: str) -> dict[str, int] | None:
+    """Resources of kernel ``name`` from the ELF image; None where it does not hold that kernel.
+
+    Registers and stack stand in ``.nv.info``, a list of attributes (format, tag, length, symbol and value); static
+    shared memory is the size of ``.nv.shared.<name>``, which from compute capability 9.0 on starts with the 1024 bytes
+    that the system keeps.  The layout is what cuobjdump -elf prints.
+    """
+    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
+    _, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [_SECTION.unpack_from(cubin, offset + index * _SECTION.size) for index in range(count)]
+
+    def text(table: int, at: int) -> str:
+        start = headers[table][4] + at
+        return cubin[start : cubin.index(b"\0", start)].decode()
+
+    sections = {text(names_index, header[0]): header for header in headers}
+    if f".text.{name}" not in sections:
+        return None
+    symbols = sections[".symtab"]
+    kernel_symbol = next(
+        index
+        for index in range(symbols[5] // _SYMBOL.size)
+        if text(symbols[6], _SYMBOL.unpack_from(cubin, symbols[4] + index * _SYMBOL.size)[0]) == name
+    )
+    found = {"registers": 0, "stack_bytes": 0, "shared_bytes": 0}
+    at, end = sections[".nv.info"][4], sections[".nv.info"][4] + sections[".nv.info"][5]
+    while at < end:
+        kind, tag, length = _ATTRIBUTE.unpack_from(cubin, at)
+        at += _ATTRIBUTE.size
+        if kind != 4:  # only this format carries a payload; the others hold their value in the length field
+            continue
+        if length == 8:
+            symbol, value = struct.unpack_from("<II", cubin, at)
+            if symbol == kernel_symbol and tag == _REGISTER_COUNT:
+                found["registers"] = value
+            if symbol == kernel_symbol and tag == _MIN_STACK_SIZE:
+                found["stack_bytes"] = value
+        at += length
+    if shared := sections.get(f".nv.shared.{name}"):
+        reserved = _RESERVED_SHARED if ".nv.shared.reserved.0" in sections else 0
+        found["shared_bytes"] = max(0, shared[5] - reserved)
+    return found
+
+
+# --- failures
+
+
+def _failure(unit: _Unit, log: str) -> str:
+    """A message for a source that NVRTC rejected: errors first, the lines they point at, where the source is kept."""
+    name = unit.source.name
+    folder = _keep(unit)
+    lines = [f"kernel {name!r} does not compile for {unit.arch} with NVRTC {'.'.join(map(str, nvrtc_version()))}"]
+    lines += _trimmed(log)
+    if located := re.search(rf"^{re.escape(name)}\.cu\((\d+)\): (?:catastrophic )?error", log, re.MULTILINE):
+        lines += _excerpt(f"{name}.cu", unit.source.code, int(located[1]))
+    elif located := re.search(r"ptxas .*?line (\d+); (?:error|fatal)", log):
+        ptx = _ptx(unit)
+        if ptx and folder:
+            (folder / f"{name[:100]}.ptx").write_text(ptx)
+        lines += _excerpt("the PTX", ptx, int(located[1]))
+    if "could not open source file" in log:
+        lines.append(
+            f"device headers that can be included: {', '.join(sorted(p.name for p in HEADER_FOLDER.glob('*.cuh')))}"
+        )
+    lines.append(
+        f"the source and its headers are kept in {folder}"
+        if folder
+        else "the source could not be kept: no temporary folder"
+    )
+    return "\n".join(lines)
+
+
+def _trimmed(log: str, limit: int = 40) -> list[str]:
+    """The log's errors, without its warnings and remarks, at most ``limit`` lines of 200 characters."""
+    blocks = [
+        block for block in re.split(r"\n\s*\n", log) if "warning #" not in block and not block.startswith("Remark:")
+    ]
+    lines = [f"  {line[:200]}" for block in blocks for line in block.splitlines() if line.strip()]
+    more = len(lines) - limit
+    return lines if more <= 0 else [*lines[:limit], f"  ... {more} more lines"]
+
+
+def _excerpt(title: str, text: str, line: int, around: int = 2) -> list[str]:
+    lines = text.splitlines()
+    if not 1 <= line <= len(lines):
+        return []
+    numbers = range(max(1, line - around), min(len(lines), line + around) + 1)
+    return [f"{title}, line {line}:"] + [f"{'>' if n == line else ' '}{n:5} | {lines[n - 1][:200]}" for n in numbers]
+
+
+def _ptx(unit: _Unit) -> str:
+    """The PTX of a source that ptxas rejected, to show its lines; empty where there is none."""
+    with _program(unit) as (nvrtc, program):
+        options = (*unit.options, f"--gpu-architecture={unit.arch.replace('sm_', 'compute_')}")
+        if _run(nvrtc, program, options)[0] != _SUCCESS:
+            return ""
+        return _fetch(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _keep(unit: _Unit) -> Path | None:
+    name = unit.source.name[:100]
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"fusegraph-{name}-"))
+        (folder / f"{name}.cu").write_text(unit.source.code, "utf-8")
+        for header, text in unit.headers.items():
+            (folder / header).write_text(text, "utf-8")
+    except OSError:
+        return None
+    return folder
+
+
+# --- the library
+
+
+def _bindings() -> Any:
+    """``cuda.bindings.nvrtc``, imported on first use: it takes some 70 ms, and fusegraph works without it."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise ToolchainError(f"NVRTC cannot be used, as cuda.bindings does not import ({error}); {_INSTALL}") from error
+    return nvrtc
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Results of an NVRTC call after its status.  Raises ToolchainError where it fails or the library does not load."""
+    try:
+        status, *results = function(*arguments)
+    except (OSError, RuntimeError) as error:  # cuda.bindings loads the library at its first call
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ToolchainError(f"NVRTC cannot be loaded ({reason}); {_INSTALL}") from error
+    if int(status) != _SUCCESS:
+        raise ToolchainError(f"NVRTC's {function.__name__} failed: {_reason(_bindings(), int(status))}")
+    return list(results)
+
+
+def _reason(nvrtc: Any, status: int) -> str:
+    _, text = nvrtc.nvrtcGetErrorString(nvrtc.nvrtcResult(status))
+    return str(text.decode())
+
+
+@functools.cache
+def _build() -> tuple[str, ...]:
+    """What tells one NVRTC build from another.
+
+    Updates of one toolkit release share a version and differ in ptxas, so the library's size is added where the library
+    can be found.
+    """
+    version = ".".join(map(str, nvrtc_version()))
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+        return (version, str(os.stat(path).st_size))
+    except Exception:
+        return (version, "")
