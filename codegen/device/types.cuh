@@ -40,10 +40,29 @@ __device__ __forceinline__ float bits_float(uint32 bits) {
   __builtin_memcpy(&x, &bits, 4);
   return x;
 }
+__device__ __forceinline__ double bits_double(uint64 bits) {
+  double x;
+  __builtin_memcpy(&x, &bits, 8);
+  return x;
+}
 #else
 __device__ __forceinline__ uint32 float_bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float bits_float(uint32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ double bits_double(uint64 bits) { return __longlong_as_double(int64(bits)); }
 #endif
+
+template <class T>
+__device__ __forceinline__ T infinity();
+template <>
+__device__ __forceinline__ float infinity<float>() { return bits_float(0x7f800000u); }
+template <>
+__device__ __forceinline__ double infinity<double>() { return bits_double(0x7ff0000000000000ull); }
+template <class T>
+__device__ __forceinline__ T quiet_nan();
+template <>
+__device__ __forceinline__ float quiet_nan<float>() { return bits_float(0x7fffffffu); }
+template <>
+__device__ __forceinline__ double quiet_nan<double>() { return bits_double(0x7ff8000000000000ull); }
 
 // ---- widen: the compute type's value of a stored one, always exact ----
 

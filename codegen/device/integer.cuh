@@ -1,0 +1,53 @@
+// Integer arithmetic that wraps around (two's complement) instead of C's undefined overflow.  All arguments have one type.
+#pragma once
+#include "types.cuh"
+
+namespace math {
+
+// Unsigned type in which a type's arithmetic is done; 8-bit types compute in 32 bits and are cut off.
+template <class T>
+struct Modular {
+  typedef uint32 type;
+};
+template <>
+struct Modular<int64> {
+  typedef uint64 type;
+};
+
+template <class T>
+__device__ __forceinline__ T wrapping_add(T a, T b) {
+  typedef typename Modular<T>::type U;
+  return T(U(a) + U(b));
+}
+template <class T>
+__device__ __forceinline__ T wrapping_sub(T a, T b) {
+  typedef typename Modular<T>::type U;
+  return T(U(a) - U(b));
+}
+template <class T>
+__device__ __forceinline__ T wrapping_mul(T a, T b) {
+  typedef typename Modular<T>::type U;
+  return T(U(a) * U(b));
+}
+template <class T>
+__device__ __forceinline__ T wrapping_neg(T x) {
+  return wrapping_sub(T(0), x);
+}
+template <class T>
+__device__ __forceinline__ T wrapping_abs(T x) {  // the most negative number is its own absolute value
+  return x < T(0) ? wrapping_neg(x) : x;
+}
+// C's remainder, which has the dividend's sign; 0 where b is 0.
+template <class T>
+__device__ __forceinline__ T remainder(T a, T b) {
+  return b == T(0) || wrapping_add(b, T(1)) == T(0) && T(-1) < T(0) ? T(0) : T(a % b);
+}
+template <class T>
+__device__ __forceinline__ T maximum(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+__device__ __forceinline__ T minimum(T a, T b) {
+  return a < b ? a : b;
+}
+}  // namespace math
