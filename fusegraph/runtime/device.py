@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Device:
     """``kind`` is ``"cpu"`` or ``"cuda"``, ``index`` the CUDA ordinal (0 for the CPU)."""
 
     kind: str

@@ -356,6 +356,13 @@ def _copy(function: str, target: int, source: int, nbytes: int, device: int, str
             synchronize(stream, device)
 
 
+def copy_on_device(target: int, source: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
+    """Copy ``nbytes`` from device address ``source`` to ``target`` in stream order; does not wait."""
+    if nbytes:
+        with using(device):
+            call("cuMemcpyDtoDAsync", target, source, nbytes, stream, doing=f"copy {nbytes} bytes on cuda:{device}")
+
+
 def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
     """Set ``nbytes`` bytes to ``value`` (0..255) in stream order; does not wait."""
     if nbytes:

@@ -1,0 +1,153 @@
+"""DeviceArray: fusegraph's own array on a GPU, for callers that bring no framework of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Self
+
+import numpy as np
+
+from fusegraph.dtypes import DType, as_dtype, bfloat16, float8_e4m3, float8_e5m2
+from fusegraph.runtime import dlpack, driver
+from fusegraph.runtime.device import CPU, Device, cuda_device
+
+NDArray = np.ndarray[Any, np.dtype[Any]]
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last of an array with strides of 0 or more (in elements), both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def numpy_over(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, owner: object) -> NDArray:
+    """A NumPy array on host memory at ``pointer`` (strides in elements), which keeps ``owner`` alive."""
+    nbytes = span(shape, strides) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype.numpy)
+    memory: Any = (ctypes.c_char * nbytes).from_address(pointer)
+    memory.owner = owner
+    return np.ndarray(shape, dtype.numpy, memory, strides=[stride * dtype.itemsize for stride in strides])
+
+
+class DeviceArray:
+    """An n-d array in device memory: ``shape``, ``strides`` (in elements), ``dtype``, ``device``, ``pointer``.
+
+    ``stream`` is the stream whose queued work completes the contents; whoever takes the array over through DLPack or
+    ``__cuda_array_interface__`` waits for it.  It must exist for as long as the array is handed around.  ``owner``
+    keeps the memory alive.
+    """
+
+    __slots__ = ("__weakref__", "device", "dtype", "owner", "pointer", "shape", "stream", "strides")
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        device: Device,
+        owner: object,
+        stream: int = 0,
+    ) -> None:
+        self.pointer, self.shape, self.strides, self.dtype = pointer, shape, strides, dtype
+        self.device, self.owner, self.stream = device, owner, stream
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...],
+        dtype: Any,
+        *,
+        strides: tuple[int, ...] | None = None,
+        device: int = 0,
+        stream: int = 0,
+    ) -> Self:
+        """An array in new memory, contents undefined; ``strides`` (in elements, 0 or more) default to C order."""
+        dtype = as_dtype(dtype)
+        strides = dlpack.contiguous_strides(shape) if strides is None else strides
+        buffer = driver.allocate(span(shape, strides) * dtype.itemsize, device)
+        return cls(buffer.pointer, shape, strides, dtype, cuda_device(device), buffer, stream)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, without gaps between them."""
+        return self.size * self.dtype.itemsize
+
+    def to_numpy(self) -> NDArray:
+        """A copy on the host with the same strides, after the work queued on ``self.stream`` is done."""
+        base = np.empty(span(self.shape, self.strides), self.dtype.numpy)
+        index = self.device.index
+        driver.copy_to_host(base.ctypes.data, self.pointer, base.nbytes, index, self.stream)
+        strides = [stride * self.dtype.itemsize for stride in self.strides]
+        return np.ndarray(self.shape, self.dtype.numpy, base, strides=strides if base.size else None)
+
+    def __array__(self, *_: object, **__: object) -> NDArray:
+        raise TypeError("a DeviceArray is not converted to NumPy implicitly; use .to_numpy()")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3.  AttributeError for bfloat16 and 8-bit floats, so that consumers turn to DLPack."""
+        if self.dtype in (bfloat16, float8_e4m3, float8_e5m2):
+            raise AttributeError(f"__cuda_array_interface__ cannot express {self.dtype}; use DLPack")
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.pointer if self.size else 0, False),
+            "strides": tuple(stride * self.dtype.itemsize for stride in self.strides),
+            "stream": self.stream or 1,  # 0 is not allowed: 1 is the legacy default stream
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.K_CUDA, self.device.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule.  Orders the consumer's ``stream`` (None, 1: legacy default; -1: do not) after ours.
+
+        A copy is made only to reach the CPU (``dl_device`` (1, 0)) or where ``copy`` is True.  Raises BufferError for
+        another device, or for the CPU with ``copy`` False.
+        """
+        versioned = max_version is not None and max_version[0] >= 1
+        target = self.__dlpack_device__() if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        if target == (dlpack.K_CPU, 0) and copy is not False:
+            host = self.to_numpy()
+            address = host.ctypes.data
+            return dlpack.export(address, self.shape, self.strides, self.dtype, CPU, host, versioned=versioned)
+        if target != self.__dlpack_device__():
+            raise BufferError(f"the array is on {self.device}; DLPack device {target} cannot be had without a copy")
+        source = self.copy() if copy else self
+        if stream != -1:
+            driver.order(source.stream or 1, stream or 1, self.device.index)
+        return dlpack.export(
+            source.pointer, source.shape, source.strides, source.dtype, source.device, source, versioned=versioned
+        )
+
+    def copy(self) -> DeviceArray:
+        """A copy in new memory with the same strides, made on ``self.stream``."""
+        index = self.device.index
+        other = DeviceArray.empty(self.shape, self.dtype, strides=self.strides, device=index, stream=self.stream)
+        nbytes = span(self.shape, self.strides) * self.dtype.itemsize
+        driver.copy_on_device(other.pointer, self.pointer, nbytes, index, self.stream)
+        return other
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, strides={self.strides}, dtype={self.dtype}, device={self.device})"

@@ -1,0 +1,253 @@
+"""DLPack, in both directions, through ctypes: the protocol by which frameworks hand arrays over without copying.
+
+Source: https://dmlc.github.io/dlpack (version 1.1).  A producer gives a PyCapsule around a DLManagedTensor (before 1.0)
+or a DLManagedTensorVersioned; the consumer takes the struct over by renaming the capsule and calls ``deleter`` when it
+no longer needs the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from fusegraph.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int32,
+    int64,
+    uint8,
+)
+from fusegraph.runtime.device import CPU, Device, cuda_device
+
+VERSION = (1, 1)  # the first with 8-bit floats
+K_CPU, K_CUDA, K_CUDA_HOST, K_CUDA_MANAGED = 1, 2, 3, 13
+READ_ONLY = 1
+
+# (type code, bits) of DLDataType; codes 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
+CODES: dict[DType, tuple[int, int]] = {
+    float64: (2, 64),
+    float32: (2, 32),
+    float16: (2, 16),
+    bfloat16: (4, 16),
+    float8_e4m3: (10, 8),
+    float8_e5m2: (12, 8),
+    int8: (0, 8),
+    uint8: (1, 8),
+    int32: (0, 32),
+    int64: (0, 64),
+    bool_: (6, 8),
+}
+DTYPES: dict[tuple[int, int], DType] = {code: dtype for dtype, code in CODES.items()}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+# A capsule keeps the address of its name, so each name is one object that lives as long as the process.
+_NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
+_USED, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
+
+_api = ctypes.pythonapi
+_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _api)
+)
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_capsule_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+# --- export --------------------------------------------------------------------------------------------------------
+
+# What consumers hold: address of the struct -> the struct, its arrays and the owner of the memory.
+_exports: dict[int, object] = {}
+# Capsules not known to be consumed.  They have no destructor: one written in Python would run with the consumer's
+# exception set when a consumer rejects a capsule, which CPython does not allow.  So they are looked over later.
+_pending: list[tuple[Any, int]] = []
+_pending_lock = threading.Lock()
+
+
+def _forget(address: int, pop: Any = _exports.pop) -> None:
+    pop(address, None)
+
+
+_delete = _DELETER(_forget)
+# Consumers may call the deleter while the interpreter is being torn down: it must outlive this module.
+_api.Py_IncRef(ctypes.py_object(_delete))
+_delete_address = ctypes.cast(_delete, ctypes.c_void_p).value
+
+
+def export(
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType,
+    device: Device,
+    owner: object,
+    *,
+    versioned: bool,
+    readonly: bool = False,
+) -> Any:
+    """A DLPack capsule for the array (strides in elements); ``owner`` lives until the consumer calls the deleter.
+
+    A capsule that nobody consumes is released at a later ``export`` or ``release_abandoned``.
+    """
+    managed: Any = _ManagedVersioned() if versioned else _Managed()
+    ndim = len(shape)
+    tensor = managed.tensor
+    tensor.data = pointer
+    tensor.device_type, tensor.device_id = (K_CUDA if device.is_cuda else K_CPU), device.index
+    tensor.ndim, tensor.lanes = ndim, 1
+    tensor.code, tensor.bits = CODES[dtype]
+    dimensions = (ctypes.c_int64 * max(2 * ndim, 1))(*shape, *strides)
+    start = ctypes.addressof(dimensions)
+    tensor.shape = ctypes.cast(start, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(start + 8 * ndim, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = _delete_address
+    if versioned:
+        managed.major, managed.minor = VERSION
+        managed.flags = READ_ONLY if readonly else 0
+    address = ctypes.addressof(managed)
+    capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
+    release_abandoned()
+    _exports[address] = (managed, dimensions, owner)
+    with _pending_lock:
+        _pending.append((capsule, address))
+    return capsule
+
+
+def release_abandoned() -> None:
+    """Let go of the memory behind capsules that were dropped without having been consumed."""
+    with _pending_lock:
+        waiting = []
+        while _pending:
+            capsule, address = _pending.pop()
+            if not (_capsule_is_valid(capsule, _NAME) or _capsule_is_valid(capsule, _NAME_VERSIONED)):
+                continue  # renamed: the consumer will call the deleter
+            if sys.getrefcount(capsule) > 2:  # somebody besides this variable and the argument still has it
+                waiting.append((capsule, address))
+            else:
+                _exports.pop(address, None)
+        _pending.extend(waiting)
+
+
+# --- import --------------------------------------------------------------------------------------------------------
+
+
+class Imported(NamedTuple):
+    """What a capsule described: ``strides`` in elements, ``code`` and ``bits`` as in DLDataType (see DTYPES).
+
+    ``device`` is None for a device type other than CPU and CUDA.  The memory lives as long as ``owner``.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    code: int
+    bits: int
+    lanes: int
+    device_type: int
+    device: Device | None
+    readonly: bool
+    owner: object
+
+
+class _Owner:
+    """Calls the producer's deleter when collected."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: int, deleter: int | None) -> None:
+        self.address = address
+        if deleter:
+            weakref.finalize(self, _DELETER(deleter), address).atexit = False
+
+
+def consume(capsule: Any) -> Imported:
+    """Take over a DLPack capsule.  Raises ValueError if it is none, was consumed already, or is of a major version
+    other than 1."""
+    managed: Any
+    if _capsule_is_valid(capsule, _NAME_VERSIONED):
+        address = _capsule_pointer(capsule, _NAME_VERSIONED)
+        managed = _ManagedVersioned.from_address(address)
+        if managed.major != VERSION[0]:
+            raise ValueError(f"DLPack version {managed.major}.{managed.minor}; versions 0 and 1 are understood")
+        _capsule_rename(capsule, _USED_VERSIONED)
+        readonly = bool(managed.flags & READ_ONLY)
+    elif _capsule_is_valid(capsule, _NAME):
+        address = _capsule_pointer(capsule, _NAME)
+        managed = _Managed.from_address(address)
+        _capsule_rename(capsule, _USED)
+        readonly = False
+    else:
+        raise ValueError(f"not an unused DLPack capsule: {capsule!r}")
+    owner = _Owner(address, managed.deleter)
+    tensor = managed.tensor
+    ndim = tensor.ndim
+    shape = tuple(tensor.shape[:ndim]) if ndim else ()
+    strides = tuple(tensor.strides[:ndim]) if ndim and tensor.strides else contiguous_strides(shape)
+    return Imported(
+        pointer=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        strides=strides,
+        code=tensor.code,
+        bits=tensor.bits,
+        lanes=tensor.lanes,
+        device_type=tensor.device_type,
+        device=device_of(tensor.device_type, tensor.device_id),
+        readonly=readonly,
+        owner=owner,
+    )
+
+
+def device_of(device_type: int, device_id: int) -> Device | None:
+    """The Device of a DLDevice (page-locked host memory is the CPU's); None for types other than CPU and CUDA."""
+    if device_type in (K_CPU, K_CUDA_HOST):
+        return CPU
+    return cuda_device(int(device_id)) if device_type in (K_CUDA, K_CUDA_MANAGED) else None
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a C-contiguous array of ``shape``."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,78 @@
+"""CUDA streams of other libraries as the integers that the driver module takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fusegraph.errors import ArgumentError
+from fusegraph.runtime.device import Device
+
+
+def as_stream(stream: Any) -> int:
+    """The CUstream handle meant by ``stream``: None (the legacy default stream, 0), an integer handle, anything with
+    ``__cuda_stream__``, or a stream of torch (``cuda_stream``), CuPy (``ptr``) or cuda.core (``handle``).
+
+    The caller keeps the stream alive.  Raises ArgumentError for anything else.
+    """
+    if stream is None:
+        return 0
+    if type(stream) is int:
+        if stream < 0:
+            raise ArgumentError(f"a stream handle is 0 or more, not {stream}")
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        pair = protocol() if callable(protocol) else protocol  # a property in the protocol's first drafts
+        version, handle = pair
+        if version != 0:
+            raise ArgumentError(f"{type(stream).__name__}.__cuda_stream__ has version {version}; 0 is understood")
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            return int(value)
+    if not isinstance(stream, bool) and type(stream).__module__.startswith("cuda."):
+        return int(stream)  # cuda.bindings CUstream
+    raise ArgumentError(
+        f"{stream!r} is not a CUDA stream; give an integer handle, a torch, CuPy or cuda.core stream, or an object with "
+        "__cuda_stream__"
+    )
+
+
+def current_stream(framework: str, device: Device) -> int:
+    """The stream that ``framework`` queues work on at the moment, for the calling thread and ``device``.
+
+    0, the legacy default stream, on the CPU and for frameworks that have no such notion.
+    """
+    if device.kind == "cpu":
+        return 0
+    query = _queries.get(framework)
+    if query is None:
+        maker = _QUERY_MAKERS.get(framework)
+        query = _queries[framework] = maker(sys.modules[framework]) if maker else _default_stream
+    return query(device.index)
+
+
+def _default_stream(index: int) -> int:
+    return 0
+
+
+def _torch_query(torch: Any) -> Callable[[int], int]:
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls: no Stream object
+    if raw is not None:
+        return lambda index: int(raw(index))
+    return lambda index: int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def _cupy_query(cupy: Any) -> Callable[[int], int]:
+    def query(index: int) -> int:
+        with cupy.cuda.Device(index):
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    return query
+
+
+_queries: dict[str, Callable[[int], int]] = {}
+_QUERY_MAKERS: dict[str, Callable[[Any], Callable[[int], int]]] = {"torch": _torch_query, "cupy": _cupy_query}
