@@ -296,3 +296,7 @@ struct Converter<bool> {
 
 template <class To, class From>
 __device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
+
+// The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
+template <class Storage, class Compute>
+__device__ __forceinline__ Compute round_to(Compute x) { return Compute(widen(convert<Storage>(x))); }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType
+from fusegraph.dtypes import DType, bool_, promote
 from fusegraph.errors import GraphError
 
 
@@ -39,6 +40,7 @@ class Op:
     name        cuDNN's graph-API name where cuDNN has the op.
     kind        decides how it can be fused.
     operands    names of the tensor operands, in order.
+    masks       operands that are conditions: converted to bool, not promoted with the others.
     attributes  attribute name -> default (REQUIRED when there is none).
     infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose text
                 needs no node name (the builder adds it).
@@ -48,8 +50,9 @@ class Op:
                 arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All operands
                 have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
     cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int", "bool"),
-                with {operand} and {attribute} placeholders; operands are identifiers or literals of the promoted
-                compute type.  A class that is absent is a dtype the op does not take.
+                with {operand} and {attribute} placeholders; operands and attributes are identifiers or literals of the
+                promoted compute type.  A function of the attributes where the expression depends on them; `expression`
+                hides the difference.  A class that is absent is a dtype the op does not take.
     ulps        bound on the error of the CUDA expression in units of the compute type's last place, for finite results.
     keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
@@ -62,11 +65,27 @@ class Op:
     reference: Callable[..., np.ndarray[Any, Any]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
-    cuda: Mapping[str, str] = field(default_factory=dict)
+    cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     ulps: float = 1.0
     cudnn: str | None = None
     keeps_layout: bool = False
+    masks: tuple[str, ...] = ()
     doc: str = ""
+
+    def operand_dtypes(self, types: tuple[TensorType, ...]) -> tuple[DType, ...]:
+        """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for the others."""
+        rest = [t.dtype for key, t in zip(self.operands, types) if key not in self.masks]
+        common = reduce(promote, rest) if rest else bool_
+        return tuple(bool_ if key in self.masks else common for key in self.operands)
+
+    def promoted(self, types: tuple[TensorType, ...]) -> DType:
+        """The promoted dtype of all operands but masks: what decides the op's CUDA expression and its result."""
+        return next((d for k, d in zip(self.operands, self.operand_dtypes(types)) if k not in self.masks), bool_)
+
+    def expression(self, kind: str, attributes: Mapping[str, Any]) -> str:
+        """The CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
+        template = self.cuda[kind]
+        return template if isinstance(template, str) else template(attributes)
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -1,0 +1,83 @@
+"""Conversions between dtypes on reference arrays, with the meaning of ``convert`` in ``codegen/device/types.cuh``.
+
+A reference array of a float dtype is float64 and holds only values of that dtype; those of integers and bool are in their own
+NumPy dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fusegraph.dtypes import DType, float16, float32, float64
+
+Array = np.ndarray[Any, Any]
+
+
+def to_reference(array: Array, dtype: DType) -> Array:
+    """An array of a dtype's values as a reference array: float64 for floats (exact), the dtype's own type otherwise."""
+    return np.asarray(array).astype(np.float64 if dtype.is_float else dtype.numpy, copy=False)
+
+
+def from_reference(array: Array, dtype: DType) -> Array:
+    """A reference array in the dtype's own NumPy type, rounding floats that the dtype does not hold."""
+    return (round_to(array, dtype) if dtype.is_float else array).astype(dtype.numpy, copy=False)
+
+
+def round_to(array: Array, dtype: DType) -> Array:
+    """float64 values rounded to nearest even in a float dtype, as float64.
+
+    Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  8-bit floats saturate, infinity
+    included; the others overflow to infinity.  NaN and the sign of zero stay.
+    """
+    array = np.asarray(array, dtype=np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if dtype == float64:
+            return array
+        if dtype in (float32, float16):
+            return array.astype(dtype.numpy).astype(np.float64)
+        info = ml_dtypes.finfo(dtype.numpy)
+        # |array| < 2**exponent; a number of that size has its last place at 2**(exponent - 1 - nmant).
+        _, exponent = np.frexp(array)
+        last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
+        rounded = np.asarray(np.ldexp(np.rint(np.ldexp(array, -last_place)), last_place))
+        if dtype.itemsize == 1:
+            return np.clip(rounded, dtype.min, dtype.max)
+        return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
+
+
+def convert(array: Array, source: DType, target: DType) -> Array:
+    """A reference array of one dtype as a reference array of another.
+
+    To a float: rounds once to nearest even (see `round_to`).  Float to integer: truncates, saturates, NaN gives 0.  Integer to
+    integer: wraps around.  To bool: x != 0, so NaN gives True.
+    """
+    array = to_reference(array, source)
+    if target.is_bool:
+        return np.asarray(array != 0)
+    if target.is_float:
+        return round_to(_integers_to_float64(array, target) if source.is_int else array, target)
+    if not source.is_float:
+        return array.astype(target.numpy)
+    low, high = int(target.min), int(target.max)
+    whole = np.where(np.isnan(array), 0.0, np.trunc(array))
+    inside = (whole >= float(low)) & (
+        whole < float(high + 1)
+    )  # the largest int64 is no float64, but the next number is
+    limit = np.where(whole < 0, np.array(low, target.numpy), np.array(high, target.numpy))
+    return np.where(inside, np.where(inside, whole, 0.0).astype(target.numpy), limit)
+
+
+def _integers_to_float64(array: Array, target: DType) -> Array:
+    """Integers as float64 such that rounding the result to ``target`` rounds the integer once.
+
+    Integers of more than 53 bits are rounded to odd (the last bit kept records whether any bit was dropped), except for
+    float64 itself.
+    """
+    if array.dtype.itemsize < 8 or target == float64:
+        return array.astype(np.float64)
+    dropped = 11
+    kept = (array >> dropped) | ((array & ((1 << dropped) - 1)) != 0)
+    return np.where(np.abs(array.astype(np.float64)) < 2.0**53, array, kept << dropped).astype(np.float64)

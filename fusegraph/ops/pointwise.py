@@ -1,0 +1,174 @@
+"""What all pointwise ops share: broadcasting, result dtypes, attribute checks; `pointwise` makes an entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.base import Kind, Op, TensorType, register
+
+Array: TypeAlias = np.ndarray[Any, Any]
+#: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
+Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
+Template: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape to which NumPy broadcasts all the shapes.  Raises ShapeError naming them and the axis that differs."""
+    rank = max(len(shape) for shape in shapes)
+    result = []
+    for axis in range(-rank, 0):
+        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
+        if len(sizes) > 1:
+            listed = " and ".join(str(list(shape)) for shape in shapes)
+            differing = " and ".join(map(str, sorted(sizes)))
+            raise ShapeError(f"shapes {listed} do not broadcast: along axis {axis} the sizes are {differing}")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+# ---- checks of attribute values
+
+
+def number(name: str, value: Any, dtype: DType, _: tuple[int, ...]) -> float | int:
+    """A finite number in range of the promoted operand dtype's compute type: a float for floats, else an integer."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise AttributeValueError(f"{name} is a number, got {value!r}")
+    if not math.isfinite(value):
+        raise AttributeValueError(f"{name} is a finite number, got {value!r}")
+    if dtype.is_float:
+        limit = (float64 if dtype == float64 else float32).max
+        if abs(float(value)) > limit:
+            raise AttributeValueError(
+                f"{name} = {value!r} does not fit in the compute type, whose largest is {limit:.6g}"
+            )
+        return float(value)
+    if value != int(value) or not int(dtype.min) <= int(value) <= int(dtype.max):
+        raise AttributeValueError(
+            f"{name} = {value!r} is no {dtype}, an integer in [{dtype.min}, {dtype.max}]; cast the operand to a float"
+        )
+    return int(value)
+
+
+def positive(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float | int:
+    """A finite number above zero."""
+    result = number(name, value, dtype, shape)
+    if result <= 0:
+        raise AttributeValueError(f"{name} is positive, got {value!r}")
+    return result
+
+
+def optional_number(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float | int | None:
+    """None or a finite number."""
+    return None if value is None else number(name, value, dtype, shape)
+
+
+def optional_dtype(name: str, value: Any, _: DType, __: tuple[int, ...]) -> DType | None:
+    """None or anything `as_dtype` knows."""
+    return None if value is None else as_dtype(value)
+
+
+def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
+    """An axis of the result, made non-negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise AttributeValueError(f"{name} is an integer, got {value!r}")
+    if not -len(shape) <= value < len(shape):
+        raise AttributeValueError(f"{name} {value} is not one of the {len(shape)} axes of {list(shape)}")
+    return int(value) % len(shape)
+
+
+# ---- entries
+
+
+def accepted_kinds(op_name: str, dtype: DType, kinds: Sequence[str]) -> None:
+    """Raises DTypeError, listing the dtypes an op takes, if it does not take this one."""
+    if dtype.kind not in kinds:
+        listed = ", ".join(d.name for kind in kinds for d in ALL if d.kind == kind)
+        raise DTypeError(f"{op_name} does not take {dtype}; cast to one of {listed}")
+
+
+def pointwise(
+    name: str,
+    operands: Sequence[str],
+    reference: Callable[..., Array],
+    doc: str,
+    *,
+    attributes: Mapping[str, tuple[Any, Check]] | None = None,
+    validate: Callable[[dict[str, Any], DType], None] | None = None,
+    masks: tuple[str, ...] = (),
+    kinds: Sequence[str] = (),
+    result: DType | None = None,
+    ulps: float = 0.5,
+    cudnn: str | None = None,
+    **cuda: Template,
+) -> Op:
+    """Registers a pointwise op and returns it.
+
+    attributes  name -> (default, check of one value); validate checks them together, given the promoted dtype.
+    kinds       the operand classes the op accepts, where that is not the classes it has an expression for.
+    result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
+                the promoted operand dtype.
+    cuda        expressions, under ``float``, ``int`` and ``bool``.
+
+    NumPy's floating-point warnings are off while the reference runs.  The other arguments are `Op`'s.
+    """
+    checks = {key: check for key, (_, check) in (attributes or {}).items()}
+    kinds = kinds or tuple(cuda)
+
+    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+        dtype, shape = op.promoted(types), broadcast([t.shape for t in types])
+        accepted_kinds(name, dtype, kinds)
+        normal = {key: check(key, values[key], dtype, shape) for key, check in checks.items()}
+        if validate is not None:
+            validate(normal, dtype)
+        return normal
+
+    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
+        shape = broadcast([t.shape for t in types])
+        normal = normalize(types, values)
+        return TensorType(shape, result or normal.get("dtype") or op.promoted(types))
+
+    def quiet_reference(*arrays: Array, **values: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(reference(*arrays, **values))
+
+    op = Op(
+        name=name,
+        kind=Kind.POINTWISE,
+        operands=tuple(operands),
+        infer=infer,
+        reference=quiet_reference,
+        attributes={key: default for key, (default, _) in (attributes or {}).items()},
+        normalize=normalize,
+        masks=masks,
+        cuda=cuda,
+        ulps=ulps,
+        cudnn=cudnn,
+        doc=doc,
+    )
+    return register(op)
+
+
+def unary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+    """Registers an op of one operand ``x``; the other arguments are those of `pointwise`."""
+    return pointwise(name, ("x",), reference, doc, **rest)
+
+
+def binary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+    """Registers an op of two operands ``a`` and ``b``; the other arguments are those of `pointwise`."""
+    return pointwise(name, ("a", "b"), reference, doc, **rest)
+
+
+def backward(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+    """Registers the gradient of an activation, of operands ``loss`` (the gradient of the result) and ``input``."""
+    return pointwise(name, ("loss", "input"), reference, doc, **rest)
+
+
+def predicate(name: str, operands: Sequence[str], reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+    """Registers an op whose result is bool."""
+    return pointwise(name, operands, reference, doc, result=bool_, ulps=0, **rest)
