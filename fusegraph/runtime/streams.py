@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,11 @@ def as_stream(stream: Any) -> int:
     """
     if stream is None:
         return 0
-    if type(stream) is int:
+    if hasattr(stream, "__index__") and not isinstance(stream, bool):
+        stream = operator.index(stream)
         if stream < 0:
             raise ArgumentError(f"a stream handle is 0 or more, not {stream}")
-        return stream
+        return int(stream)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol  # a property in the protocol's first drafts
@@ -36,8 +38,8 @@ def as_stream(stream: Any) -> int:
     if not isinstance(stream, bool) and type(stream).__module__.startswith("cuda."):
         return int(stream)  # cuda.bindings CUstream
     raise ArgumentError(
-        f"{stream!r} is not a CUDA stream; give an integer handle, a torch, CuPy or cuda.core stream, or an object with "
-        "__cuda_stream__"
+        f"{stream!r} is not a CUDA stream; give an integer handle, a torch, CuPy or cuda.core stream, or an object "
+        "with __cuda_stream__"
     )
 
 
