@@ -46,6 +46,7 @@ _REFUSED_OPTION = re.compile(
     r"|time|fdevice-time-trace|relocatable-device-code|rdc|device-c|dc|dlink-time-opt|dlto|gen-opt-lto|optix-ir|ptx)\b|-?-?@"
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([A-Za-z0-9_.-]+)[>"]', re.MULTILINE)
+_REFUSED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]/|[^<"\s]).*', re.MULTILINE)  # absolute or a macro
 _ENTRY = struct.Struct("<I")
 _SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
 
@@ -136,21 +137,21 @@ def compile_kernels(
     if arch not in supported_archs():
         version = ".".join(map(str, nvrtc_version()))
         raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
+    keys: list[str] = []
     units: dict[str, _Unit] = {}
-    wanted: dict[str, list[int]] = {}
     library: dict[str, str | None] = {}
     all_options = _checked_options(options)
-    for index, source in enumerate(sources):
+    for source in sources:
         unit = _Unit(_checked_source(source), _headers_of(source.code, library), arch, all_options)
         units[unit.key] = unit
-        wanted.setdefault(unit.key, []).append(index)
+        keys.append(unit.key)
     done: dict[str, CompiledKernel] = {}
 
     def finish(key: str, kernel: CompiledKernel) -> None:
         done[key] = kernel
         if progress:
-            for index in wanted[key]:
-                progress(sources[index], kernel)
+            for source in (source for source, its_key in zip(sources, keys) if its_key == key):
+                progress(source, kernel)
 
     missing = []
     for key, unit in units.items():
@@ -172,8 +173,7 @@ def compile_kernels(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    by_index = {index: done[key] for key, indices in wanted.items() for index in indices}
-    return [by_index[index] for index in range(len(sources))]
+    return [done[key] for key in keys]
 
 
 # --- one compilation
@@ -290,8 +290,10 @@ def _headers_of(code: str, library: dict[str, str | None]) -> dict[str, str]:
     """The device headers that ``code`` includes, transitively: name to text.
 
     A superset, as conditions are not evaluated.  Names that are no device header are left to NVRTC, which fails on them
-    unless they stand in a branch not taken, such as one for the CPU.
+    unless they stand in a branch not taken, such as one for the CPU.  An absolute path it would open.
     """
+    if refused := _REFUSED_INCLUDE.search(code):
+        raise CompileError(f"{refused[0].strip()!r} is refused: give the plain name of a device header")
     found: dict[str, str] = {}
     pending = _INCLUDE.findall(code)
     while pending:
