@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from codegen.dtypes import DType
-from codegen.naming import Names, Writer, comment
+from codegen.naming import Names, Writer
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class Instruction:
     template: str
     args: tuple[Value, ...]
     ctype: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Program:
     """What is computed for one element of the iteration space.
 
     indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``.
-    approximate says that every stored dtype has 16 bits or fewer, so approximate instructions cannot be seen.
+    real is the C type in which floats of 32 bits or fewer are computed ("float", or "double" on request).
     """
 
     loads: tuple[Operand, ...] = ()
@@ -99,9 +98,11 @@ class Program:
     instructions: tuple[Instruction, ...] = ()
     stores: tuple[Store, ...] = ()
     notes: tuple[str, ...] = ()
+    real: str = "float"
 
     @property
     def approximate(self) -> bool:
+        """Whether approximate instructions cannot be seen: everything is stored as a float of 16 bits or fewer."""
         return all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
 
     @property
@@ -165,26 +166,35 @@ class Emitter:
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
-        self.names = [names.unique(i.name) for i in program.instructions]
+        stored = [s.value for s in program.stores]
+        used = [v for i in program.instructions for v in i.args]
+        # A result that is stored once and used nowhere else needs no name of its own.
+        self.inlined = {
+            n for n in range(len(program.instructions)) if Result(n) not in used and stored.count(Result(n)) == 1
+        }
+        self.names = [
+            "" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)
+        ]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
         """The C expression of a value; ``terms`` gives those of loads, indices and the anchor."""
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
         if isinstance(value, Result):
-            return self.names[value.instruction]
+            return self.names[value.instruction] or self._expression(value.instruction, terms)
         return terms[value]
+
+    def _expression(self, number: int, terms: Mapping[Value, str]) -> str:
+        instruction = self.program.instructions[number]
+        return fill(instruction.template, [self.term(value, terms) for value in instruction.args])
 
     def statements(
         self, w: Writer, terms: Mapping[Value, str], select: Callable[[int], bool] = lambda _: True
     ) -> None:
         """Writes ``const T name = ...;`` for the selected instructions, in order."""
         for number, instruction in enumerate(self.program.instructions):
-            if not select(number):
-                continue
-            arguments = [self.term(value, terms) for value in instruction.args]
-            note = f"  {comment(instruction.note)}" if instruction.note else ""
-            w.line(f"const {instruction.ctype} {self.names[number]} = {fill(instruction.template, arguments)};{note}")
+            if number not in self.inlined and select(number):
+                w.line(f"const {instruction.ctype} {self.names[number]} = {self._expression(number, terms)};")
 
     def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
         """The C expression to write for a store, converted to the storage type."""
@@ -193,10 +203,15 @@ class Emitter:
         return text if ctype_of(store.value) == target else f"convert<{target}>({text})"
 
 
+def compute_type(dtype: DType, real: str = "float") -> str:
+    """The C type in which values of a dtype are computed."""
+    return real if dtype.compute == "float" else dtype.compute
+
+
 def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
     """The compute type of a value."""
     if isinstance(value, Load):
-        return program.loads[value.operand].dtype.compute
+        return compute_type(program.loads[value.operand].dtype, program.real)
     if isinstance(value, Literal):
         return value.ctype
     if isinstance(value, Result):

@@ -69,7 +69,7 @@ class Writer:
 
     def open(self, text: str) -> None:
         """Writes a line that ends in ``{`` and indents what follows."""
-        self.line(f"{text} {{")
+        self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
     def close(self, text: str = "}") -> None:

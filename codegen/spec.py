@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.expr import Operand, Program
+
 
 @dataclass(frozen=True)
 class KernelSource:
@@ -22,3 +24,98 @@ class KernelSource:
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
     uses_barriers: bool = False
+
+
+@dataclass(frozen=True)
+class PointwiseSpec:
+    """A pointwise kernel: a program evaluated at every point of a space.
+
+    shape   sizes of the iteration space; the operands of the program have one stride a dimension.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    program: Program
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound that an access must keep: 0 <= outer[o] * outer_step + inner[i] * inner_step + start < size, else it reads 0."""
+
+    outer_dim: int
+    outer_step: int
+    inner_dim: int
+    inner_step: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How a contraction reads one of its two factors.
+
+    The element for batch b, outer coordinates o (rows for the first factor, columns for the second) and reduction
+    coordinates i lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.
+    """
+
+    operand: Operand
+    batch: tuple[int, ...]
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    start: int = 0
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True)
+class ContractionSpec:
+    """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
+
+    batch, rows, cols, inner  sizes of the batch, row, column and reduction dimensions.
+    accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
+    result                    C type in which the program sees the sum (its anchor value).
+    program                   over the space batch + rows + cols.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    inner: tuple[int, ...]
+    a: Gather
+    b: Gather
+    accumulate: str
+    result: str
+    program: Program
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """A direct convolution with few channels a group: every input element is read into a halo tile once.
+
+    images, groups           N and the number of groups.
+    in_channels, filters     channels and filters of one group.
+    sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and 2-D).
+    stride, dilation, before per spatial dimension; before is the padding in front.
+    flip                     true convolution rather than cross-correlation.
+    x                        strides over (image, group, channel, 3 spatial).
+    w                        strides over (group, filter, channel, 3 taps).
+    program                  over the space (image, group, filter, 3 spatial).
+    """
+
+    name: str
+    images: int
+    groups: int
+    in_channels: int
+    filters: int
+    sizes: tuple[int, int, int]
+    out: tuple[int, int, int]
+    taps: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    before: tuple[int, int, int]
+    flip: bool
+    x: Operand
+    w: Operand
+    accumulate: str
+    result: str
+    program: Program

@@ -24,6 +24,7 @@ from fusegraph.errors import DTypeError, GraphError, LayoutError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.convert import convert, from_reference, to_reference
 
 if TYPE_CHECKING:
     from fusegraph.engines.base import Executable
@@ -248,24 +249,21 @@ class Graph:
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
         """A tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it can be.
 
-        Python floats and ints take the graph's io_dtype (int32 for an int in a graph of another kind, bool for a bool).
+        Python numbers, and lists of them, take the graph's io_dtype; NumPy arrays keep theirs.
         """
         value = np.asarray(array)
+        if value.dtype not in BY_NUMPY:
+            raise DTypeError(f"constant {name or ''!r}: NumPy dtype {value.dtype} is not one of fusegraph's")
+        source = BY_NUMPY[value.dtype]
         if dtype is not None:
             kind = as_dtype(dtype)
-        elif isinstance(array, bool):
-            kind = bool_
-        elif isinstance(array, int):
+        elif isinstance(array, (np.ndarray, np.generic)) or source.is_bool:
+            kind = source
+        elif source.is_int:
             kind = self.io_dtype if not self.io_dtype.is_bool else int32
-        elif isinstance(array, float):
-            kind = self.io_dtype if self.io_dtype.is_float else float32
         else:
-            if value.dtype not in BY_NUMPY:
-                raise DTypeError(f"constant {name or ''!r}: dtype {value.dtype} is unknown; give dtype=")
-            kind = BY_NUMPY[value.dtype]
-        from fusegraph.ops.convert import constant_array
-
-        stored = constant_array(value, kind)
+            kind = self.io_dtype if self.io_dtype.is_float else float32
+        stored = np.array(from_reference(convert(to_reference(value, source), source, kind), kind), order="C")
         stored.setflags(write=False)
         return self._add_tensor(
             name or self._unique("constant"), stored.shape, packed_strides(stored.shape), kind, value=stored

@@ -1,0 +1,34 @@
+"""Group -> kernel specification, one module a kernel family."""
+
+from __future__ import annotations
+
+from codegen.naming import identifier
+from fusegraph.lowering import contraction, pointwise, window
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+
+__all__ = ["GroupView", "Lowered", "Options", "Refusal", "accept", "kernel_name", "lower"]
+
+
+def kernel_name(view: GroupView) -> str:
+    """A kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it writes."""
+    alone = len(view.nodes) == len(view.graph.nodes)
+    return identifier(view.graph.name if alone else f"{view.graph.name} {view.writes[-1].name}")
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
+    if view.contractions:
+        contraction.accept(view, options)
+    else:
+        pointwise.accept(view, options)
+
+
+def lower(view: GroupView, options: Options) -> Lowered:
+    """The kernel of a group.  Raises Refusal if no family takes it."""
+    accept(view, options)
+    name = kernel_name(view)
+    if not view.contractions:
+        return pointwise.lower(view, options, name)
+    if window.suits(view.contractions[0], view.graph) is None:
+        return window.lower(view, options, name)
+    return contraction.lower(view, options, name)

@@ -1,0 +1,136 @@
+"""Iteration spaces: permuting and merging dimensions, and turning positions into offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.expr import Operand, Program, Store
+from codegen.naming import Writer
+
+Strides = tuple[int, ...]
+
+
+def packed(shape: Sequence[int]) -> Strides:
+    """Row-major strides without gaps."""
+    result = []
+    step = 1
+    for size in reversed(shape):
+        result.append(step)
+        step *= size
+    return tuple(reversed(result))
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions from the largest stride to the smallest; ties stay in order."""
+    return tuple(sorted(range(len(shape)), key=lambda d: -strides[d]))
+
+
+def collapse(
+    shape: Sequence[int], strides: Sequence[Strides], order: Sequence[int]
+) -> tuple[tuple[int, ...], list[Strides]]:
+    """The same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable neighbours merged.
+
+    Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] * size[inner].
+    At least one dimension is kept.
+    """
+    kept = [d for d in order if shape[d] != 1]
+    sizes: list[int] = []
+    columns: list[list[int]] = []  # one list of strides, over the operands, a kept dimension
+    for d in kept:
+        column = [s[d] for s in strides]
+        if sizes and all(outer == inner * shape[d] for outer, inner in zip(columns[-1], column)):
+            sizes[-1] *= shape[d]
+            columns[-1] = column
+        else:
+            sizes.append(shape[d])
+            columns.append(column)
+    if not sizes:
+        return (1,), [(0,) for _ in strides]
+    return tuple(sizes), [tuple(column[k] for column in columns) for k in range(len(strides))]
+
+
+def rebase(
+    program: Program, shape: Sequence[int], order: Sequence[int], extra: Sequence[Strides] = ()
+) -> tuple[tuple[int, ...], Program, list[Strides]]:
+    """A program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed alike)."""
+    every = [op.strides for op in program.operands] + list(program.indices) + list(extra)
+    sizes, strides = collapse(shape, every, order)
+    n, m = len(program.loads), len(program.stores)
+    loads = tuple(replace(op, strides=s) for op, s in zip(program.loads, strides))
+    stores = tuple(
+        Store(replace(store.operand, strides=s), store.value) for store, s in zip(program.stores, strides[n:])
+    )
+    indices = tuple(strides[n + m : n + m + len(program.indices)])
+    return (
+        sizes,
+        replace(program, loads=loads, stores=stores, indices=indices),
+        strides[n + m + len(program.indices) :],
+    )
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """One more than the largest offset reached."""
+    return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)
+
+
+def index_type(*extents: int) -> str:
+    """uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
+    return "uint32" if max(extents, default=0) < 2**32 - 2**20 else "uint64"
+
+
+def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
+    """What `index_type` needs to know of operands over a space."""
+    return [prod(shape), *(extent(shape, op.strides) for op in operands)]
+
+
+def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
+    """The C expression of one coordinate of a row-major position."""
+    inner = prod(shape[dim + 1 :])
+    text = position if inner == 1 else f"{position} / {inner}"
+    return text if prod(shape[:dim]) == 1 else f"{text} % {shape[dim]}"
+
+
+class Coordinates:
+    """Coordinates of a row-major position, each written as a constant the first time it is asked for.
+
+    ``position`` is a C variable; names of the constants are ``prefix0``, ``prefix1``, ... by dimension.
+    """
+
+    def __init__(self, w: Writer, position: str, shape: Sequence[int], itype: str, prefix: str) -> None:
+        self.w, self.position, self.shape, self.itype, self.prefix = w, position, tuple(shape), itype, prefix
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, dim: int) -> str:
+        if len(self.shape) == 1:
+            return self.position
+        if dim not in self._known:
+            name = f"{self.prefix}{dim}"
+            self.w.line(f"const {self.itype} {name} = {coordinate(self.position, self.shape, dim)};")
+            self._known[dim] = name
+        return self._known[dim]
+
+    def offset(self, strides: Sequence[int]) -> str:
+        """The C expression of an operand's offset at this position."""
+        if tuple(strides) == packed(self.shape):
+            return self.position
+        return linear([(self[d], stride) for d, stride in enumerate(strides) if stride])
+
+
+def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
+    """``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
+    text = ""
+    for name, factor in terms:
+        if factor == 0:
+            continue
+        sign = "-" if factor < 0 else "+"
+        product = name if abs(factor) == 1 else f"{_factor(name)} * {abs(factor)}"
+        text = f"{text} {sign} {product}" if text else ("-" + product if sign == "-" else product)
+    if constant or not text:
+        text = f"{text} {'-' if constant < 0 else '+'} {abs(constant)}" if text else str(constant)
+    return text
+
+
+def _factor(name: str) -> str:
+    return name if name.replace("_", "a").isalnum() or (name.startswith("(") and name.endswith(")")) else f"({name})"

@@ -1,0 +1,98 @@
+"""What every rendered kernel has in common: its heading, its signature and how operands become C expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from codegen.expr import Load, Operand, Program, Result, Value, compute_type
+from codegen.naming import Names, Writer, comment
+
+
+def heading(w: Writer, title: str, program: Program, headers: Sequence[str], details: Iterable[str] = ()) -> None:
+    """The comment that names the kernel and its nodes, and the includes."""
+    w.line(comment(title))
+    for note in program.notes:
+        w.line(comment(f"    {note}"))
+    for detail in details:
+        w.line(comment(detail))
+    if program.approximate:
+        w.line("#define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer")
+    for header in headers:
+        w.line(f'#include "{header}"')
+    w.line()
+
+
+def headers(program: Program, *more: str) -> list[str]:
+    """The device headers a program needs, in order."""
+    needed = ["types.cuh", *(["math.cuh"] if program.instructions else []), *more]
+    return list(dict.fromkeys(needed))
+
+
+def signature(
+    w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None
+) -> None:
+    """The kernel's first lines, up to its opening brace."""
+    bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
+    w.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(')
+    for number, parameter in enumerate(parameters):
+        w.line(f"    {parameter}{',' if number < len(parameters) - 1 else ')'}")
+    w.open("")
+
+
+def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
+    """A pointer parameter."""
+    return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
+
+
+class Pointers:
+    """C names of a program's operands: pointers, in the order of the kernel's parameters."""
+
+    def __init__(self, program: Program, names: Names) -> None:
+        self.loads = [names.unique(op.name) for op in program.loads]
+        self.stores = [names.unique(store.operand.name) for store in program.stores]
+        self._program = program
+
+    def parameters(self) -> list[str]:
+        program = self._program
+        return [parameter(op, n) for op, n in zip(program.loads, self.loads)] + [
+            parameter(store.operand, n, written=True) for store, n in zip(program.stores, self.stores)
+        ]
+
+
+def converted(operand: Operand, text: str, real: str) -> str:
+    """A value of an operand, as stored, in its compute type."""
+    target = compute_type(operand.dtype, real)
+    return text if operand.dtype.ctype == target else f"convert<{target}>({text})"
+
+
+def uses(program: Program) -> dict[Value, int]:
+    """How often each value is used by instructions and stores."""
+    count: dict[Value, int] = {}
+    for value in [v for i in program.instructions for v in i.args] + [s.value for s in program.stores]:
+        count[value] = count.get(value, 0) + 1
+    return count
+
+
+def used_results(program: Program) -> set[int]:
+    """Instructions some store needs."""
+    needed: set[int] = set()
+    stack = [s.value for s in program.stores]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Result) and value.instruction not in needed:
+            needed.add(value.instruction)
+            stack += program.instructions[value.instruction].args
+    return needed
+
+
+__all__ = [
+    "Load",
+    "Pointers",
+    "converted",
+    "heading",
+    "headers",
+    "parameter",
+    "signature",
+    "used_results",
+    "uses",
+]

@@ -1,0 +1,4 @@
+def fits(spec):
+    return "later"
+def render(spec, schedule=None):
+    raise NotImplementedError

@@ -1,0 +1,67 @@
+"""What every lowering says: yes with a kernel specification, or no with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops.base import Kind
+
+#: More operands or nodes than this make one kernel run out of registers before it saves any memory traffic.
+MAX_OPERANDS = 28
+MAX_NODES = 160
+
+
+class Refusal(Exception):
+    """A lowering does not take a group; the text is the reason shown to the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the compiled graph should promise.
+
+    strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
+    alignment  bytes every pointer given to the kernels is a multiple of (intermediates: always 256).
+    """
+
+    strict: bool = False
+    alignment: int = 16
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One kernel: its family and specification, the tensors it reads and writes in the order of its parameters."""
+
+    family: str
+    spec: Any
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+class GroupView:
+    """A set of nodes as a lowering sees it: in topological order, with what enters and what leaves."""
+
+    def __init__(self, graph: Graph, nodes: Iterable[Node], order: Mapping[Node, int]) -> None:
+        self.graph = graph
+        self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
+        self.members = frozenset(self.nodes)
+        outputs = set(graph.outputs)
+        reads: dict[Tensor, None] = {}
+        writes: list[Tensor] = []
+        for node in self.nodes:
+            for tensor in node.inputs:
+                producer = graph.producer(tensor)
+                if producer is None or producer not in self.members:
+                    reads[tensor] = None
+            result = node.output
+            if result in outputs or any(c not in self.members for c in graph.network.successors(node)):
+                writes.append(result)
+        self.reads = tuple(reads)
+        self.writes = tuple(writes)
+
+    @property
+    def contractions(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind is Kind.CONTRACTION]

@@ -1,0 +1,59 @@
+"""Pointwise nodes over one space -> a `PointwiseSpec`."""
+
+from __future__ import annotations
+
+from codegen.spec import PointwiseSpec
+from fusegraph.graph import Tensor
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+
+
+def space(view: GroupView) -> tuple[int, ...]:
+    """The iteration space: the shape that every node's result broadcasts to and that all written tensors have."""
+    shape = max((n.output.shape for n in view.nodes), key=lambda s: (len(s), _volume(s)))
+    for tensor in view.writes:
+        if tensor.shape != view.writes[0].shape:
+            a, b = sorted((tensor, view.writes[0]), key=lambda t: t.size)
+            raise Refusal(
+                f"they run over different spaces: {a.name!r} {list(a.shape)} is needed in memory, "
+                f"as is {b.name!r} {list(b.shape)}"
+            )
+    for node in view.nodes:
+        if not broadcasts_to(node.output.shape, shape):
+            raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+    if view.writes[0].shape != shape:
+        raise Refusal(f"{view.writes[0].name!r} {list(view.writes[0].shape)} is smaller than the space {list(shape)}")
+    return shape
+
+
+def _volume(shape: tuple[int, ...]) -> int:
+    volume = 1
+    for size in shape:
+        volume *= size
+    return volume
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal with the reason if the nodes cannot be one pointwise kernel."""
+    space(view)
+    check_size(view)
+
+
+def check_size(view: GroupView) -> None:
+    """Raises Refusal if one kernel would hold too much at once."""
+    operands = len(view.reads) + len(view.writes)
+    if operands > MAX_OPERANDS:
+        raise Refusal(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
+    if len(view.nodes) > MAX_NODES:
+        raise Refusal(f"one kernel would have {len(view.nodes)} nodes, the limit is {MAX_NODES}")
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    shape = space(view)
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        return broadcast_strides(tensor, shape)
+
+    program, reads, writes = ProgramBuilder(view, options, strides).build()
+    return Lowered("pointwise", PointwiseSpec(name, shape, program), reads, writes)

@@ -1,0 +1,217 @@
+"""Pointwise nodes -> the scalar program a kernel evaluates for every element of its space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from codegen.dtypes import DType
+from codegen.expr import (
+    Anchor,
+    Index,
+    Instruction,
+    Literal,
+    Load,
+    Operand,
+    Program,
+    Result,
+    Store,
+    Value,
+    compute_type,
+    ctype_of,
+    literal,
+)
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Options
+from fusegraph.ops.convert import convert, to_reference
+
+#: (tensor) -> strides over the kernel's iteration space, 0 where the tensor is repeated.
+StridesOf = Callable[[Tensor], tuple[int, ...]]
+
+
+def broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """A tensor's strides over a shape it broadcasts to."""
+    missing = len(shape) - len(tensor.shape)
+    own = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.strides))
+    return (0,) * missing + tuple(own)
+
+
+def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a shape broadcasts to another without changing it."""
+    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(target)))
+
+
+def describe(node: Node) -> str:
+    """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
+    operands = [_shown(t) for t in node.inputs]
+    given = [
+        f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != node.op.attributes.get(k)
+    ]
+    return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tensor.value.reshape(-1)[0]}" if tensor.value is not None and tensor.size == 1 else tensor.name
+
+
+class ProgramBuilder:
+    """Builds the program of a group; ``anchor`` is the node whose value the kernel's main loop computes."""
+
+    def __init__(self, view: GroupView, options: Options, strides: StridesOf, anchor: Node | None = None) -> None:
+        self._view, self._options, self._strides = view, options, strides
+        self._loads: list[Operand] = []
+        self._reads: list[Tensor] = []
+        self._indices: list[tuple[int, ...]] = []
+        self._instructions: list[Instruction] = []
+        self._values: dict[Tensor, Value] = {}
+        self.real = "double" if view.graph.compute_dtype.name == "float64" else "float"
+        self._anchor = anchor
+        self._anchor_type = compute_type(anchor.output.dtype, self.real) if anchor else "float"
+
+    def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(program, tensors read, tensors written) in the order of the program's operands."""
+        for node in self._view.nodes:
+            if node is self._anchor:
+                self._values[node.output] = self._rounded(node.output, Anchor())
+            else:
+                self._values[node.output] = self._apply(node)
+        stores = tuple(Store(self._operand(t), self._values[t]) for t in self._view.writes)
+        program = Program(
+            tuple(self._loads),
+            tuple(self._indices),
+            tuple(self._instructions),
+            stores,
+            tuple(describe(n) for n in self._view.nodes),
+            self.real,
+        )
+        program, reads = _without_dead_code(program, self._parameter_order())
+        return program, tuple(self._reads[n] for n in reads), self._view.writes
+
+    def _parameter_order(self) -> list[int]:
+        """The loads in the order of a kernel's parameters: graph inputs as they were declared, then what is left."""
+        inputs = {t: k for k, t in enumerate(self._view.graph.inputs)}
+        return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n], len(inputs)), n))
+
+    def _operand(self, tensor: Tensor) -> Operand:
+        inner = tensor not in self._view.graph.inputs and tensor not in self._view.graph.outputs
+        return Operand(
+            tensor.name,
+            tensor.dtype,
+            self._strides(tensor),
+            256 if inner or tensor.is_constant else self._options.alignment,
+        )
+
+    def _value(self, tensor: Tensor) -> Value:
+        if tensor not in self._values:
+            if tensor.value is not None and tensor.size == 1:
+                number = tensor.value.reshape(-1)[0]
+                self._values[tensor] = Literal(number.item() if not tensor.dtype.is_float else float(number),
+                                               compute_type(tensor.dtype, self.real))
+            else:
+                self._loads.append(self._operand(tensor))
+                self._reads.append(tensor)
+                self._values[tensor] = Load(len(self._loads) - 1)
+        return self._values[tensor]
+
+    def _ctype(self, value: Value) -> str:
+        partial = Program(tuple(self._loads), (), tuple(self._instructions), real=self.real)
+        return ctype_of(partial, value, self._anchor_type)
+
+    def _apply(self, node: Node) -> Value:
+        if node.op.name == "gen_index":
+            axis = node.attributes["axis"]
+            source = node.inputs[0]
+            unit = Tensor(source.graph, source.name, source.shape, tuple(int(d == axis) for d in range(source.rank)), source.dtype)
+            self._indices.append(self._strides(unit))
+            return Index(len(self._indices) - 1)
+        dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
+        common = node.op.promoted(tuple(t.type for t in node.inputs))
+        if node.op.name == "identity":
+            return self._cast(node)
+        template = node.op.expression(common.kind, node.attributes)
+        compute = compute_type(common, self.real)
+        args: list[Value] = []
+        fields: dict[str, str] = {
+            key: literal(value, compute)
+            for key, value in node.attributes.items()
+            if isinstance(value, (bool, int, float))
+        }
+        for key, tensor, dtype in zip(node.op.operands, node.inputs, dtypes):
+            value, text = self._converted(self._value(tensor), tensor.dtype, dtype, len(args))
+            args.append(value)
+            fields[key] = text
+        result = compute_type(node.output.dtype, self.real)
+        return self._rounded(node.output, self._emit(node.name, template.format(**fields), args, result))
+
+    def _converted(self, value: Value, source: DType, target: DType, position: int) -> tuple[Value, str]:
+        """A value in the compute type of a dtype: the value and the template text that stands for it."""
+        wanted = compute_type(target, self.real)
+        if isinstance(value, Literal):
+            if value.ctype != wanted:
+                number = convert(to_reference(np.asarray(value.value).astype(source.numpy), source), source, target)
+                value = Literal(number.item(), wanted)
+            return value, f"{{{position}}}"
+        same = self._ctype(value) == wanted
+        return value, f"{{{position}}}" if same else f"convert<{wanted}>({{{position}}})"
+
+    def _cast(self, node: Node) -> Value:
+        """identity: nothing at all, or a conversion.  A cast to a narrower float rounds: it was asked for."""
+        source, target = node.inputs[0].dtype, node.output.dtype
+        value = self._value(node.inputs[0])
+        if source == target:
+            return value
+        value, text = self._converted(value, source, target, 0)
+        wanted = compute_type(target, self.real)
+        narrower = target.is_float and target.ctype != wanted
+        if text == "{0}" and not (narrower or isinstance(value, Literal)):
+            return value
+        if narrower:
+            text = f"round_to<{target.ctype}>({text})"
+        return self._emit(node.name, text, [value], wanted)
+
+    def _rounded(self, tensor: Tensor, value: Value) -> Value:
+        """In strict mode, the value rounded to the tensor's dtype; otherwise as it is."""
+        dtype = tensor.dtype
+        if self._options.strict and dtype.is_float and dtype.ctype != compute_type(dtype, self.real):
+            return self._emit(tensor.name, f"round_to<{dtype.ctype}>({{0}})", [value], compute_type(dtype, self.real))
+        return value
+
+    def _emit(self, name: str, template: str, args: list[Value], ctype: str) -> Result:
+        self._instructions.append(Instruction(name, template, tuple(args), ctype))
+        return Result(len(self._instructions) - 1)
+
+
+def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program, list[int]]:
+    """The program without what no store needs, its loads in the given order; and the loads that are left."""
+    live: set[Value] = set()
+    stack: list[Value] = [s.value for s in program.stores]
+    while stack:
+        value = stack.pop()
+        if value not in live:
+            live.add(value)
+            if isinstance(value, Result):
+                stack += program.instructions[value.instruction].args
+    loads = [n for n in order if Load(n) in live]
+    indices = [n for n in range(len(program.indices)) if Index(n) in live]
+    kept = [n for n in range(len(program.instructions)) if Result(n) in live]
+    new: dict[Value, Value] = {Load(n): Load(k) for k, n in enumerate(loads)}
+    new |= {Index(n): Index(k) for k, n in enumerate(indices)}
+    new |= {Result(n): Result(k) for k, n in enumerate(kept)}
+
+    def moved(value: Value) -> Value:
+        return new.get(value, value)
+
+    return (
+        replace(
+            program,
+            loads=tuple(program.loads[n] for n in loads),
+            indices=tuple(program.indices[n] for n in indices),
+            instructions=tuple(
+                replace(program.instructions[n], args=tuple(moved(v) for v in program.instructions[n].args)) for n in kept
+            ),
+            stores=tuple(Store(s.operand, moved(s.value)) for s in program.stores),
+        ),
+        loads,
+    )

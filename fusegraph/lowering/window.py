@@ -1,0 +1,100 @@
+"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (direct, halo tiles)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen import window as family
+from codegen.expr import Operand, compute_type
+from codegen.spec import WindowSpec
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.contraction import accumulator, factor
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+
+#: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
+MAX_PRODUCTS = 256
+MAX_CHANNELS = 4
+MAX_FILTERS = 8
+
+
+def suits(node: Node, graph: Graph) -> str | None:
+    """Why a contraction is no direct convolution with few channels; None if it is."""
+    if node.op.name != "conv_fprop":
+        return "not a convolution"
+    x, w = node.inputs
+    channels, filters = w.shape[1], w.shape[0] // node.attributes["groups"]
+    products = channels * prod(w.shape[2:])
+    if channels > MAX_CHANNELS or filters > MAX_FILTERS:
+        return f"{channels} channels and {filters} filters a group are a matrix product"
+    if products > MAX_PRODUCTS:
+        return f"{products} products a result are a matrix product"
+    if node.output.size == 0 or x.size == 0:
+        return "empty"
+    return family.fits(_geometry(node, graph))
+
+
+def _geometry(node: Node, graph: Graph) -> WindowSpec:
+    """The spec without its epilogue's program and names: enough to judge sizes."""
+    from codegen.expr import Program
+
+    x, w = node.inputs
+    attributes = node.attributes
+    groups, rank = attributes["groups"], x.rank - 2
+    pad = 3 - rank
+
+    def three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
+        a, b, c = (fill,) * pad + tuple(values)
+        return a, b, c
+
+    def strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
+        outer, channel, *spatial = tensor.strides
+        return (outer, inner * channel, channel, *three(tuple(spatial), 0))
+
+    channels, filters = w.shape[1], w.shape[0] // groups
+    x_strides = strides(x, channels)
+    w_outer, w_channel, *w_spatial = w.strides
+    real = "double" if graph.compute_dtype.name == "float64" else "float"
+    return WindowSpec(
+        name="window",
+        images=x.shape[0],
+        groups=groups,
+        in_channels=channels,
+        filters=filters,
+        sizes=three(x.shape[2:], 1),
+        out=three(node.output.shape[2:], 1),
+        taps=three(w.shape[2:], 1),
+        stride=three(attributes["stride"], 1),
+        dilation=three(attributes["dilation"], 1),
+        before=three(tuple(p[0] for p in attributes["padding"]), 0),
+        flip=attributes["mode"] == "convolution",
+        x=Operand(x.name, x.dtype, x_strides),
+        w=Operand(w.name, w.dtype, (filters * w_outer, w_outer, w_channel, *three(tuple(w_spatial), 0))),
+        accumulate=accumulator(node, real),
+        result=compute_type(node.output.dtype, real),
+        program=Program(),
+    )
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The direct convolution of a group that `lowering.contraction.accept` takes and whose anchor `suits`."""
+    from dataclasses import replace
+
+    anchor = view.contractions[0]
+    shape = anchor.output.shape
+    spec = _geometry(anchor, view.graph)
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        n, k, *spatial = broadcast_strides(tensor, shape)
+        return (n, spec.filters * k, k, *(0,) * (3 - len(spatial)), *spatial)
+
+    program, reads, writes = ProgramBuilder(view, options, strides, anchor).build()
+    x, w = anchor.inputs
+    spec = replace(
+        spec,
+        name=name,
+        program=program,
+        x=replace(spec.x, alignment=factor(view, options, x).alignment),
+        w=replace(spec.w, alignment=factor(view, options, w).alignment),
+    )
+    return Lowered("window", spec, (x, w, *reads), writes)

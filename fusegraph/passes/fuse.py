@@ -1,0 +1,211 @@
+"""Fusion: groups the nodes of a graph into as few kernels as are legal and profitable.
+
+Pairs of neighbouring groups are merged in order of the bytes they save, pairs with a contraction first (its epilogue grows
+before anything else).  A merge is legal if the quotient graph stays acyclic and a lowering accepts the merged group.
+Reachability between groups is kept as Python integers used as bitsets and updated with every merge, because merges that are
+legal one by one can form a cycle together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from math import prod
+
+import networkx as nx
+
+from fusegraph.errors import GraphError
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import accept, lower
+from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.ops.base import Kind
+from fusegraph.passes.partition import Decision, Group, Partition, edges
+
+#: What a kernel launch is worth, in bytes a GPU moves in that time; decides between pairs that save as little.
+LAUNCH_BYTES = 8_000_000
+
+
+class _Quotient:
+    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.order = {node: k for k, node in enumerate(graph.nodes)}
+        self.group_of = dict(self.order)
+        self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
+        self.successors: dict[int, set[int]] = {k: set() for k in self.members}
+        self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
+        for producer, consumer in graph.network.edges():
+            self.successors[self.order[producer]].add(self.order[consumer])
+            self.predecessors[self.order[consumer]].add(self.order[producer])
+        self.reach: dict[int, int] = {}
+        for node in reversed(list(nx.topological_sort(graph.network))):
+            k = self.order[node]
+            bits = 0
+            for s in self.successors[k]:
+                bits |= self.reach[s] | 1 << s
+            self.reach[k] = bits
+
+    def path_outside(self, a: int, b: int) -> Node | None:
+        """A node on a path from group a to group b that leaves both, which merging them would turn into a cycle."""
+        for first, last in ((a, b), (b, a)):
+            for s in self.successors[first]:
+                if s != last and self.reach[s] >> last & 1:
+                    return self.members[s][0]
+        return None
+
+    def view(self, *groups: int) -> GroupView:
+        return GroupView(self.graph, [n for g in groups for n in self.members[g]], self.order)
+
+    def merge(self, a: int, b: int) -> int:
+        """Merges group b into a; returns a."""
+        for node in self.members[b]:
+            self.group_of[node] = a
+        self.members[a] += self.members.pop(b)
+        for forward, backward in ((self.successors, self.predecessors), (self.predecessors, self.successors)):
+            gone = forward.pop(b)
+            for k in gone:
+                backward[k].discard(b)
+                backward[k].add(a)
+            forward[a] |= gone
+        for neighbours in (self.successors, self.predecessors):
+            neighbours[a] -= {a, b}
+        bit_a, bit_b = 1 << a, 1 << b
+        joined = (self.reach[a] | self.reach.pop(b)) & ~(bit_a | bit_b)
+        self.reach[a] = joined
+        for k, bits in self.reach.items():
+            if k != a and bits & (bit_a | bit_b):
+                self.reach[k] = (bits & ~bit_b) | bit_a | joined
+        return a
+
+    def topological(self) -> list[int]:
+        """The groups in an order in which they can run, ties in the order their first nodes were built."""
+        network = nx.DiGraph()
+        network.add_nodes_from(self.members)
+        network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
+        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
+        return list(nx.lexicographical_topological_sort(network, key=first.__getitem__))
+
+
+def fuse(graph: Graph, options: Options | None = None, *, enabled: bool = True) -> Partition:
+    """The partition of a graph.  With ``enabled=False`` every node is a kernel of its own (to compare against).
+
+    Raises GraphError if a single node has no lowering, which would be a defect of fusegraph.
+    """
+    options = options or Options()
+    quotient = _Quotient(graph)
+    siblings: list[Decision] = []
+    if enabled:
+        siblings = _merge_all(quotient, options)
+    groups = []
+    for g in quotient.topological():
+        view = quotient.view(g)
+        try:
+            groups.append(Group(view.nodes, lower(view, options)))
+        except Refusal as refusal:
+            raise GraphError(f"no kernel for node {view.nodes[0].name!r}: {refusal}") from None
+    partition = Partition(graph, tuple(groups), tuple(_decisions(quotient, options, enabled)) + tuple(siblings))
+    partition.check()
+    return partition
+
+
+def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
+    """Merges pairs until none is legal; returns the decisions for readers of one input fused side by side."""
+    heap: list[tuple[int, int, int, int, int, int]] = []
+    version = {g: 0 for g in quotient.members}
+    siblings: list[Decision] = []
+
+    def push(a: int, b: int, sibling: Tensor | None) -> None:
+        tier, saved = _score(quotient, a, b, sibling)
+        heapq.heappush(heap, (tier, -saved, a, b, version[a], version[b]))
+
+    readers: dict[Tensor, list[Node]] = {}
+    for node in quotient.graph.nodes:
+        for tensor in set(node.inputs):
+            readers.setdefault(tensor, []).append(node)
+
+    def neighbours(g: int) -> Iterator[tuple[int, int, Tensor | None]]:
+        for s in quotient.successors[g]:
+            yield g, s, None
+        for p in quotient.predecessors[g]:
+            yield p, g, None
+        for tensor in quotient.view(g).reads:
+            if prod(tensor.shape) > 1:
+                for other in {quotient.group_of[n] for n in readers[tensor]} - {g}:
+                    if other not in quotient.successors[g] and other not in quotient.predecessors[g]:
+                        yield min(g, other), max(g, other), tensor
+
+    for g in list(quotient.members):
+        for a, b, tensor in neighbours(g):
+            if g == a:
+                push(a, b, tensor)
+    while heap:
+        _, _, a, b, version_a, version_b = heapq.heappop(heap)
+        if version.get(a) != version_a or version.get(b) != version_b:
+            continue
+        if refusal(quotient, a, b, options) is not None:
+            continue
+        if b not in quotient.successors[a] and a not in quotient.successors[b]:
+            view_a, view_b = quotient.view(a), quotient.view(b)
+            shared = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name))
+            reason = f"both read {shared.name!r} over the same space: one kernel reads it once"
+            siblings.append(
+                Decision(view_a.nodes[0].name, view_b.nodes[0].name, True, reason, shared.nbytes, shared.name)
+            )
+        merged = quotient.merge(a, b)
+        del version[b]
+        version[merged] += 1
+        for x, y, tensor in neighbours(merged):
+            push(x, y, tensor)
+    return siblings
+
+
+def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | None) -> tuple[int, int]:
+    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 readers of one input."""
+    if sibling is not None:
+        return 2, sibling.nbytes
+    anchored = any(n.kind is Kind.CONTRACTION for g in (a, b) for n in quotient.members[g])
+    return (0 if anchored else 1), LAUNCH_BYTES + _saved(quotient, a, b)
+
+
+def _saved(quotient: _Quotient, a: int, b: int) -> int:
+    """Bytes not moved when two groups become one: reads of what the other makes, and the write if nobody else needs it."""
+    view_a, view_b = quotient.view(a), quotient.view(b)
+    both = quotient.view(a, b)
+    before = sum(t.nbytes for v in (view_a, view_b) for t in (*v.reads, *v.writes))
+    return before - sum(t.nbytes for t in (*both.reads, *both.writes))
+
+
+def refusal(quotient: _Quotient, a: int, b: int, options: Options) -> str | None:
+    """Why two groups cannot be merged, None if they can."""
+    through = quotient.path_outside(a, b)
+    if through is not None:
+        return f"would form a cycle: a path between them leaves through {through.name!r}"
+    try:
+        accept(quotient.view(a, b), options)
+    except Refusal as reason:
+        return str(reason)
+    return None
+
+
+def _decisions(quotient: _Quotient, options: Options, enabled: bool) -> Iterator[Decision]:
+    reasons: dict[tuple[int, int], str] = {}
+    for producer, consumer, tensor in edges(quotient.graph):
+        a, b = quotient.group_of[producer], quotient.group_of[consumer]
+        if a == b:
+            kept = tensor in quotient.view(a).writes
+            reason = (
+                "consumer reads it from registers; it is still written, being needed elsewhere"
+                if kept
+                else "stays in registers: neither written nor read back"
+            )
+            yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes * (1 if kept else 2))
+            continue
+        if not enabled:
+            yield Decision(producer.name, consumer.name, False, "fusion is switched off")
+            continue
+        if (a, b) not in reasons:
+            reasons[a, b] = refusal(quotient, a, b, options) or ""
+            if not reasons[a, b]:
+                raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
+        yield Decision(producer.name, consumer.name, False, reasons[a, b])

@@ -1,0 +1,104 @@
+"""Groups, decisions and partitions: what the fusion pass produces and everything after it consumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusegraph.errors import GraphError
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import Lowered
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one edge: whether producer and consumer share a kernel, and why.
+
+    bytes_saved counts what the pair no longer moves through device memory because of it.  ``shared_input`` names the tensor
+    when the pair has no edge but reads the same input (two readers fused side by side).
+    """
+
+    producer: str
+    consumer: str
+    fused: bool
+    reason: str
+    bytes_saved: int = 0
+    shared_input: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A convex set of nodes that is one kernel.  reads and writes are the tensors it moves through device memory."""
+
+    nodes: tuple[Node, ...]
+    lowered: Lowered
+
+    @property
+    def family(self) -> str:
+        return self.lowered.family
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self.lowered.reads
+
+    @property
+    def writes(self) -> tuple[Tensor, ...]:
+        return self.lowered.writes
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of device-memory traffic saved against one kernel a node (distinct tensors read and written once each)."""
+        alone = sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in self.nodes)
+        return alone - sum(t.nbytes for t in (*self.reads, *self.writes))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Groups in an order in which they can run, covering every node exactly once, and the decision for every edge."""
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def materialized(self) -> frozenset[Tensor]:
+        """Tensors that some group writes to memory."""
+        return frozenset(t for group in self.groups for t in group.writes)
+
+    def check(self) -> None:
+        """Verifies the partition.
+
+        Every node is in exactly one group, the groups can run in the given order (so each is convex), and a tensor that
+        crosses groups or leaves the graph is written by its group.  Raises GraphError naming what is wrong.
+        """
+        place: dict[Node, int] = {}
+        for number, group in enumerate(self.groups):
+            for node in group.nodes:
+                if node in place:
+                    raise GraphError(f"node {node.name!r} is in two groups")
+                place[node] = number
+        for node in self.graph.nodes:
+            if node not in place:
+                raise GraphError(f"node {node.name!r} is in no group")
+        for producer, consumer, tensor in edges(self.graph):
+            if place[producer] > place[consumer]:
+                raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
+            if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
+                raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
+            if place[producer] != place[consumer] and tensor not in self.groups[place[consumer]].reads:
+                raise GraphError(f"tensor {tensor.name!r} is not read by the kernel of {consumer.name!r}")
+        written = self.materialized
+        for tensor in self.graph.outputs:
+            if tensor not in written:
+                raise GraphError(f"output {tensor.name!r} is written by no kernel")
+
+
+def edges(graph: Graph) -> Iterable[tuple[Node, Node, Tensor]]:
+    """(producer, consumer, tensor) for every edge, each tensor once a pair, in the consumers' order."""
+    for consumer in graph.nodes:
+        seen = set()
+        for tensor in consumer.inputs:
+            producer = graph.producer(tensor)
+            if producer is not None and tensor not in seen:
+                seen.add(tensor)
+                yield producer, consumer, tensor
