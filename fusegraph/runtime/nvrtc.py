@@ -107,10 +107,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def supported_archs() -> tuple[str, ...]:
-    """The names NVRTC compiles for, oldest first, each followed by its architecture-specific variant if it has one.
-
-    Raises ToolchainError where NVRTC cannot be loaded.
-    """
+    """What NVRTC compiles for, architecture-specific targets included.  Raises ToolchainError like ``nvrtc_version``."""
     (numbers,) = _call(_bindings().nvrtcGetSupportedArchs)
     return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
 
@@ -150,8 +147,8 @@ def compile_kernels(
     def finish(key: str, kernel: CompiledKernel) -> None:
         done[key] = kernel
         if progress:
-            for source in (source for source, its_key in zip(sources, keys) if its_key == key):
-                progress(source, kernel)
+            for index in (index for index, its_key in enumerate(keys) if its_key == key):
+                progress(sources[index], kernel)
 
     missing = []
     for key, unit in units.items():
@@ -311,6 +308,11 @@ def _headers_of(code: str, library: dict[str, str | None]) -> dict[str, str]:
 # --- what comes out
 
 
+_PROPERTIES = re.compile(
+    r"Function properties for (\S+)\s*\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+
+
 def _resources_in_log(log: str, name: str) -> dict[str, int]:
     """Resources of kernel ``name`` as ``ptxas -v`` reports them; those it does not mention are missing.
 
@@ -318,11 +320,7 @@ def _resources_in_log(log: str, name: str) -> dict[str, int]:
     """
     entries = set(re.findall(r"Compiling entry function '([^']+)'", log))
     found: dict[str, int] = {}
-    for report in re.finditer(
-        r"Function properties for (\S+)\s*\n[^\n]*?(\d+) bytes stack frame, "
-        r"(\d+) bytes spill stores, (\d+) bytes spill loads",
-        log,
-    ):
+    for report in _PROPERTIES.finditer(log):
         if report[1] == name or report[1] not in entries:
             found["spill_bytes"] = found.get("spill_bytes", 0) + int(report[3]) + int(report[4])
         if report[1] == name:
@@ -401,7 +399,7 @@ def _failure(unit: _Unit, log: str) -> str:
         lines += _excerpt(f"{name}.cu", unit.source.code, int(located[1]))
     elif located := re.search(r"ptxas .*?line (\d+); (?:error|fatal)", log):
         ptx = _ptx(unit)
-        if ptx and folder:
+        if folder:
             (folder / f"{name[:100]}.ptx").write_text(ptx)
         lines += _excerpt("the PTX", ptx, int(located[1]))
     if "could not open source file" in log:
@@ -472,7 +470,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
     try:
         status, *results = function(*arguments)
     except (OSError, RuntimeError) as error:  # cuda.bindings loads the library at its first call
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason, *_ = str(error).split("\n")
         raise ToolchainError(f"NVRTC cannot be loaded ({reason}); {_INSTALL}") from error
     if int(status) != _SUCCESS:
         raise ToolchainError(f"NVRTC's {function.__name__} failed: {_reason(_bindings(), int(status))}")
@@ -486,11 +484,7 @@ def _reason(nvrtc: Any, status: int) -> str:
 
 @functools.cache
 def _build() -> tuple[str, ...]:
-    """What tells one NVRTC build from another.
-
-    Updates of one toolkit release share a version and differ in ptxas, so the library's size is added where the library
-    can be found.
-    """
+    """What tells one NVRTC build from another: updates of a release differ in ptxas, so the library's size is added."""
     version = ".".join(map(str, nvrtc_version()))
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
