@@ -2,7 +2,7 @@
 //
 // NaN in gives NaN out unless a comparison is documented to decide.  At infinity a function gives what its formula gives in
 // IEEE arithmetic (swish(-infinity) is -infinity * 0, NaN), though no function overflows on the way to a finite result.
-// With APPROXIMATE_MATH defined, some float versions are shorter (math_approximate.cuh); the CPU has one version of each.
+// With APPROXIMATE_MATH defined, some float versions are shorter (math_approximate.cuh).
 #pragma once
 #include "integer.cuh"
 #include "types.cuh"
@@ -96,7 +96,7 @@ __device__ __forceinline__ T sign(T x) {
 
 // ---- sigmoid and its relatives
 
-#if !defined(APPROXIMATE_MATH) || defined(FUSEGRAPH_CPU)
+#ifndef APPROXIMATE_MATH
 __device__ __forceinline__ float exp(float x) { return C_LIBRARY(expf)(x); }
 __device__ __forceinline__ float sqrt(float x) { return C_LIBRARY(sqrtf)(x); }
 __device__ __forceinline__ float reciprocal(float x) { return 1 / x; }

@@ -125,7 +125,7 @@ __device__ __forceinline__ uint8 round_float8(float x, uint32 largest) {
   const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7f;
   const uint32 rounded = magnitude >= 0x7f800000u ? largest : round_magnitude<mantissa, bias>(magnitude);
-  return uint8(bits >> 24 & 0x80u | (rounded < largest ? rounded : largest));
+  return uint8((bits >> 24 & 0x80u) | (rounded < largest ? rounded : largest));
 }
 
 #ifdef FUSEGRAPH_CPU
@@ -133,7 +133,7 @@ __device__ __forceinline__ float16 round_float16(float x) {
   const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return float16{0x7fff};
   const uint32 rounded = magnitude >= 0x47800000u ? 0x7c00u : round_magnitude<10, 15>(magnitude);
-  return float16{uint16(bits >> 16 & 0x8000u | rounded)};
+  return float16{uint16((bits >> 16 & 0x8000u) | rounded)};
 }
 __device__ __forceinline__ bfloat16 round_bfloat16(float x) {
   const uint32 bits = float_bits(x);

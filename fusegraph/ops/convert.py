@@ -1,7 +1,7 @@
 """Conversions between dtypes on reference arrays, with the meaning of ``convert`` in ``codegen/device/types.cuh``.
 
-A reference array of a float dtype is float64 and holds only values of that dtype; those of integers and bool are in their own
-NumPy dtype.
+A reference array of a float dtype is float64 and holds only values of that dtype; those of integers and bool are in
+their own NumPy dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Array = np.ndarray[Any, Any]
 
 def to_reference(array: Array, dtype: DType) -> Array:
     """An array of a dtype's values as a reference array: float64 for floats (exact), the dtype's own type otherwise."""
-    return np.asarray(array).astype(np.float64 if dtype.is_float else dtype.numpy, copy=False)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return np.asarray(array).astype(np.float64 if dtype.is_float else dtype.numpy, copy=False)
 
 
 def from_reference(array: Array, dtype: DType) -> Array:
@@ -29,8 +30,8 @@ def from_reference(array: Array, dtype: DType) -> Array:
 def round_to(array: Array, dtype: DType) -> Array:
     """float64 values rounded to nearest even in a float dtype, as float64.
 
-    Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  8-bit floats saturate, infinity
-    included; the others overflow to infinity.  NaN and the sign of zero stay.
+    Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  8-bit floats saturate,
+    infinity included; the others overflow to infinity.  NaN and the sign of zero stay.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -44,15 +45,15 @@ def round_to(array: Array, dtype: DType) -> Array:
         last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
         rounded = np.asarray(np.ldexp(np.rint(np.ldexp(array, -last_place)), last_place))
         if dtype.itemsize == 1:
-            return np.clip(rounded, dtype.min, dtype.max)
+            return np.asarray(np.clip(rounded, dtype.min, dtype.max))
         return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
 
 
 def convert(array: Array, source: DType, target: DType) -> Array:
     """A reference array of one dtype as a reference array of another.
 
-    To a float: rounds once to nearest even (see `round_to`).  Float to integer: truncates, saturates, NaN gives 0.  Integer to
-    integer: wraps around.  To bool: x != 0, so NaN gives True.
+    To a float: rounds once to nearest even (see `round_to`).  Float to integer: truncates, saturates, NaN gives 0.
+    Integer to integer: wraps around.  To bool: x != 0, so NaN gives True.
     """
     array = to_reference(array, source)
     if target.is_bool:
@@ -62,7 +63,7 @@ def convert(array: Array, source: DType, target: DType) -> Array:
     if not source.is_float:
         return array.astype(target.numpy)
     low, high = int(target.min), int(target.max)
-    whole = np.where(np.isnan(array), 0.0, np.trunc(array))
+    whole = np.trunc(np.where(np.isnan(array), 0.0, array))
     inside = (whole >= float(low)) & (
         whole < float(high + 1)
     )  # the largest int64 is no float64, but the next number is

@@ -74,7 +74,7 @@ def _relu(x: Array, negative_slope: float, lower_clip: float, upper_clip: float 
         y = np.maximum(x, np.asarray(lower_clip, dtype=x.dtype))
     else:
         y = np.where(x > lower_clip, x, lower_clip + negative_slope * (x - lower_clip))
-    return y if upper_clip is None else np.minimum(y, np.asarray(upper_clip, dtype=x.dtype))
+    return np.asarray(y if upper_clip is None else np.minimum(y, np.asarray(upper_clip, dtype=x.dtype)))
 
 
 def _relu_cuda(values: Mapping[str, Any]) -> str:
