@@ -107,7 +107,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def supported_archs() -> tuple[str, ...]:
-    """What NVRTC compiles for, architecture-specific targets included.  Raises ToolchainError like ``nvrtc_version``."""
+    """What NVRTC compiles for, ``a`` targets included.  Raises ToolchainError where it cannot be loaded."""
     (numbers,) = _call(_bindings().nvrtcGetSupportedArchs)
     return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
 
