@@ -1,0 +1,110 @@
+// What the runtime (runtime.cpp, built once) and the kernels (built by the hundred) know of each other.
+// Kernels reach the runtime only through the function table, so that a kernel's library has no undefined symbols.
+#pragma once
+
+struct uint3 {
+    unsigned int x, y, z;
+};
+
+struct dim3 {
+    unsigned int x, y, z;
+    constexpr dim3(unsigned int x_ = 1, unsigned int y_ = 1, unsigned int z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return uint3{x, y, z}; }
+};
+
+namespace fusegraph_cpu {
+
+struct Block;
+struct Runtime;
+
+// Where in the kernel's source a thread is, and in which CUDA function: for messages.
+struct Where {
+    const char* what;
+    const char* file;
+    int line;
+};
+
+// One CUDA thread.  The fields after `operand` belong to the scheduler.
+struct Thread {
+    uint3 thread_index;
+    unsigned int linear;      // x fastest, as CUDA numbers threads
+    unsigned int lane, warp;
+    unsigned int warp_lanes;  // the lanes that exist in this warp: all 32 but in the last warp of an odd-sized block
+    Block* block;
+    void* operand;            // what this thread brought to the meeting of its warp that it waits in
+
+    int state;
+    unsigned int detail[2];   // mask of the warp meeting, or id and count of the barrier
+    unsigned int result;
+    Where where;
+    bool (*ready)(void*);
+    void* ready_context;
+};
+
+// One block, as the kernel sees it.
+struct Block {
+    uint3 block_index;
+    dim3 block_dim, grid_dim;
+    unsigned int thread_count;
+    unsigned int dynamic_shared_bytes;
+    unsigned char* dynamic_shared;
+    Thread* threads;
+    const Runtime* runtime;
+};
+
+// Runs once, in the last thread to arrive, when all lanes of `mask` have arrived; may read and write every operand.
+using Complete = void (*)(Thread* first_lane, unsigned int mask);
+
+struct Runtime {
+    // Adds `value`, waits until `count` threads have arrived at barrier `id`, returns the sum of their values.
+    unsigned int (*barrier_sync)(Thread*, unsigned id, unsigned count, unsigned value, const Where&);
+    // Counts as an arrival and does not wait.
+    void (*barrier_arrive)(Thread*, unsigned id, unsigned count, const Where&);
+    // Waits until all lanes of `mask` have arrived with this mask and this `complete` (nullptr: only wait).
+    void (*meet)(Thread*, unsigned mask, void* operand, Complete complete, const Where&);
+    // Waits until ready(context); the other threads of the block run meanwhile.
+    void (*wait_until)(Thread*, bool (*ready)(void*), void* context, const Where&);
+    // Ends the launch with a printf-like message, prefixed with kernel, block and thread.  Never returns.
+    void (*fail)(Thread*, const char* format, ...);
+};
+
+// One kernel of a module.  `run` runs one thread (a fiber), `run_block` all threads of a block in a plain loop; a
+// kernel has the one that it needs.
+struct Kernel {
+    const char* name;
+    void (*run)(void** args);
+    void (*run_block)(void** args, bool reverse);
+    unsigned int parameter_count;
+    const unsigned int* parameter_sizes;  // bytes
+};
+
+// What a module exports, as `fusegraph_cpu_module`.  slot() is the calling host thread's "current thread" pointer.
+struct Module {
+    const Kernel* kernels;
+    unsigned int kernel_count;
+    Thread** (*slot)();
+};
+
+// One launch, filled in by the caller.
+struct Request {
+    const Kernel* kernel;
+    Thread** (*slot)();
+    void** args;                // args[i] points at the value of parameter i, as for cuLaunchKernel
+    unsigned int grid[3], block[3];
+    unsigned int dynamic_shared_bytes;
+    unsigned int host_threads;  // most host threads to use
+    int reverse;                // run blocks and threads in descending order
+    int poison;                 // byte to fill shared memory with before each block; -1: leave it
+    int (*interrupted)();       // asked now and then by the calling host thread; nonzero ends the launch.  May be null
+};
+
+enum Status { kDone = 0, kFailed = 1, kInterrupted = 2 };
+
+struct Report {
+    int has_address;
+    unsigned long long address;  // of a faulting access
+    char message[4096];
+};
+
+}  // namespace fusegraph_cpu

@@ -1,0 +1,225 @@
+// The scheduler of one block: fibers run until they wait, in thread order (or reverse), and what no runnable thread is
+// left to resolve is a deadlock.
+#pragma once
+
+#include "worker.h"
+
+namespace fusegraph_cpu {
+
+inline unsigned Worker::first_of(const unsigned* lanes_by_warp) {
+    if (launch_.request.reverse) {
+        for (unsigned warp = warp_count_; warp-- > 0;)
+            if (lanes_by_warp[warp]) return warp * kWarpSize + 31 - __builtin_clz(lanes_by_warp[warp]);
+    } else {
+        for (unsigned warp = 0; warp < warp_count_; ++warp)
+            if (lanes_by_warp[warp]) return warp * kWarpSize + __builtin_ctz(lanes_by_warp[warp]);
+    }
+    return ~0u;
+}
+
+// The runnable thread that follows `from` in the order of the launch, going round.
+inline bool Worker::next_runnable(unsigned from, unsigned& next) {
+    unsigned warp = from / kWarpSize;
+    const unsigned lane = from % kWarpSize;
+    if (launch_.request.reverse) {
+        unsigned lanes = runnable_[warp] & ((1u << lane) - 1);
+        for (unsigned steps = 0; steps <= warp_count_; ++steps) {
+            if (lanes) return next = warp * kWarpSize + 31 - __builtin_clz(lanes), true;
+            warp = warp ? warp - 1 : warp_count_ - 1;
+            lanes = runnable_[warp];
+        }
+    } else {
+        unsigned lanes = lane == 31 ? 0 : runnable_[warp] & (~0u << (lane + 1));
+        for (unsigned steps = 0; steps <= warp_count_; ++steps) {
+            if (lanes) return next = warp * kWarpSize + __builtin_ctz(lanes), true;
+            warp = warp + 1 == warp_count_ ? 0 : warp + 1;
+            lanes = runnable_[warp];
+        }
+    }
+    return false;
+}
+
+inline void Worker::resume(Thread* self, unsigned next) {
+    Thread* thread = &threads_[next];
+    runnable_[thread->warp] &= ~(1u << thread->lane);
+    thread->state = kRunnable;
+    *slot_ = thread;
+    if (thread != self) context_switch(contexts_[self->linear], contexts_[next]);
+}
+
+inline void Worker::poll_waiting() {
+    for (unsigned i = 0; i < block_.thread_count; ++i) {
+        Thread& thread = threads_[i];
+        if (thread.state == kPolling && thread.ready(thread.ready_context)) {
+            thread.state = kRunnable;
+            --polling_;
+            runnable_[thread.warp] |= 1u << thread.lane;
+        }
+    }
+}
+
+inline void Worker::leave(Thread* self) {
+    unsigned next;
+    if (next_runnable(self->linear, next)) return resume(self, next);
+    if (polling_) {
+        poll_waiting();
+        if (next_runnable(self->linear, next)) return resume(self, next);
+    }
+    if (alive_) deadlock();
+    context_switch(contexts_[self->linear], main_);  // the block is done; resumed by the worker's next block
+}
+
+// Each fiber runs one thread of block after block.
+inline void Worker::fiber_entry() {
+    Worker* worker = active_worker();
+    Thread* self = *worker->slot_;
+    for (;;) {
+        worker->launch_.request.kernel->run(worker->launch_.request.args);
+        self->state = kExited;
+        --worker->alive_;
+        worker->leave(self);
+    }
+}
+
+inline void Worker::wait(Thread* self, State state, const Where& where, unsigned detail0, unsigned detail1) {
+    self->state = state;
+    self->where = where;
+    self->detail[0] = detail0;
+    self->detail[1] = detail1;
+    leave(self);
+}
+
+inline void Worker::require_fibers(Thread* self, const Where& where) {
+    if (!launch_.request.kernel->run)
+        fail_format(self, nullptr, "%s at %s:%d in a kernel that was said to use no barriers (uses_barriers=False)",
+                    where.what, where.file, where.line);
+}
+
+// Counts an arrival.  True when it was the last: all waiting threads are then runnable.
+inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
+    require_fibers(self, where);
+    if (id >= kBarriers)
+        fail_format(self, nullptr, "%s at %s:%d: barrier %u; a block has %u", where.what, where.file, where.line, id,
+                    kBarriers);
+    if (count == 0 || count > block_.thread_count)
+        fail_format(self, nullptr, "%s at %s:%d: barrier %u for %u threads in a block of %u", where.what, where.file,
+                    where.line, id, count, block_.thread_count);
+    Barrier& barrier = barriers_[id];
+    if (barrier.arrived == 0)
+        barrier.count = count;
+    else if (barrier.count != count)
+        fail_format(self, nullptr, "%s at %s:%d: barrier %u is for %u threads here and for %u where others wait",
+                    where.what, where.file, where.line, id, count, barrier.count);
+    barrier.sum += value;
+    return ++barrier.arrived == count;
+}
+
+inline unsigned Worker::barrier_sync(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
+    const bool last = arrive(self, id, count, value, where);
+    Barrier& barrier = barriers_[id];
+    barrier.waiting[self->warp] |= 1u << self->lane;
+    if (!last) {
+        wait(self, kInBarrier, where, id, count);
+        return self->result;
+    }
+    const unsigned sum = barrier.sum, first = first_of(barrier.waiting);
+    for (unsigned warp = 0; warp < warp_count_; ++warp) {
+        for (unsigned lanes = barrier.waiting[warp]; lanes; lanes &= lanes - 1)
+            threads_[warp * kWarpSize + __builtin_ctz(lanes)].result = sum;
+        runnable_[warp] |= barrier.waiting[warp];
+    }
+    barrier = Barrier();
+    resume(self, first);
+    return self->result;
+}
+
+inline void Worker::barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where) {
+    if (!arrive(self, id, count, 0, where)) return;
+    Barrier& barrier = barriers_[id];
+    for (unsigned warp = 0; warp < warp_count_; ++warp) runnable_[warp] |= barrier.waiting[warp];
+    barrier = Barrier();
+}
+
+inline void Worker::meet(Thread* self, unsigned mask, void* operand, Complete complete, const Where& where) {
+    require_fibers(self, where);
+    const unsigned bit = 1u << self->lane;
+    if (!(mask & bit))
+        fail_format(self, nullptr, "%s at %s:%d: the mask 0x%08x does not name the calling lane %u", where.what,
+                    where.file, where.line, mask, self->lane);
+    mask &= self->warp_lanes;
+    WarpState& warp = warps_[self->warp];
+    Meeting* meeting = warp.meetings;
+    Meeting* const end = warp.meetings + warp.meeting_count;
+    while (meeting != end && meeting->mask != mask) ++meeting;
+    if (meeting == end) {
+        *meeting = Meeting{mask, 0, complete, where};
+        ++warp.meeting_count;
+    } else if (meeting->complete != complete) {
+        fail_format(self, nullptr, "lanes of one warp meet in %s at %s:%d and in %s at %s:%d with one mask, 0x%08x",
+                    where.what, where.file, where.line, meeting->where.what, meeting->where.file, meeting->where.line,
+                    mask);
+    }
+    self->operand = operand;
+    meeting->arrived |= bit;
+    if (meeting->arrived != mask) return wait(self, kInMeeting, where, mask, 0);
+    *meeting = warp.meetings[--warp.meeting_count];
+    if (complete) complete(&threads_[self->warp * kWarpSize], mask);
+    runnable_[self->warp] |= mask;
+    const unsigned lane = launch_.request.reverse ? 31 - __builtin_clz(mask) : __builtin_ctz(mask);
+    resume(self, self->warp * kWarpSize + lane);
+}
+
+inline void Worker::wait_until(Thread* self, bool (*ready)(void*), void* context, const Where& where) {
+    require_fibers(self, where);
+    if (ready(context)) return;
+    self->ready = ready;
+    self->ready_context = context;
+    ++polling_;
+    wait(self, kPolling, where, 0, 0);
+}
+
+// "threads 0-31 wait in __syncthreads() at softmax.cu:14; threads 32-63 have exited"
+inline std::string Worker::waits() const {
+    std::string text;
+    const unsigned count = block_.thread_count;
+    std::vector<bool> told(count, false);
+    for (unsigned i = 0; i < count; ++i) {
+        if (told[i]) continue;
+        const Thread& example = threads_[i];
+        const auto same = [&](const Thread& other) {
+            return other.state == example.state &&
+                   (example.state == kExited ||
+                    (other.where.line == example.where.line && other.where.what == example.where.what &&
+                     other.where.file == example.where.file && other.detail[0] == example.detail[0] &&
+                     other.detail[1] == example.detail[1]));
+        };
+        std::string ranges;
+        unsigned members = 0;
+        for (unsigned j = i; j < count; ++j) {
+            if (told[j] || !same(threads_[j])) continue;
+            unsigned last = j;
+            while (last + 1 < count && !told[last + 1] && same(threads_[last + 1])) ++last;
+            for (unsigned k = j; k <= last; ++k) told[k] = true;
+            members += last - j + 1;
+            ranges += (ranges.empty() ? "" : ", ") + std::to_string(j);
+            if (last > j) ranges += "-" + std::to_string(last);
+            j = last;
+        }
+        char detail[192] = "";
+        if (example.state == kInBarrier)
+            snprintf(detail, sizeof detail, " (barrier %u, %u of %u threads arrived)", example.detail[0],
+                     barriers_[example.detail[0]].arrived, example.detail[1]);
+        else if (example.state == kInMeeting)
+            snprintf(detail, sizeof detail, " (mask 0x%08x of warp %u)", example.detail[0], example.warp);
+        text += text.empty() ? "" : "; ";
+        text += (members == 1 ? "thread " : "threads ") + ranges;
+        if (example.state == kExited)
+            text += members == 1 ? " has exited" : " have exited";
+        else
+            text += std::string(members == 1 ? " waits in " : " wait in ") + example.where.what + " at " +
+                    example.where.file + ":" + std::to_string(example.where.line) + detail;
+    }
+    return text;
+}
+
+}  // namespace fusegraph_cpu

@@ -1,0 +1,427 @@
+"""Kernels on the CPU: the emitted CUDA C through a host C++ compiler, loaded and run thread for thread.
+
+The library of a set of kernels is a pure function of what its cache key holds: the translation unit, every header it
+may include, the flags, and the compiler's path and version.  So is the runtime's, which all kernels share.
+
+Numbers differ from a GPU's within rounding: the host's C library computes exp and its kin, and products are not
+contracted into fused multiply-adds (NVRTC contracts them; a processor without FMA could not, and results should not
+depend on the processor).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
+from codegen.spec import KernelSource
+from fusegraph.errors import CompileError, KernelError, ToolchainError
+from fusegraph.runtime.cache import digest
+
+Order = Literal["forward", "reverse"]
+Dim3 = tuple[int, int, int]
+
+# What the runtime and the kernels have in common.  No fortification: it takes leaving a fiber by longjmp for an attack.
+_COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
+_RUNTIME_FLAGS = (*_COMMON_FLAGS, "-pthread")
+# No aliasing or overflow rule beyond CUDA's; no errno; nothing of the C++ library, whose start costs link time.
+_KERNEL_FLAGS = (
+    *_COMMON_FLAGS,
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-w",
+    "-DFUSEGRAPH_CPU",
+    "-nodefaultlibs",
+)
+_KERNEL_LIBRARIES = ("-lm", "-lc")
+_CANDIDATES = ("g++", "clang++", "c++")
+_INSTALL = (
+    "install g++ (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++) or name a compiler in FUSEGRAPH_CXX"
+)
+_POISON = 0xFF  # NaN in every float type, -1 in integers
+
+# CUDA's limits of one launch (compute capability 9.0).
+_MOST_GRID: Dim3 = (2**31 - 1, 65535, 65535)
+_MOST_BLOCK: Dim3 = (1024, 1024, 64)
+_MOST_THREADS = 1024
+_MOST_SHARED_BYTES = 227 * 1024
+
+_FAILED, _INTERRUPTED = 1, 2
+
+
+class Cache(Protocol):
+    """Bytes by key; ``fusegraph.runtime.cache.DiskCache`` is one."""
+
+    def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
+        """The bytes under ``key``, made by ``build`` where absent, and whether they were there."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A host C++ compiler: the command that starts it, and what identifies it in cache keys."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+def find_compiler() -> Compiler:
+    """The C++ compiler named by ``FUSEGRAPH_CXX`` or ``CXX``, else the first of g++, clang++, c++ on the path.
+
+    Raises ToolchainError where a variable names what cannot be run, and where nothing is found.
+    """
+    for variable in ("FUSEGRAPH_CXX", "CXX"):
+        value = os.environ.get(variable, "").strip()
+        if value:
+            try:
+                command = shlex.split(value)
+            except ValueError as error:
+                raise ToolchainError(f"{variable}={value!r} is no command: {error}") from None
+            program = shutil.which(command[0])
+            if program is None:
+                raise ToolchainError(f"{variable} names {command[0]!r}, which is not found on the path; {_INSTALL}")
+            return _identify((program, *command[1:]), _stamp(program))
+    for name in _CANDIDATES:
+        program = shutil.which(name)
+        if program is not None:
+            return _identify((program,), _stamp(program))
+    raise ToolchainError(
+        f"no C++ compiler: looked for {', '.join(_CANDIDATES)} on the path ({os.environ.get('PATH', '')}); {_INSTALL}"
+    )
+
+
+def _stamp(program: str) -> tuple[str, int, int]:
+    path = os.path.realpath(program)
+    status = os.stat(path)
+    return path, status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=16)
+def _identify(command: tuple[str, ...], stamp: tuple[str, int, int]) -> Compiler:
+    try:
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"the C++ compiler {shlex.join(command)} does not run: {error}; {_INSTALL}") from None
+    if result.returncode:
+        raise ToolchainError(f"{shlex.join(command)} --version failed: {result.stderr.strip()}; {_INSTALL}")
+    return Compiler(command, "\n".join((*map(str, stamp), result.stdout)))
+
+
+def host_threads() -> int:
+    """Most host threads that a launch uses: ``FUSEGRAPH_CPU_THREADS``, else the number of processors.
+
+    Raises ToolchainError where the variable is not a positive integer.
+    """
+    value = os.environ.get("FUSEGRAPH_CPU_THREADS", "").strip()
+    if not value:
+        return os.cpu_count() or 1
+    if not value.isascii() or not value.isdigit() or not 0 < int(value) <= 65536:
+        raise ToolchainError(f"FUSEGRAPH_CPU_THREADS is {value!r}; an integer from 1 to 65536 is expected")
+    return int(value)
+
+
+def build(kernels: Sequence[KernelSource], *, cache: Cache, ucontext: bool = False) -> CpuModule:
+    """Compile ``kernels`` by one call of the compiler, or take them from ``cache``, and load them.
+
+    ucontext    switch stacks by ucontext, as on processors that the runtime has no code of its own for: several times
+                slower.
+
+    Raises ToolchainError without a compiler, CompileError where it rejects the source, ValueError for kernel names and
+    includes that ``codegen.cpu.translation_unit`` refuses.
+    """
+    started = time.perf_counter()
+    compiler = find_compiler()
+    source = translation_unit(kernels)
+    contents = [part for path in headers() for part in (path.name, path.read_bytes())]
+    flags = [*_KERNEL_FLAGS, *_KERNEL_LIBRARIES]
+    names = ", ".join(kernel.name for kernel in kernels)
+
+    def compile_kernels() -> bytes:
+        includes = ["-include", "cuda_on_cpu.h", "-I", str(DEVICE_DIR), "-I", str(CPU_DIR)]
+        return _compile(compiler, source, [*_KERNEL_FLAGS, *includes], _KERNEL_LIBRARIES, f"kernels {names}")
+
+    key = digest("cpu kernels", source, *contents, *flags, *compiler.command, compiler.version)
+    library, cached = cache.get_or_build(key, compile_kernels)
+    runtime = _runtime(compiler, ucontext, cache)
+    return CpuModule(tuple(kernels), _Library(library, names), runtime, cached, time.perf_counter() - started)
+
+
+def _compile(compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str) -> bytes:
+    """The shared library that ``source`` compiles to."""
+    with tempfile.TemporaryDirectory(prefix="fusegraph-") as folder:
+        unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
+        unit.write_text(source, encoding="utf-8")
+        command = [*compiler.command, *flags, str(unit), "-o", str(output), *libraries]
+        try:
+            result = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, cwd=folder
+            )
+        except OSError as error:
+            raise ToolchainError(f"the C++ compiler {compiler.command[0]} does not run: {error}") from None
+        if result.returncode == 0 and output.is_file():
+            return output.read_bytes()
+    kept = Path(tempfile.mkdtemp(prefix="fusegraph-failed-"))
+    (kept / "unit.cpp").write_text(source, encoding="utf-8")
+    (kept / "log.txt").write_text(f"{shlex.join(command)}\n{result.stderr}", encoding="utf-8")
+    raise CompileError(
+        f"{compiler.command[0]} rejected the CPU code of {what} (exit status {result.returncode}); "
+        f"source and log are kept in {kept}\n{result.stderr.strip()}"
+    )
+
+
+class _Library:
+    """A loaded shared library; unloaded when nothing refers to this object any more."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        descriptor, path = tempfile.mkstemp(prefix="fusegraph-", suffix=".so")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            self.cdll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:
+            raise ToolchainError(
+                f"the library of {what} cannot be loaded from {os.path.dirname(path)}: {error}; where that folder is "
+                "mounted noexec, name another in TMPDIR"
+            ) from None
+        finally:
+            os.unlink(path)  # the mapping keeps the file's contents
+        weakref.finalize(self, _dlclose, self.cdll._handle).atexit = False
+
+
+def _dlclose(handle: int) -> None:
+    ctypes.CDLL(None).dlclose(ctypes.c_void_p(handle))
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("run", ctypes.c_void_p),
+        ("run_block", ctypes.c_void_p),
+        ("parameter_count", ctypes.c_uint),
+        ("parameter_sizes", ctypes.POINTER(ctypes.c_uint)),
+    )
+
+
+class _Module(ctypes.Structure):
+    _fields_ = (
+        ("kernels", ctypes.POINTER(_Kernel)),
+        ("kernel_count", ctypes.c_uint),
+        ("slot", ctypes.c_void_p),
+    )
+
+
+_Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+class _Request(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("slot", ctypes.c_void_p),
+        ("args", ctypes.POINTER(ctypes.c_void_p)),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_shared_bytes", ctypes.c_uint),
+        ("host_threads", ctypes.c_uint),
+        ("reverse", ctypes.c_int),
+        ("poison", ctypes.c_int),
+        ("interrupted", _Interrupted),
+    )
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("has_address", ctypes.c_int),
+        ("address", ctypes.c_ulonglong),
+        ("message", ctypes.c_char * 4096),
+    )
+
+
+class Runtime:
+    """The loaded runtime library, which starts launches."""
+
+    def __init__(self, library: _Library) -> None:
+        self._library = library
+        self.launch = library.cdll.fusegraph_cpu_launch
+        self.launch.argtypes = (ctypes.POINTER(_Request), ctypes.POINTER(_Report))
+        self.launch.restype = ctypes.c_int
+        kind = library.cdll.fusegraph_cpu_context_kind
+        kind.restype = ctypes.c_char_p
+        self.context_kind: str = kind().decode()
+        """How the runtime switches stacks: ``"x86-64"`` or ``"ucontext"``."""
+
+
+_runtimes: dict[str, Runtime] = {}
+_runtimes_lock = threading.Lock()
+
+
+def _runtime(compiler: Compiler, ucontext: bool, cache: Cache) -> Runtime:
+    """The runtime, built once a compiler and loaded once a process: its handlers and stacks are the process's."""
+    source = (CPU_DIR / "runtime.cpp").read_text(encoding="utf-8")
+    flags = [*_RUNTIME_FLAGS, *(["-DFUSEGRAPH_CPU_UCONTEXT"] if ucontext else [])]
+    contents = [part for path in headers() if path.parent == CPU_DIR for part in (path.name, path.read_bytes())]
+    key = digest("cpu runtime", *contents, *flags, *compiler.command, compiler.version)
+    with _runtimes_lock:
+        if key not in _runtimes:
+            library, _ = cache.get_or_build(
+                key, lambda: _compile(compiler, source, [*flags, "-I", str(CPU_DIR)], (), "the runtime")
+            )
+            _runtimes[key] = Runtime(_Library(library, "the runtime"))
+        return _runtimes[key]
+
+
+class CpuModule:
+    """Loaded kernels.
+
+    kernels         what it was built from; a kernel's place in it is its index.
+    cached          whether the library came from the cache.
+    build_seconds   what building, or finding it in the cache, and loading took.
+    """
+
+    def __init__(
+        self, kernels: tuple[KernelSource, ...], library: _Library, runtime: Runtime, cached: bool, build_seconds: float
+    ) -> None:
+        self.kernels = kernels
+        self.cached = cached
+        self.build_seconds = build_seconds
+        self.runtime = runtime
+        self._library = library  # keeps the code loaded
+        self._module = _Module.in_dll(library.cdll, "fusegraph_cpu_module")
+        self._sizes = [
+            tuple(entry.parameter_sizes[: entry.parameter_count])
+            for entry in self._module.kernels[: self._module.kernel_count]
+        ]
+
+    def launch(
+        self,
+        kernel: int | str,
+        args: Sequence[Any],
+        *,
+        grid: Dim3 | None = None,
+        block: Dim3 | None = None,
+        shared_bytes: int | None = None,
+        order: Order = "forward",
+        poison: bool = True,
+    ) -> None:
+        """Run one kernel to its end; ``grid``, ``block`` and ``shared_bytes`` default to the KernelSource's.
+
+        kernel  index into ``kernels``, or a name that only one of them has.
+        args    one value a parameter: an int for a pointer or an integer parameter, else a ctypes value of the
+                parameter's size.
+        order   in which order threads of a block, and blocks, take their turns.  A kernel whose result depends on it
+                lacks a barrier.
+        poison  fill shared memory with 0xff bytes, which are NaNs, before each block.
+
+        Raises KernelError for arguments and dimensions that CUDA would refuse, and for what the kernel does wrong:
+        deadlock, an access out of bounds or misaligned.  The arrays then hold what was written up to then.
+        """
+        index = self._index(kernel)
+        source = self.kernels[index]
+        grid, block = grid or source.grid, block or source.block
+        shared_bytes = source.dynamic_shared_bytes if shared_bytes is None else shared_bytes
+        if order not in ("forward", "reverse"):
+            raise KernelError(f"kernel {source.name}: order is {order!r}; 'forward' or 'reverse' is expected")
+        _check_dimensions(source.name, grid, block, shared_bytes)
+        if 0 in grid:
+            return
+        values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
+        interrupt = _InterruptCheck()
+        request = _Request(
+            ctypes.addressof(self._module.kernels[index]),
+            self._module.slot,
+            pointers,
+            grid,
+            block,
+            shared_bytes,
+            host_threads(),
+            order == "reverse",
+            _POISON if poison else -1,
+            interrupt.callback,
+        )
+        report = _Report()
+        status = self.runtime.launch(ctypes.byref(request), ctypes.byref(report))
+        if status == _INTERRUPTED and interrupt.error is not None:
+            raise interrupt.error
+        if status == _FAILED:
+            place = describe_address(report.address) if report.has_address else None
+            raise KernelError(report.message.decode("utf-8", "replace") + (f": {place}" if place else ""))
+
+    def _index(self, kernel: int | str) -> int:
+        if isinstance(kernel, str):
+            found = [i for i, source in enumerate(self.kernels) if source.name == kernel]
+            if len(found) != 1:
+                names = ", ".join(source.name for source in self.kernels)
+                raise KernelError(f"{len(found)} kernels are called {kernel!r}; the module has {names}")
+            return found[0]
+        if not 0 <= kernel < len(self.kernels):
+            raise KernelError(f"kernel {kernel} of a module of {len(self.kernels)}")
+        return kernel
+
+    def _pair(self, index: int, args: Sequence[Any]) -> list[tuple[Any, int]]:
+        sizes = self._sizes[index]
+        if len(args) != len(sizes):
+            raise KernelError(f"kernel {self.kernels[index].name} takes {len(sizes)} arguments; {len(args)} were given")
+        return list(zip(args, sizes))
+
+
+class _InterruptCheck:
+    """Lets Python handle signals while a launch runs, and keeps what a handler raised (KeyboardInterrupt)."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.callback = _Interrupted(self._check)
+
+    def _check(self) -> int:
+        try:
+            ctypes.pythonapi.PyErr_CheckSignals()
+        except BaseException as error:
+            self.error = error
+            return 1
+        return 0
+
+
+def _check_dimensions(name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
+    if len(grid) != 3 or any(not 0 <= size <= most for size, most in zip(grid, _MOST_GRID)):
+        raise KernelError(f"kernel {name}: grid {grid}; CUDA takes up to {_MOST_GRID} blocks")
+    threads = block[0] * block[1] * block[2] if len(block) == 3 else 0
+    if not 0 < threads <= _MOST_THREADS or any(not 0 < size <= most for size, most in zip(block, _MOST_BLOCK)):
+        raise KernelError(
+            f"kernel {name}: block {block}; CUDA takes 1 to {_MOST_THREADS} threads, up to {_MOST_BLOCK}"
+        )
+    if not 0 <= shared_bytes <= _MOST_SHARED_BYTES:
+        raise KernelError(
+            f"kernel {name}: {shared_bytes} bytes of dynamic shared memory; 0 to {_MOST_SHARED_BYTES} fit"
+        )
+
+
+def _value(name: str, position: int, arg: Any, size: int) -> Any:
+    """The argument as a ctypes value of ``size`` bytes."""
+    if isinstance(arg, int):
+        if size not in (1, 2, 4, 8) or not -(1 << (8 * size - 1)) <= arg < 1 << (8 * size):
+            raise KernelError(f"kernel {name}: argument {position} is {arg}, the parameter has {size} bytes")
+        return (ctypes.c_ubyte * size).from_buffer_copy((arg % (1 << (8 * size))).to_bytes(size, sys.byteorder))
+    try:
+        given = ctypes.sizeof(arg)
+    except TypeError:
+        raise KernelError(
+            f"kernel {name}: argument {position} is a {type(arg).__name__}; an int or a ctypes value is expected"
+        ) from None
+    if given != size:
+        raise KernelError(f"kernel {name}: argument {position} has {given} bytes, the parameter {size}")
+    return arg
