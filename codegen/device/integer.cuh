@@ -40,7 +40,8 @@ __device__ __forceinline__ T wrapping_abs(T x) {  // the most negative number is
 // C's remainder, which has the dividend's sign; 0 where b is 0.
 template <class T>
 __device__ __forceinline__ T remainder(T a, T b) {
-  return b == T(0) || wrapping_add(b, T(1)) == T(0) && T(-1) < T(0) ? T(0) : T(a % b);
+  const bool minus_one = T(-1) < T(0) && b == T(-1);  // the most negative number % -1 is undefined
+  return b == T(0) || minus_one ? T(0) : T(a % b);
 }
 template <class T>
 __device__ __forceinline__ T maximum(T a, T b) {
