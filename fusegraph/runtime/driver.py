@@ -413,12 +413,21 @@ def is_capturing(stream: int, device: int = 0) -> bool:
 
 
 def order(first: int, then: int, device: int = 0) -> None:
-    """Make what is put on stream ``then`` from now on wait for what stream ``first`` holds now; does not block."""
-    if first != then:
-        event = Event(device, timing=False)
-        event.record(first)
-        with using(device):
-            call("cuStreamWaitEvent", then, event.handle, 0, doing="order one stream after another")
+    """Make what is put on stream ``then`` from now on wait for what stream ``first`` holds now.
+
+    Does not block, unless ``then`` alone is being captured: a graph cannot wait for work outside it, so that work is
+    waited for here, before the capture goes on.
+    """
+    if first == then:
+        return
+    if is_capturing(then, device) and not is_capturing(first, device):
+        with relaxed_capture():
+            synchronize(first, device)
+        return
+    event = Event(device, timing=False)
+    event.record(first)
+    with using(device):
+        call("cuStreamWaitEvent", then, event.handle, 0, doing="order one stream after another")
 
 
 class Event:
