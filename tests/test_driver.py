@@ -1,0 +1,584 @@
+"""The driver layer: without a driver, against a double of it (libcuda_double.c), and on a GPU.
+
+The functions named ``double_*`` run in a process of their own with the double as its libcuda.so.1, because a process
+loads one driver and keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.dtypes import ALL, bfloat16, float32
+from fusegraph.errors import ArgumentError, DeviceError
+from fusegraph.runtime import arrays, dlpack, driver, launch
+from fusegraph.runtime.arrays import CPU, DeviceArray, cuda_device
+
+HERE = Path(__file__).parent
+CAPTURING = 0x77  # the stream that the double says is being captured
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Run ``code`` in a new interpreter; its output, after checking that it succeeded and wrote no error."""
+    paths = os.pathsep.join([str(HERE.parent), str(HERE)])
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stderr == ""
+    return result.stdout
+
+
+# --- no driver -----------------------------------------------------------------------------------------------------
+
+UNAVAILABLE = """
+from fusegraph.errors import DeviceError
+from fusegraph.runtime import driver
+assert not driver.available()
+assert driver.device_count() == 0
+reason = driver.unavailable_reason()
+for attempt in (driver.bindings, driver.properties, driver.primary_context, lambda: driver.allocate(4)):
+    try:
+        attempt()
+    except DeviceError as error:
+        assert str(error) == reason, error
+    else:
+        raise SystemExit("no error")
+print(reason)
+"""
+
+
+def test_no_gpu():
+    """CUDA hides every GPU here; without a driver that makes no difference."""
+    reason = run_python(UNAVAILABLE, CUDA_VISIBLE_DEVICES="")
+    assert "(libcuda.so.1)" in reason
+    assert reason.rstrip().endswith("use engine='cpu', which needs no GPU")
+    assert "\n" not in reason.rstrip()
+
+
+def test_no_bindings():
+    hide = "import sys\nsys.modules['cuda.bindings'] = None\n"
+    reason = run_python(hide + UNAVAILABLE)
+    assert reason.startswith("cuda.bindings cannot be imported (ModuleNotFoundError")
+    assert "install cuda-python 13; use engine='cpu'" in reason
+
+
+def test_importing_the_runtime_imports_no_framework_and_no_bindings():
+    run_python(
+        "import sys, fusegraph.runtime.arrays, fusegraph.runtime.launch\n"
+        "assert not {'cuda.bindings.driver', 'torch', 'cupy', 'jax'} & set(sys.modules)"
+    )
+
+
+# --- argument packing ----------------------------------------------------------------------------------------------
+
+
+def test_packing_aligns_each_parameter():
+    assert launch._packing(["pointer"] * 3) == ("<QQQ", (0, 8, 16), 24)
+    layout = ["int32", "pointer", "float32", "tensor_map", "int32", "float64"]
+    format_, offsets, size = launch._packing(layout)
+    assert offsets == (0, 8, 16, 128, 256, 264)
+    assert size == 272
+    assert struct.calcsize(format_) == size
+    assert launch._packing([]) == ("<", (), 0)
+    with pytest.raises(ArgumentError, match="unknown kernel parameter type 'int16'; there are pointer"):
+        launch._packing(["int16"])
+
+
+# --- the double ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def double(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the double, compiled."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("double")
+    command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1"]
+    subprocess.run([*command, HERE / "libcuda_double.c", "-ldl"], check=True)
+    return str(folder)
+
+
+def library() -> Any:
+    """The double in this process, with its log emptied."""
+    assert driver.available(), driver.unavailable_reason()
+    lib = ctypes.CDLL("libcuda.so.1")
+    lib.double_log.restype = ctypes.c_char_p
+    lib.double_clear()
+    return lib
+
+
+def log(lib: Any) -> list[str]:
+    return lib.double_log().decode().splitlines()
+
+
+def streams_log(lib: Any) -> list[str]:
+    return [line for line in log(lib) if line.split()[0] in ("event", "record", "wait", "sync")]
+
+
+def raises(kind: type[Exception], *parts: str) -> Any:
+    class Expect:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, seen: Any, error: Any, trace: Any) -> bool:
+            assert seen is kind, (seen, error)
+            assert all(part in str(error) for part in parts), str(error)
+            return True
+
+    return Expect()
+
+
+def double_devices() -> None:
+    library()
+    assert driver.unavailable_reason() is None
+    assert driver.device_count() == 2
+    assert driver.driver_version() == (13, 0)
+    seen = driver.properties(1)
+    assert (seen.ordinal, seen.name, seen.compute_capability, seen.arch) == (1, "Double 1", (9, 0), "sm_90")
+    assert (seen.sm_count, seen.l2_bytes, seen.shared_optin_bytes) == (132, 50 << 20, 232448)
+    assert (seen.shared_per_sm_bytes, seen.registers_per_sm, seen.max_threads_per_sm) == (233472, 65536, 2048)
+    assert seen.total_memory == 1 << 30
+    for device in (2, -1):
+        with raises(DeviceError, f"no cuda:{device}", "sees 2 GPU(s)"):
+            driver.properties(device)
+
+
+def double_contexts() -> None:
+    lib = library()
+    assert not driver.enter(0)  # a thread without a context keeps that of device 0
+    assert log(lib) == ["retain 0", "set current"]
+    lib.double_clear()
+    assert not driver.enter(0)
+    assert log(lib) == []  # current already
+    with driver.using(1), driver.using(1):
+        assert log(lib) == ["retain 1", "push 1"]
+        with driver.using(0):
+            assert log(lib)[2:] == ["push 0"]
+    assert log(lib)[3:] == ["pop 0", "pop 1"]
+    assert lib.double_depth() == 1
+    try:
+        with driver.using(1):
+            raise KeyError
+    except KeyError:
+        assert lib.double_depth() == 1
+    assert driver.primary_context(1) is driver.primary_context(1)
+
+    def other_thread() -> None:
+        assert driver.enter(1)  # pushed: the runtime's current device of this thread stays 0
+        driver.leave()
+        depths.append(lib.double_depth())
+
+    depths: list[int] = []
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    assert depths == [0]
+
+
+def double_memory() -> None:
+    lib = library()
+    x = np.arange(100, dtype=np.int32)
+    y = np.zeros_like(x)
+    for device in (0, 1):
+        buffer = driver.allocate(x.nbytes, device)
+        assert (buffer.nbytes, buffer.device, buffer.pointer % 256) == (400, device, 0)
+        assert driver.pointer_device(buffer.pointer + 10) == device
+        assert driver.pointer_context(buffer.pointer) == driver.primary_context(device).address
+        driver.copy_to_device(buffer.pointer, x.ctypes.data, x.nbytes, device, stream=5)
+        driver.copy_to_host(y.ctypes.data, buffer.pointer, x.nbytes, device)
+        np.testing.assert_array_equal(x, y)
+        driver.memset(buffer.pointer, 1, 8, device)
+        driver.copy_on_device(buffer.pointer + 16, buffer.pointer, 8, device)
+        driver.copy_to_host(y.ctypes.data, buffer.pointer, x.nbytes, device)
+        assert y[:7].tolist() == [0x01010101, 0x01010101, 2, 3, 0x01010101, 0x01010101, 6]
+        with raises(DeviceError, "copy 401 bytes", "cuMemcpyDtoHAsync", "CUDA_ERROR_INVALID_VALUE (1)", "described by"):
+            driver.copy_to_host(y.ctypes.data, buffer.pointer, 401, device)
+    assert "sync 0x5" in log(lib)
+    assert driver.pointer_device(x.ctypes.data) is None
+    assert driver.pointer_context(x.ctypes.data) is None
+    assert driver.allocate(0).pointer != 0
+    with raises(
+        DeviceError, "allocate 2000000000 bytes on cuda:1", "536870912 of 1073741824 free", "OUT_OF_MEMORY (2)"
+    ):
+        driver.allocate(2_000_000_000, 1)
+    lib.double_clear()
+    del buffer
+    gc.collect()
+    assert "free 400 on 1" in log(lib)
+    assert lib.double_live() == 0
+    assert "bad free" not in log(lib)
+
+
+def double_capture() -> None:
+    """Memory, modules and finalisers work while a stream is captured; the thread's capture mode is put back."""
+    lib = library()
+    buffer = driver.allocate(16)
+    module = launch.load_module(b"IMG")
+    lib.double_capture(1)
+    inside = driver.allocate(32)
+    other = launch.load_module(b"IMG")
+    del buffer, module
+    gc.collect()
+    assert log(lib)[-1] == "unload"
+    assert "free 16 on 0" in log(lib)
+    assert driver.bindings().cuMemAlloc(8)[0] == driver.bindings().CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    assert driver.is_capturing(CAPTURING)
+    assert not driver.is_capturing(5)
+    assert not driver.is_capturing(0)
+    lib.double_clear()
+    driver.order(5, CAPTURING)
+    assert log(lib) == ["sync 0x5"]  # work outside the graph: waited for
+    assert inside.nbytes == 32
+    assert other.device == 0
+
+
+def double_streams_and_events() -> None:
+    lib = library()
+    driver.enter(0)
+    lib.double_clear()
+    start, stop = driver.Event(), driver.Event()
+    start.record(5)
+    stop.record(5)
+    stop.synchronize()
+    assert stop.elapsed_ms(start) > 0
+    lib.double_clear()
+    driver.order(5, 5)
+    assert log(lib) == []
+    driver.order(5, 6)
+    assert log(lib) == ["event 2", "record 0x5", "wait 0x6", "event gone"]
+    with raises(DeviceError, "wait for the stream", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "unusable in this process"):
+        driver.synchronize(0xBAD)
+
+
+def double_launch() -> None:
+    lib = library()
+    with raises(DeviceError, "load a kernel image of 3 bytes", "CUDA_ERROR_INVALID_IMAGE"):
+        launch.load_module(b"abc")
+    module = launch.load_module(b"IMG")
+    with raises(DeviceError, "find kernel absent", "CUDA_ERROR_NOT_FOUND"):
+        module.function("absent")
+    function = module.function("mixed")
+    assert (function.registers, function.local_bytes, function.shared_bytes, function.max_threads) == (
+        32,
+        16,
+        1000,
+        1024,
+    )
+
+    layout = ["pointer", "int32", "float32", "tensor_map", "int64"]
+    run = launch.Launch(function, (2, 3, 4), (32, 2, 1), 0, 0, layout)
+    lib.double_clear()
+    run((0xFFFF_0000_1234, -7, 1.5, bytes(range(128)), -(2**40)), 9)
+    assert log(lib) == ["launch 2,3,4 32,2,1 0 0x9", f"mixed ffff00001234 -7 1.500 map0 0..127 {-(2**40)}"]
+    with raises(ArgumentError, "mixed takes 5 arguments, not 2"):
+        run((1, 2), 0)
+    with raises(ArgumentError, "mixed takes (pointer, int32, float32, tensor_map, int64)", "'text'"):
+        run(("text", -7, 1.5, b"", 1), 0)
+    with raises(DeviceError, "launch mixed, grid (2, 3, 4), block (32, 2, 1)", "cuLaunchKernel"):
+        run((1, -7, 1.5, b"", 1), 0xBAD)
+    assert len(run._free) == 1  # errors give the argument memory back
+
+    # Shared memory above 48 KB, the kernel's own 1000 bytes included, is asked for once; it never shrinks.
+    lib.double_clear()
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 1000, 0, layout)
+    assert log(lib) == []
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 0, layout)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 0, layout)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 500, 0, layout)
+    assert log(lib) == ["attribute 8 = 49152"]
+    with raises(DeviceError, "mixed wants 232448 bytes of dynamic shared memory; cuda:0 has 231448"):
+        launch.Launch(function, (1, 1, 1), (1, 1, 1), 232448, 0, layout)
+    for grid, block, message in (
+        ((0, 1, 1), (1, 1, 1), "grid of (0, 1, 1)"),
+        ((1, 65536, 1), (1, 1, 1), "grid of (1, 65536, 1)"),
+        ((1, 1, 1), (1025, 1, 1), "1025 threads, of at most 1024 at its 32 registers"),
+        ((1, 1, 1), (1, 1, 65), "blocks of (1, 1, 65)"),
+        ((1, 1, 1), (0, 1, 1), "blocks of (0, 1, 1)"),
+    ):
+        with raises(DeviceError, message):
+            launch.Launch(function, grid, block, 0, 1)
+
+    lib.double_clear()
+    del module
+    gc.collect()
+    assert log(lib) == []  # the function keeps its module
+    del function, run
+    gc.collect()
+    assert log(lib)[-1] == "unload"
+
+
+def double_threads() -> None:
+    """One Launch from several threads: no call sees another's arguments (the double's kernel dawdles over them)."""
+    library()
+    n, calls = 64, 40
+    add_one = launch.Launch(launch.load_module(b"IMG").function("add_one"), (2, 1, 1), (32, 1, 1), 0, 2)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        driver.enter(0)
+        for call in range(calls):
+            x = np.full(n, seed * 1000 + call, np.float32)
+            y = np.zeros(n, np.float32)
+            add_one((x.ctypes.data, y.ctypes.data), seed)
+            if not (y == x + 1).all():
+                wrong.append((seed, call))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert 1 < len(add_one._free) <= 4  # they did overlap
+
+
+def double_device_arrays() -> None:
+    lib = library()
+    base = np.arange(120).reshape(2, 3, 4, 5)
+    for dtype in ALL:
+        x = base.astype(dtype.numpy)
+        for source in (x, x.transpose(3, 1, 0, 2), x[:, ::2, 1:], x[:, :0], x[1, 2, 3, 4, ...]):
+            there = arrays.to_device(source, 1)
+            assert (there.dtype, there.shape, there.device) == (dtype, source.shape, cuda_device(1))
+            assert there.nbytes == source.nbytes
+            for copy in (there, there.copy(), arrays.to_device(there, 0)):
+                np.testing.assert_array_equal(copy.to_numpy(), source)
+            assert arrays.to_device(there, 1) is there
+    dense = base.transpose(3, 1, 0, 2).astype(np.float32)
+    assert arrays.to_device(dense).strides == tuple(s // 4 for s in dense.strides)  # no gaps: the layout is kept
+    assert arrays.to_device(dense[:, ::2]).strides == (16, 8, 4, 1)
+
+    there = arrays.to_device(base.astype(np.float32), 1, stream=5)
+    interface = there.__cuda_array_interface__
+    assert interface["data"] == (there.pointer, False)
+    assert (interface["typestr"], interface["strides"], interface["stream"]) == ("<f4", (240, 80, 20, 4), 5)
+    assert arrays.to_device(base).__cuda_array_interface__["stream"] == 1
+    assert not hasattr(DeviceArray.empty((3,), "bfloat16"), "__cuda_array_interface__")
+    with raises(TypeError, "use .to_numpy()"):
+        np.asarray(there)
+
+    for versioned in (None, (1, 0)):
+        lib.double_clear()
+        seen = dlpack.consume(there.__dlpack__(stream=6, max_version=versioned))
+        assert streams_log(lib) == ["event 2", "record 0x5", "wait 0x6", "event gone"]
+        assert (seen.pointer, seen.shape, seen.device) == (there.pointer, there.shape, cuda_device(1))
+    lib.double_clear()
+    there.__dlpack__(stream=-1)
+    assert streams_log(lib) == []
+    copied = dlpack.consume(there.__dlpack__(stream=-1, copy=True))
+    assert copied.pointer != there.pointer
+    host = dlpack.consume(there.__dlpack__(dl_device=(1, 0), copy=None))
+    assert host.device == CPU
+    np.testing.assert_array_equal(np.from_dlpack(there, device="cpu"), base)
+    for arguments in ({"dl_device": (1, 0), "copy": False}, {"dl_device": (2, 0)}):
+        with raises(BufferError, "the array is on cuda:1"):
+            there.__dlpack__(**arguments)
+
+    # Through the protocols back into views, in stream order.
+    lib.double_clear()
+    seen = arrays.from_dlpack(there, stream=6)
+    assert seen[:6] == (there.pointer, there.shape, there.strides, float32, cuda_device(1), "dlpack")
+    only = type("Only", (), {"__cuda_array_interface__": interface})()
+    again = arrays.view(only, name="x", stream=6)
+    assert again[:5] == (there.pointer, there.shape, there.strides, float32, cuda_device(1))
+    assert log(lib).count("wait 0x6") == 2
+    assert arrays.view(there, name="x", stream=5).framework == "fusegraph"
+    assert log(lib).count("wait 0x6") == 2
+    arrays.view(there, name="x", stream=6)
+    assert log(lib).count("wait 0x6") == 3
+
+    new = arrays.empty_like_framework("numpy", (3, 4), (1, 4), bfloat16, cuda_device(1), stream=5)
+    assert isinstance(new, DeviceArray)
+    assert (new.strides, new.stream, new.owner.nbytes) == ((1, 4), 5, 30)
+
+    del there, new, seen, again, only, copied, copy, host
+    dlpack.release_abandoned()
+    gc.collect()
+    assert lib.double_live() == 0
+
+
+def double_exit() -> None:
+    """What is still alive at the end of the process is left to the driver, without a word."""
+    library()
+    global kept
+    module = launch.load_module(b"IMG")
+    kept = [module, module.function("nothing"), driver.allocate(8), driver.Event(), DeviceArray.empty((3,), "int8")]
+    kept.append(kept)
+
+
+kept: list[Any]
+
+DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_with_the_double(double: str, name: str):
+    run_python(f"import test_driver; test_driver.{name}()", LD_LIBRARY_PATH=double)
+
+
+def test_a_driver_without_devices(double: str):
+    reason = run_python(UNAVAILABLE, LD_LIBRARY_PATH=double, DOUBLE_NO_DEVICE="1")
+    assert "did not start: CUDA_ERROR_NO_DEVICE (100): described by the double; use engine='cpu'" in reason
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------
+
+on_gpu = pytest.mark.skipif(not driver.available(), reason="no CUDA driver or no GPU")
+
+SOURCE = r"""
+extern "C" __global__ void add_one(const float* x, float* y) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = x[i] + 1.0f;
+}
+struct alignas(64) Map { unsigned char bytes[128]; };
+extern "C" __global__ void mixed(long long* y, int a, float b, const __grid_constant__ Map map, long long c) {
+  y[0] = a; y[1] = (long long)(b * 2); y[2] = map.bytes[0]; y[3] = map.bytes[127]; y[4] = c;
+}
+extern "C" __global__ void big_shared(float* y) {
+  extern __shared__ float tile[];
+  tile[threadIdx.x + 20000] = threadIdx.x;
+  __syncthreads();
+  y[threadIdx.x] = tile[20000 + blockDim.x - 1 - threadIdx.x];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu_module() -> launch.Module:
+    from cuda.bindings import nvrtc
+
+    arch = driver.properties(0).arch
+    program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"test.cu", 0, [], [])[1]
+    options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+    code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
+    assert int(code) == 0
+    cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+    assert int(nvrtc.nvrtcGetCUBIN(program, cubin)[0]) == 0
+    return launch.load_module(cubin)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_properties():
+    seen = driver.properties(0)
+    assert seen.compute_capability >= (7, 0)
+    assert seen.sm_count > 0
+    assert seen.shared_optin_bytes >= 48 * 1024
+    assert seen.total_memory > seen.l2_bytes > 0
+    assert seen.name
+    assert driver.driver_version() >= (12, 0)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_launch(gpu_module):
+    driver.enter(0)
+    function = gpu_module.function("add_one")
+    assert function.registers > 0
+    run = launch.Launch(function, (4, 1, 1), (64, 1, 1), 0, 2)
+    x = np.arange(256, dtype=np.float32)
+    there, result = arrays.to_device(x), DeviceArray.empty((256,), "float32")
+    run((there.pointer, result.pointer), 0)
+    np.testing.assert_array_equal(result.to_numpy(), x + 1)
+
+    y = arrays.to_device(np.zeros(5, np.int64))
+    mixed = gpu_module.function("mixed")
+    layout = ["pointer", "int32", "float32", "tensor_map", "int64"]
+    launch.Launch(mixed, (1, 1, 1), (1, 1, 1), 0, 0, layout)((y.pointer, -7, 1.5, bytes(range(128)), -(2**40)), 0)
+    assert y.to_numpy().tolist() == [-7, 3, 0, 127, -(2**40)]
+
+    z = DeviceArray.empty((64,), "float32")
+    launch.Launch(gpu_module.function("big_shared"), (1, 1, 1), (64, 1, 1), 81920, 1)((z.pointer,), 0)
+    np.testing.assert_array_equal(z.to_numpy(), np.arange(64)[::-1])
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_events_and_memory():
+    buffer = driver.allocate(1 << 24)
+    start, stop = driver.Event(), driver.Event()
+    start.record()
+    driver.memset(buffer.pointer, 3, buffer.nbytes)
+    stop.record()
+    stop.synchronize()
+    assert 0 < stop.elapsed_ms(start) < 1000
+    host = np.zeros(16, np.uint8)
+    driver.copy_to_host(host.ctypes.data, buffer.pointer + buffer.nbytes - 16, 16)
+    assert (host == 3).all()
+    assert driver.pointer_device(buffer.pointer) == 0
+    assert driver.pointer_context(buffer.pointer) == driver.primary_context(0).address
+    assert driver.pointer_device(host.ctypes.data) is None
+    with pytest.raises(DeviceError, match=r"cannot allocate .* CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        driver.allocate(driver.properties(0).total_memory * 2)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_capture_into_a_torch_graph(gpu_module):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch without CUDA")
+    x = torch.arange(256, dtype=torch.float32, device="cuda")
+    y = torch.zeros_like(x)
+    run = launch.Launch(gpu_module.function("add_one"), (4, 1, 1), (64, 1, 1), 0, 2)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = arrays.current_stream("torch", cuda_device(0))
+        assert driver.is_capturing(stream)
+        during = driver.allocate(64)  # would end the capture were the thread's capture mode not relaxed
+        run((x.data_ptr(), y.data_ptr()), stream)
+        run((y.data_ptr(), y.data_ptr()), stream)
+        del during
+    assert not driver.is_capturing(stream)
+    x.fill_(5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 7).all()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_launch_from_threads(gpu_module):
+    run = launch.Launch(gpu_module.function("add_one"), (4, 1, 1), (64, 1, 1), 0, 2)
+    results: dict[int, bool] = {}
+
+    def work(seed: int) -> None:
+        driver.enter(0)
+        x = np.full(256, seed, np.float32)
+        there, result = arrays.to_device(x), DeviceArray.empty((256,), "float32")
+        for _ in range(200):
+            run((there.pointer, result.pointer), 0)
+            run((result.pointer, result.pointer), 0)
+        results[seed] = bool((result.to_numpy() == x + 2).all())
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(4), True)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_gpu_bad_image():
+    with pytest.raises(DeviceError, match="cannot load a kernel image"):
+        launch.load_module(b"not a cubin at all" * 10)
