@@ -105,7 +105,7 @@ class _Renderer:
         self.spec, self.s = _merged(spec), schedule
         self.t = schedule.itype
         self.names = Names(
-            {spec.name, "tile", "batch", "row0", "col0", "k", "k0", "kk", "i", "j", "m", "n", "mm", "nn", "sum", "stage"}
+            {spec.name, "tile", "batch", "row0", "col0", "k", "k0", "kk", "i", "j", "m", "n", "mm", "nn", "sum", "stage", "inside", "fetch"}
             | {"a_tile", "b_tile", "a_next", "b_next", "a_part", "b_part", "tx", "ty", "t", "a_at", "b_at", "next"}
             | {f"{p}{d}" for p in "bmnkpq" for d in range(8)}
             | {f"{side}_{axis}{d}" for side in "ab" for axis in "mnk" for d in range(8)}
@@ -279,9 +279,10 @@ class _Renderer:
         value = f"{side.pointer}[{linear(terms)}]"
         if gather.operand.dtype.ctype != c:
             value = f"{c}({value})" if c.startswith("uint") else f"convert<{c}>({value})"
-        if conditions:
-            value = f"{' && '.join(conditions)} ? {value} : {c}(0)"
-        w.line(f"{p}_next[i] = {value};")
+        if len(conditions) > 1:
+            w.line(f"const bool inside = {' && '.join(conditions)};")
+            conditions = ["inside"]
+        w.line(f"{p}_next[i] = {f'{conditions[0]} ? {value} : {c}(0)' if conditions else value};")
         w.close()
         w.close()
 
@@ -444,13 +445,23 @@ def _merged(spec: ContractionSpec) -> ContractionSpec:
     else:
         rows, over_rows = collapse(spec.rows, [s[nb : nb + nr] for s in every] + [spec.a.outer], range(nr))
     new = [b + r + (s[-1],) for b, r, s in zip(moved, over_rows, every)]
+    # The reduction runs in the memory order of the first factor, so that neighbouring threads read neighbouring elements.
+    order = sorted(range(len(spec.inner)), key=lambda d: (-abs(spec.a.inner[d]), d))
+    limits = spec.a.limits
+    if limits:
+        inner = tuple(spec.inner[d] for d in order)
+        inner_a, inner_b = (tuple(g.inner[d] for d in order) for g in (spec.a, spec.b))
+        limits = tuple(replace(x, inner_dim=order.index(x.inner_dim)) for x in limits)
+    else:
+        inner, (inner_a, inner_b) = collapse(spec.inner, [spec.a.inner, spec.b.inner], order)
     n, m = len(program.loads), len(program.stores)
     return replace(
         spec,
         batch=batch,
         rows=rows,
-        a=replace(spec.a, batch=moved[-2], outer=over_rows[-1]),
-        b=replace(spec.b, batch=moved[-1]),
+        inner=inner,
+        a=replace(spec.a, batch=moved[-2], outer=over_rows[-1], inner=inner_a, limits=limits),
+        b=replace(spec.b, batch=moved[-1], inner=inner_b),
         program=replace(
             program,
             loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),

@@ -122,7 +122,7 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     """``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
     text = ""
     for name, factor in terms:
-        if factor == 0:
+        if factor == 0 or name == "0":
             continue
         sign = "-" if factor < 0 else "+"
         product = name if abs(factor) == 1 else f"{_factor(name)} * {abs(factor)}"

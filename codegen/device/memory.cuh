@@ -58,10 +58,15 @@ __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& va
 
 #endif
 
-// N neighbouring elements of shared memory; their address is a multiple of 16 bytes.
+// N neighbouring elements of shared memory, at an address as aligned as the vector.
 template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load_shared(const T* from) {
     return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store_shared(T* to, const Vector<T, N>& v) {
+    *reinterpret_cast<Vector<T, N>*>(to) = v;
 }
 
 // The first `count` of N elements (all of them if count >= N); the others are zero.

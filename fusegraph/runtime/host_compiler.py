@@ -37,13 +37,15 @@ Dim3 = tuple[int, int, int]
 # What the runtime and the kernels have in common.  No fortification: it takes leaving a fiber by longjmp for an attack.
 _COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-pthread")
-# No aliasing or overflow rule beyond CUDA's; no errno; nothing of the C++ library, whose start costs link time.
+# No aliasing or overflow rule beyond CUDA's; no errno; nothing of the C++ library, whose start costs link time.  A large
+# local array must touch its pages in order (stack-clash-protection), or it would step over the guard below a fiber's stack.
 _KERNEL_FLAGS = (
     *_COMMON_FLAGS,
     "-fno-strict-aliasing",
     "-fwrapv",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fstack-clash-protection",
     "-fno-exceptions",
     "-fno-rtti",
     "-w",
@@ -401,9 +403,7 @@ def _check_dimensions(name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> 
         raise KernelError(f"kernel {name}: grid {grid}; CUDA takes up to {_MOST_GRID} blocks")
     threads = block[0] * block[1] * block[2] if len(block) == 3 else 0
     if not 0 < threads <= _MOST_THREADS or any(not 0 < size <= most for size, most in zip(block, _MOST_BLOCK)):
-        raise KernelError(
-            f"kernel {name}: block {block}; CUDA takes 1 to {_MOST_THREADS} threads, up to {_MOST_BLOCK}"
-        )
+        raise KernelError(f"kernel {name}: block {block}; CUDA takes 1 to {_MOST_THREADS} threads, up to {_MOST_BLOCK}")
     if not 0 <= shared_bytes <= _MOST_SHARED_BYTES:
         raise KernelError(
             f"kernel {name}: {shared_bytes} bytes of dynamic shared memory; 0 to {_MOST_SHARED_BYTES} fit"
