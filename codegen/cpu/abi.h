@@ -86,6 +86,14 @@ struct Module {
     Thread** (*slot)();
 };
 
+// What a long launch needs of the Python interpreter to let it handle signals: functions of its C interface.
+struct Interpreter {
+    int (*ensure)();                        // PyGILState_Ensure
+    void (*release)(int);                   // PyGILState_Release
+    int (*check_signals)();                 // PyErr_CheckSignals
+    void (*fetch)(void**, void**, void**);  // PyErr_Fetch
+};
+
 // One launch, filled in by the caller.
 struct Request {
     const Kernel* kernel;
@@ -96,7 +104,7 @@ struct Request {
     unsigned int host_threads;  // most host threads to use
     int reverse;                // run blocks and threads in descending order
     int poison;                 // byte to fill shared memory with before each block; -1: leave it
-    int (*interrupted)();       // asked now and then by the calling host thread; nonzero ends the launch.  May be null
+    const Interpreter* python;  // asked now and then, between blocks, by the calling host thread; may be null
 };
 
 enum Status { kDone = 0, kFailed = 1, kInterrupted = 2 };
@@ -104,6 +112,7 @@ enum Status { kDone = 0, kFailed = 1, kInterrupted = 2 };
 struct Report {
     int has_address;
     unsigned long long address;  // of a faulting access
+    void* exception[3];          // kInterrupted: what a signal's handler raised, as PyErr_Restore takes it
     char message[4096];
 };
 

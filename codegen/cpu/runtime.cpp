@@ -171,11 +171,17 @@ void Worker::run_block(uint64_t number) {
 }
 
 bool Worker::interrupted() {
-    if (!polls_interrupts_ || !launch_.request.interrupted) return false;
+    const Interpreter* python = launch_.request.python;
+    if (!polls_interrupts_ || !python) return false;
     const auto now = std::chrono::steady_clock::now();
     if (now < next_interrupt_check_) return false;
     next_interrupt_check_ = now + std::chrono::milliseconds(50);
-    return launch_.request.interrupted() != 0;
+    const int state = python->ensure();
+    const bool raised = python->check_signals() != 0;
+    void** exception = launch_.report.exception;
+    if (raised) python->fetch(&exception[0], &exception[1], &exception[2]);
+    python->release(state);
+    return raised;
 }
 
 void Worker::run() {

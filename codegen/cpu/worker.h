@@ -33,10 +33,11 @@ struct Launch {
     std::atomic<uint64_t> next_block{0};
     std::atomic<int> status{kDone};
 
-    // The first problem of a launch is the one reported; it stops the others at their next block.
+    // The first problem of a launch is the one reported; it stops the others at their next block.  An interrupt comes
+    // before any other: its exception must not be lost.
     void stop(Status reason, const char* message, const void* address) {
         std::lock_guard<std::mutex> lock(mutex);
-        if (status.load() != kDone) return;
+        if (status.load() != kDone && reason != kInterrupted) return;
         snprintf(report.message, sizeof report.message, "%s", message);
         report.has_address = address != nullptr;
         report.address = reinterpret_cast<uintptr_t>(address);

@@ -37,8 +37,8 @@ Dim3 = tuple[int, int, int]
 # What the runtime and the kernels have in common.  No fortification: it takes leaving a fiber by longjmp for an attack.
 _COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-pthread")
-# No aliasing or overflow rule beyond CUDA's; no errno; nothing of the C++ library, whose start costs link time.  A large
-# local array must touch its pages in order (stack-clash-protection), or it would step over the guard below a fiber's stack.
+# No aliasing or overflow rule beyond CUDA's; no errno.  A large local array must touch its pages in order
+# (stack-clash-protection), or it would step over the guard below a fiber's stack.
 _KERNEL_FLAGS = (
     *_COMMON_FLAGS,
     "-fno-strict-aliasing",
@@ -50,9 +50,7 @@ _KERNEL_FLAGS = (
     "-fno-rtti",
     "-w",
     "-DFUSEGRAPH_CPU",
-    "-nodefaultlibs",
 )
-_KERNEL_LIBRARIES = ("-lm", "-lc")
 _CANDIDATES = ("g++", "clang++", "c++")
 _INSTALL = (
     "install g++ (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++) or name a compiler in FUSEGRAPH_CXX"
@@ -81,6 +79,11 @@ class Compiler:
 
     command: tuple[str, ...]
     version: str
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """What kernels are linked with: all but the C++ library, which would take half of the link's time."""
+        return ("-nostdlib++", "-lm") if "clang" in self.version else ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
 
 def find_compiler() -> Compiler:
@@ -151,12 +154,12 @@ def build(kernels: Sequence[KernelSource], *, cache: Cache, ucontext: bool = Fal
     compiler = find_compiler()
     source = translation_unit(kernels)
     contents = [part for path in headers() for part in (path.name, path.read_bytes())]
-    flags = [*_KERNEL_FLAGS, *_KERNEL_LIBRARIES]
+    flags = [*_KERNEL_FLAGS, *compiler.libraries]
     names = ", ".join(kernel.name for kernel in kernels)
 
     def compile_kernels() -> bytes:
         includes = ["-include", "cuda_on_cpu.h", "-I", str(DEVICE_DIR), "-I", str(CPU_DIR)]
-        return _compile(compiler, source, [*_KERNEL_FLAGS, *includes], _KERNEL_LIBRARIES, f"kernels {names}")
+        return _compile(compiler, source, [*_KERNEL_FLAGS, *includes], compiler.libraries, f"kernels {names}")
 
     key = digest("cpu kernels", source, *contents, *flags, *compiler.command, compiler.version)
     library, cached = cache.get_or_build(key, compile_kernels)
@@ -228,7 +231,19 @@ class _Module(ctypes.Structure):
     )
 
 
-_Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
+class _Interpreter(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("ensure", "release", "check_signals", "fetch"))
+
+
+@functools.cache
+def _interpreter() -> _Interpreter:
+    """How the runtime lets Python handle signals during a launch.
+
+    In C, as a Python function would have its own first instruction interrupted, and the exception lost.
+    """
+    api = ctypes.pythonapi
+    functions = (api.PyGILState_Ensure, api.PyGILState_Release, api.PyErr_CheckSignals, api.PyErr_Fetch)
+    return _Interpreter(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
 
 
 class _Request(ctypes.Structure):
@@ -242,7 +257,7 @@ class _Request(ctypes.Structure):
         ("host_threads", ctypes.c_uint),
         ("reverse", ctypes.c_int),
         ("poison", ctypes.c_int),
-        ("interrupted", _Interrupted),
+        ("python", ctypes.c_void_p),
     )
 
 
@@ -250,6 +265,7 @@ class _Report(ctypes.Structure):
     _fields_ = (
         ("has_address", ctypes.c_int),
         ("address", ctypes.c_ulonglong),
+        ("exception", ctypes.c_void_p * 3),
         ("message", ctypes.c_char * 4096),
     )
 
@@ -330,7 +346,8 @@ class CpuModule:
         poison  fill shared memory with 0xff bytes, which are NaNs, before each block.
 
         Raises KernelError for arguments and dimensions that CUDA would refuse, and for what the kernel does wrong:
-        deadlock, an access out of bounds or misaligned.  The arrays then hold what was written up to then.
+        deadlock, an access out of bounds or misaligned.  The arrays then hold what was written up to then.  A signal
+        that arrives meanwhile is handled between blocks; what its handler raises (KeyboardInterrupt) ends the launch.
         """
         index = self._index(kernel)
         source = self.kernels[index]
@@ -343,7 +360,6 @@ class CpuModule:
             return
         values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
-        interrupt = _InterruptCheck()
         request = _Request(
             ctypes.addressof(self._module.kernels[index]),
             self._module.slot,
@@ -354,12 +370,12 @@ class CpuModule:
             host_threads(),
             order == "reverse",
             _POISON if poison else -1,
-            interrupt.callback,
+            ctypes.addressof(_interpreter()),
         )
         report = _Report()
         status = self.runtime.launch(ctypes.byref(request), ctypes.byref(report))
-        if status == _INTERRUPTED and interrupt.error is not None:
-            raise interrupt.error
+        if status == _INTERRUPTED:
+            ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, report.exception))  # raises what the handler raised
         if status == _FAILED:
             place = describe_address(report.address) if report.has_address else None
             raise KernelError(report.message.decode("utf-8", "replace") + (f": {place}" if place else ""))
@@ -380,22 +396,6 @@ class CpuModule:
         if len(args) != len(sizes):
             raise KernelError(f"kernel {self.kernels[index].name} takes {len(sizes)} arguments; {len(args)} were given")
         return list(zip(args, sizes))
-
-
-class _InterruptCheck:
-    """Lets Python handle signals while a launch runs, and keeps what a handler raised (KeyboardInterrupt)."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.callback = _Interrupted(self._check)
-
-    def _check(self) -> int:
-        try:
-            ctypes.pythonapi.PyErr_CheckSignals()
-        except BaseException as error:
-            self.error = error
-            return 1
-        return 0
 
 
 def _check_dimensions(name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
