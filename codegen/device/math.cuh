@@ -107,6 +107,11 @@ __device__ __forceinline__ float divide(float a, float b) { return a / b; }
 namespace math {
 #endif
 
+// log(1 + exp(x)) for x <= 0
+template <class T>
+__device__ __forceinline__ T log1p_exp(T x) {
+  return log1p(exp(x));
+}
 // 1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow.
 template <class T>
 __device__ __forceinline__ T sigmoid(T x) {
@@ -135,16 +140,12 @@ __device__ __forceinline__ T swish(T x, T beta = 1) {
 }
 template <class T>
 __device__ __forceinline__ T swish_backward(T loss, T x, T beta = 1) {
-  return loss * (sigmoid(beta * x) + beta * x * sigmoid_slope(beta * x));
+  return loss * (sigmoid(beta * x) + beta * (x * sigmoid_slope(beta * x)));
 }
-// log(1 + exp(x))
+// log(1 + exp(beta * x)) / beta = max(x, 0) + log(1 + exp(-beta * |x|)) / beta
 template <class T>
-__device__ __forceinline__ T softplus(T x) {
-  return maximum(x, T(0)) + log1p(exp(-abs(x)));
-}
-template <class T>
-__device__ __forceinline__ T softplus(T x, T beta) {
-  return divide(softplus(beta * x), beta);
+__device__ __forceinline__ T softplus(T x, T beta = 1) {
+  return maximum(x, T(0)) + divide(log1p_exp(-beta * abs(x)), beta);
 }
 template <class T>
 __device__ __forceinline__ T softplus_backward(T loss, T x, T beta = 1) {
@@ -187,13 +188,13 @@ __device__ __forceinline__ T gelu_backward(T loss, T x) {
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), by (1 + tanh(u)) / 2 = sigmoid(2u)
 template <class T>
 __device__ __forceinline__ T gelu_approx_tanh(T x) {
-  return x * sigmoid(x * fma(T(0.07135481282640308), x * x, T(1.5957691216057308)));
+  return x * sigmoid(x * fma(T(0.07135481627260025), x * x, T(1.5957691216057308)));
 }
 template <class T>
 __device__ __forceinline__ T gelu_approx_tanh_backward(T loss, T x) {
   const T square = minimum(x * x, T(1e4));  // beyond it sigmoid_slope is 0, and 0 * infinity would be NaN
-  const T u = x * fma(T(0.07135481282640308), square, T(1.5957691216057308));
-  const T slope = fma(T(0.21406443847920924), square, T(1.5957691216057308));
+  const T u = x * fma(T(0.07135481627260025), square, T(1.5957691216057308));
+  const T slope = fma(T(0.21406444881780075), square, T(1.5957691216057308));
   return loss * (sigmoid(u) + x * sigmoid_slope(u) * slope);
 }
 

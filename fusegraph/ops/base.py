@@ -53,7 +53,9 @@ class Op:
                 with {operand} and {attribute} placeholders; operands and attributes are identifiers or literals of the
                 promoted compute type.  A function of the attributes where the expression depends on them; `expression`
                 hides the difference.  A class that is absent is a dtype the op does not take.
-    ulps        bound on the error of the CUDA expression in units of the compute type's last place, for finite results.
+    ulps        bound on the error of the CUDA expression in units of the compute type's last place, for results that are
+                finite and not subnormal.  Where terms cancel (relu with a clip, gradients that cross zero), in units of
+                the largest term.
     keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """

@@ -32,10 +32,6 @@ def _sigmoid_slope(x: Array) -> Array:
     return np.asarray(e / (1 + e) ** 2)
 
 
-def _softplus(x: Array) -> Array:
-    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
-
-
 def _normal_cdf(x: Array) -> Array:
     return np.asarray(0.5 * _erfc(-x * math.sqrt(0.5)))
 
@@ -63,7 +59,7 @@ def _mish(x: Array) -> Array:
 
 
 def _swish_backward(loss: Array, input: Array, beta: float) -> Array:
-    return np.asarray(loss * (_sigmoid(beta * input) + beta * input * _sigmoid_slope(beta * input)))
+    return np.asarray(loss * (_sigmoid(beta * input) + beta * (input * _sigmoid_slope(beta * input))))
 
 
 # ---- relu
@@ -209,7 +205,7 @@ backward(
 # beta * x is rounded before exp, which magnifies the error by |beta * x|, at most 104 where exp does not underflow.
 unary(
     "softplus",
-    lambda x, beta: _softplus(beta * x) / beta,
+    lambda x, beta: np.maximum(x, 0) + np.log1p(np.exp(-beta * np.abs(x))) / beta,
     "log(1 + exp(beta * x)) / beta, for positive beta.",
     attributes={"beta": (1.0, positive)},
     float=lambda values: "math::softplus({x})" if values["beta"] == 1 else "math::softplus({x}, {beta})",

@@ -131,9 +131,38 @@ unary(
 
 # ---- rounding
 
-unary("ceil", np.ceil, "Smallest integer not below x.", float="math::ceil({x})", int="{x}", ulps=0, cudnn="ceil")
-unary("floor", np.floor, "Largest integer not above x.", float="math::floor({x})", int="{x}", ulps=0, cudnn="floor")
-unary("round", np.rint, "Nearest integer, halfway cases to even.", float="math::round({x})", int="{x}", ulps=0)
+
+def _floats_only(function: np.ufunc) -> Any:
+    """Integers as they are: before NumPy 2.1, rint, floor and ceil turn them into float64."""
+    return lambda x: function(x) if x.dtype.kind == "f" else x
+
+
+unary(
+    "ceil",
+    _floats_only(np.ceil),
+    "Smallest integer not below x.",
+    float="math::ceil({x})",
+    int="{x}",
+    ulps=0,
+    cudnn="ceil",
+)
+unary(
+    "floor",
+    _floats_only(np.floor),
+    "Largest integer not above x.",
+    float="math::floor({x})",
+    int="{x}",
+    ulps=0,
+    cudnn="floor",
+)
+unary(
+    "round",
+    _floats_only(np.rint),
+    "Nearest integer, halfway cases to even.",
+    float="math::round({x})",
+    int="{x}",
+    ulps=0,
+)
 
 
 def _same(x: Array, dtype: DType | None = None) -> Array:

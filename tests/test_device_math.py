@@ -1,0 +1,355 @@
+"""The op table's CUDA expressions and the device headers: run on the host against the references, compiled by NVRTC.
+
+Float results are measured in units in the last place (ulps) against the float64 reference of the same operands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_convert import sample
+from test_ops_pointwise import CASES
+
+from codegen.expr import literal
+from fusegraph import dtypes as dt
+from fusegraph.ops import TABLE, Op, TensorType
+from fusegraph.ops.convert import convert, to_reference
+from fusegraph.runtime import driver
+
+HEADERS = Path(__file__).parents[1] / "codegen" / "device"
+TYPES = (dt.float32, dt.float64, dt.int8, dt.uint8, dt.int32, dt.int64, dt.bool_)
+#: In gradients that cross zero the terms cancel: their error is in units of the loss.
+CANCELLING = {"gelu_backward", "gelu_approx_tanh_backward", "swish_backward"}
+#: The references' own error in double, where it is large: that of the rounded arguments of erfc and exp.
+REFERENCE_ULPS = {"gelu": 3000.0, "gelu_approx_tanh": 3000.0}
+#: Operands that are not the op's only source of error: x - lower_clip is as large as lower_clip.
+FIXED_SCALE = {"relu": 3.0}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An op with attributes, for one operand dtype; `symbol` is its C function."""
+
+    symbol: str
+    op: Op
+    attributes: dict[str, Any]
+    dtype: dt.DType
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        return tuple(TensorType((1,), dt.bool_ if k in self.op.masks else self.dtype) for k in self.op.operands)
+
+    @property
+    def result(self) -> dt.DType:
+        return self.op.infer(self.types, self.attributes).dtype
+
+    def statement(self) -> str:
+        """``y[i] = expression;`` for operands ``operand[i]``."""
+        fields = {k: literal(v, self.dtype.compute) for k, v in self.attributes.items() if isinstance(v, (int, float))}
+        fields |= {k: f"{k}[i]" for k in self.op.operands}
+        return f"y[i] = {self.op.expression(self.dtype.kind, self.attributes).format(**fields)};"
+
+    def parameters(self) -> str:
+        inputs = [f"const {t.dtype.ctype}* {k}" for k, t in zip(self.op.operands, self.types)]
+        return ", ".join([*inputs, f"{self.result.ctype}* y"])
+
+
+def variants() -> Iterator[Variant]:
+    for name, cases in CASES.items():
+        op = TABLE[name]
+        for dtype in TYPES:
+            if dtype.kind not in op.cuda:
+                continue
+            for number, (given, _) in enumerate(cases):
+                if dtype.is_int and any(isinstance(v, float) and v != int(v) for v in given.values()):
+                    continue
+                if dtype == dt.uint8 and any(isinstance(v, (int, float)) and v < 0 for v in given.values()):
+                    continue
+                types = tuple(TensorType((1,), dt.bool_ if k in op.masks else dtype) for k in op.operands)
+                assert op.normalize is not None
+                attributes = op.normalize(types, {**op.attributes, **given})
+                yield Variant(f"{name}_{dtype}_{number}", op, attributes, dtype)
+
+
+VARIANTS = list(variants())
+
+
+def build(folder: Path, name: str, *flags: str) -> ctypes.CDLL:
+    """All variants compiled for the host: ``symbol(operands..., y, count)``."""
+    lines = ['#include "math.cuh"']
+    for v in VARIANTS:
+        loop = f"for (int64 i = 0; i < n; i++) {v.statement()}"
+        lines.append(f'extern "C" void {v.symbol}({v.parameters()}, int64 n) {{ {loop} }}')
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    source.write_text("\n".join(lines))
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-float-equal",
+         "-DFUSEGRAPH_CPU", "-D__device__=", "-D__forceinline__=inline", *flags, f"-I{HEADERS}", str(source), "-o",
+         str(library), "-lm"],
+        check=True,
+    )  # fmt: skip
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("math"), "exact")
+
+
+@pytest.fixture(scope="module")
+def host_approximate(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("math"), "approximate", "-DAPPROXIMATE_MATH")
+
+
+def operands(variant: Variant) -> list[np.ndarray]:
+    """Operand values: specials, ordinary and extreme magnitudes of both signs; all pairs of the interesting ones."""
+    dtype, rng = variant.dtype, np.random.default_rng(1)
+    arity = len(variant.op.operands)
+    if dtype.is_bool:
+        values = np.array([False, True])
+    elif dtype.is_int:
+        info = np.iinfo(dtype.numpy)
+        values = np.array([info.min, info.max, info.min + 1, info.max - 1, 0, 1, 2, 3, 7, 100], dtype=dtype.numpy)
+        values = np.concatenate([values, -values, rng.integers(info.min, info.max, 40, dtype=dtype.numpy)])
+    else:
+        largest = 1e150 if dtype == dt.float64 and variant.op.name == "add_square" else dtype.max  # b * b in NumPy
+        special = [0.0, -0.0, 1, -1, 0.5, -0.5, 2.5, -2.5, 3, -3, 6, np.inf, -np.inf, np.nan, largest, -largest]
+        if arity == 1 or variant.op.name.endswith("_backward"):
+            rest = [np.linspace(-15, 15, 3001), np.linspace(-110, 110, 2003), np.linspace(-0.01, 0.01, 401)]
+        else:
+            rest = [rng.uniform(-20, 20, 60)]
+        size = 2000 if arity == 1 else 40
+        rest.append(rng.choice([-1, 1], size) * np.exp2(rng.uniform(-140, 127, size)))
+        values = np.concatenate([special, *rest]).astype(dtype.numpy)
+    if arity == 1:
+        return [values]
+    if variant.op.name.endswith("_backward"):
+        return [np.resize(np.array([1.0, -1.7, 1e-3], dtype=dtype.numpy), values.size), values]
+    pair = [x.ravel().copy() for x in np.meshgrid(values, values)]
+    return pair if arity == 2 else [*pair, rng.integers(0, 2, pair[0].size).astype(bool)]
+
+
+def call(library: ctypes.CDLL, variant: Variant, arrays: list[np.ndarray]) -> np.ndarray:
+    result = np.empty(arrays[0].size, dtype=variant.result.numpy)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*arrays, result)]
+    getattr(library, variant.symbol)(*pointers, ctypes.c_int64(result.size))
+    return result
+
+
+def reference(variant: Variant, arrays: list[np.ndarray]) -> np.ndarray:
+    given = [to_reference(a, t.dtype) for a, t in zip(arrays, variant.types)]
+    return variant.op.reference(*given, **variant.attributes)
+
+
+def ulps(
+    variant: Variant, arrays: list[np.ndarray], result: np.ndarray, expected: np.ndarray, subnormal: float = 2.0**-10
+) -> np.ndarray:
+    """Error in units in the last place; 0 where both are NaN or the same infinity, infinite where only one is.
+
+    Of subnormal results only that they are tiny is asked: approximate functions flush them to zero.
+    """
+    info = np.finfo(variant.dtype.numpy)
+    seen = result.astype(np.float64)
+    with np.errstate(all="ignore"):
+        scale = np.abs(expected)
+        if variant.op.name in CANCELLING or (variant.op.name == "add_square" and variant.dtype == dt.float64):
+            scale = np.maximum(scale, np.abs(to_reference(arrays[0], variant.dtype)))
+        scale = np.maximum(scale, FIXED_SCALE.get(variant.op.name, 0.0))
+        unit = np.spacing(np.clip(scale, info.smallest_subnormal, info.max).astype(variant.dtype.numpy)).astype(float)
+        error = np.abs(seen - expected) / unit
+        rounded = expected.astype(variant.dtype.numpy).astype(np.float64)
+        border = np.isinf(seen) & (np.abs(expected) > float(info.max) * (1 - variant.op.ulps * float(info.eps)))
+        tiny = (np.abs(expected) < 2.0**7 * float(info.tiny)) & (np.abs(seen - expected) < float(info.tiny) * subnormal)
+    same = tiny | (seen == rounded) | (np.isnan(seen) & np.isnan(expected)) | border
+    return np.where(
+        same, np.where(np.isfinite(error), np.minimum(error, 0.5), 0), np.where(np.isnan(error), np.inf, error)
+    )
+
+
+def failure(variant: Variant, arrays: list[np.ndarray], result: np.ndarray, approximate: bool) -> list[str]:
+    """What is wrong with a result, nothing or one line.
+
+    Approximate results are within 2**-15 of the value, an eighth of what rounding to float16 may change.
+    """
+    expected = reference(variant, arrays)
+    if variant.result.is_float:
+        error = ulps(variant, arrays, result, expected, subnormal=2.0**7 if approximate else 2.0**-10)
+        bound = max(variant.op.ulps, 0.5)
+        if approximate:
+            bound = max(bound, 2.0**8)
+        elif variant.dtype == dt.float64:  # the reference has an error of its own
+            bound = REFERENCE_ULPS.get(variant.op.name, 2 * variant.op.ulps + 2)
+    else:
+        error, bound = (result != expected).astype(float), 0.0
+    if error.max() <= bound:
+        return []
+    i = int(np.argmax(error))
+    given = ", ".join(f"{k} = {a[i]!r}" for k, a in zip(variant.op.operands, arrays))
+    return [f"{variant.symbol}: {given} gives {result[i]!r}, not {expected[i]!r}: {error[i]:.3g} ulps, {bound} allowed"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.symbol)
+def test_expression_on_the_host(host: ctypes.CDLL, variant: Variant) -> None:
+    arrays = operands(variant)
+    failures = failure(variant, arrays, call(host, variant, arrays), approximate=False)
+    assert not failures, failures[0]
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.dtype == dt.float32], ids=lambda v: v.symbol)
+def test_approximate_expression_on_the_host(host_approximate: ctypes.CDLL, variant: Variant) -> None:
+    arrays = operands(variant)
+    failures = failure(variant, arrays, call(host_approximate, variant, arrays), approximate=True)
+    assert not failures, failures[0]
+
+
+# ---- NVRTC
+
+
+def nvrtc_compile(source: str, *options: str) -> tuple[str, bytes]:
+    """PTX and machine code (empty for a virtual architecture); the headers are given by name, in memory."""
+    from cuda.bindings import nvrtc
+
+    headers = {path.name: path.read_bytes() for path in HEADERS.glob("*.cuh")}
+    error, program = nvrtc.nvrtcCreateProgram(
+        source.encode(), b"k.cu", len(headers), list(headers.values()), [name.encode() for name in headers]
+    )
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    flags = [option.encode() for option in ("-std=c++17", "-default-device", *options)]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+
+    def fetch(name: str) -> bytes:
+        _, size = getattr(nvrtc, f"nvrtcGet{name}Size")(program)
+        data = b" " * size
+        getattr(nvrtc, f"nvrtcGet{name}")(program, data)
+        return data
+
+    log = fetch("ProgramLog").decode()
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
+    assert "warning" not in log, log
+    ptx, cubin = fetch("PTX").decode(), fetch("CUBIN")
+    nvrtc.nvrtcDestroyProgram(program)
+    return ptx, cubin
+
+
+def kernel(variant: Variant) -> str:
+    head = f'extern "C" __global__ void {variant.symbol}({variant.parameters()}, unsigned n)'
+    return f"{head} {{ const unsigned i = blockIdx.x * 256u + threadIdx.x; if (i < n) {variant.statement()} }}"
+
+
+def conversion(a: dt.DType, b: dt.DType) -> str:
+    head = f'extern "C" __global__ void {a}_to_{b}(const {a.ctype}* x, {b.ctype}* y, unsigned n)'
+    body = f"const unsigned i = blockIdx.x * 256u + threadIdx.x; if (i < n) y[i] = convert<{b.ctype}>(x[i]);"
+    return f"{head} {{ {body} }}"
+
+
+def entry(ptx: str, symbol: str) -> str:
+    """The body of a kernel in PTX."""
+    match = re.search(rf"\.entry {symbol}\(.*?\n}}", ptx, re.DOTALL)
+    assert match is not None, symbol
+    return match[0]
+
+
+def compile_variants(chosen: list[Variant], arch: str, approximate: bool) -> tuple[str, bytes]:
+    source = "\n".join(['#include "math.cuh"', *map(kernel, chosen)])
+    return nvrtc_compile(source, f"--gpu-architecture={arch}", *["-DAPPROXIMATE_MATH"] * approximate)
+
+
+def compile_conversions(arch: str) -> tuple[str, bytes]:
+    source = "\n".join(['#include "types.cuh"', *(conversion(a, b) for a in dt.ALL for b in dt.ALL)])
+    return nvrtc_compile(source, f"--gpu-architecture={arch}")
+
+
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
+@pytest.mark.parametrize("arch", ["80", "90a", "120"])
+def test_nvrtc_compiles_every_expression(arch: str, approximate: bool) -> None:
+    chosen = [v for v in VARIANTS if not approximate or v.dtype == dt.float32]
+    ptx, _ = compile_variants(chosen, f"compute_{arch}", approximate)
+    for variant in chosen:
+        # For huge arguments, CUDA's own sinf, cosf and tanf multiply by pi / 2 in double.
+        if variant.dtype == dt.float32 and variant.op.name not in ("sin", "cos", "tan"):
+            assert ".f64" not in entry(ptx, variant.symbol), variant.symbol
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])
+def test_nvrtc_assembles_every_expression(arch: str, approximate: bool) -> None:
+    _, cubin = compile_variants(VARIANTS, arch, approximate)
+    assert cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_nvrtc_assembles_every_conversion(arch: str) -> None:
+    """To machine code, and with the hardware's 8-bit conversions where there are any."""
+    ptx, cubin = compile_conversions(arch)
+    assert cubin.startswith(b"\x7fELF")
+    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (arch != "sm_80")
+    for name in ("float16_to_bfloat16", "float8_e4m3_to_float32", "bfloat16_to_int8"):
+        assert ".f64" not in entry(ptx, name)
+
+
+# ---- on a GPU
+
+
+class Module:
+    """A loaded cubin: `run` launches one of its kernels on host arrays."""
+
+    def __init__(self, cubin: bytes) -> None:
+        self.module = driver.call("cuModuleLoadData", cubin, doing="load the kernels under test")
+
+    def run(self, symbol: str, arrays: list[np.ndarray], dtype: dt.DType) -> np.ndarray:
+        function = driver.call("cuModuleGetFunction", self.module, symbol.encode(), doing=f"find {symbol}")
+        result = np.empty(arrays[0].size, dtype=dtype.numpy)
+        buffers = [driver.allocate(a.nbytes) for a in (*arrays, result)]
+        for array, buffer in zip(arrays, buffers):
+            driver.copy_to_device(buffer.pointer, array.ctypes.data, array.nbytes)
+        values = (*(b.pointer for b in buffers), result.size)
+        ctypes_of = (*(ctypes.c_void_p for _ in buffers), ctypes.c_uint)
+        grid = (result.size + 255) // 256
+        driver.call("cuLaunchKernel", function, grid, 1, 1, 256, 1, 1, 0, 0, (values, ctypes_of), 0, doing=symbol)
+        driver.copy_to_host(result.ctypes.data, buffers[-1].pointer, result.nbytes)
+        return result
+
+
+on_gpu = pytest.mark.skipif(not driver.available(), reason="no CUDA driver or no GPU")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
+def test_expressions_on_the_gpu(approximate: bool) -> None:
+    chosen = [v for v in VARIANTS if not approximate or v.dtype == dt.float32]
+    failures = []
+    with driver.using(0):
+        module = Module(compile_variants(chosen, driver.properties(0).arch, approximate)[1])
+        for variant in chosen:
+            arrays = operands(variant)
+            result = module.run(variant.symbol, arrays, variant.result)
+            failures += failure(variant, arrays, result, approximate)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_conversions_on_the_gpu() -> None:
+    failures = []
+    with driver.using(0):
+        module = Module(compile_conversions(driver.properties(0).arch)[1])
+        for source in dt.ALL:
+            values = sample(source)
+            for target in dt.ALL:
+                result = to_reference(module.run(f"{source}_to_{target}", [values], target), target)
+                expected = convert(to_reference(values, source), source, target)
+                wrong = np.flatnonzero((result != expected) & ~((result != result) & (expected != expected)))
+                if len(wrong):
+                    i = wrong[0]
+                    failures.append(f"{source} {values[i]!r} to {target}: {result[i]!r}, not {expected[i]!r}")
+    assert not failures, "\n".join(failures)
