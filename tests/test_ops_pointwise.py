@@ -331,6 +331,7 @@ def test_normalized_attributes() -> None:
         (AttributeValueError, r"beta is positive, got 0", "softplus", FLOAT, {"beta": 0}),
         (AttributeValueError, r"alpha is a finite number, got inf", "elu", FLOAT, {"alpha": np.inf}),
         (AttributeValueError, r"axis 2 is not one of the 2 axes of", "gen_index", [((4, 5), dt.int8)], {"axis": 2}),
+        (ShapeError, r"too long for an int32", "gen_index", [((2**31,), dt.int8)], {"axis": 0}),
         (AttributeValueError, r"axis is an integer, got 0.5", "gen_index", [((4, 5), dt.int8)], {"axis": 0.5}),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64
+from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 
@@ -79,6 +79,8 @@ def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
         raise AttributeValueError(f"{name} is an integer, got {value!r}")
     if not -len(shape) <= value < len(shape):
         raise AttributeValueError(f"{name} {value} is not one of the {len(shape)} axes of {list(shape)}")
+    if shape[value] > int32.max:
+        raise ShapeError(f"{name} {value} of {list(shape)} is too long for an int32 index")
     return int(value) % len(shape)
 
 
