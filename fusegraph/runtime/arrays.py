@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.runtime import dlpack, driver
+from fusegraph.runtime import driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
-from fusegraph.runtime.device_array import DeviceArray, NDArray, numpy_over, span
+from fusegraph.runtime.device_array import DeviceArray
 from fusegraph.runtime.streams import as_stream, current_stream
+from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, numpy_over, span
 from fusegraph.runtime.views import ArrayView, from_dlpack, torch_dtype, view
 
 __all__ = [
@@ -56,9 +57,9 @@ def allocator(
         target = torch.device("cpu") if device == CPU else torch.device("cuda", device.index)
         return lambda: torch.empty_strided(shape, strides, dtype=torch_dtype(torch, dtype), device=target)
     if device == CPU:
-        if strides == dlpack.contiguous_strides(shape):
+        if strides == contiguous_strides(shape):
             return lambda: np.empty(shape, dtype.numpy)
-        return lambda: _empty_numpy(shape, strides, dtype)
+        return lambda: empty_numpy(shape, strides, dtype.numpy)
     if framework == "cupy":
         cupy = sys.modules["cupy"]
         try:
@@ -102,11 +103,6 @@ def hand_over(array: Any, framework: str) -> Any:
         return array
 
 
-def _empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> NDArray:
-    base = np.empty(span(shape, strides), dtype.numpy)
-    return np.ndarray(shape, dtype.numpy, base, strides=[stride * dtype.itemsize for stride in strides])
-
-
 def _empty_cupy(cupy: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device) -> Any:
     with cupy.cuda.Device(device.index):
         memory = cupy.cuda.alloc(span(shape, strides) * dtype.itemsize)
@@ -126,7 +122,7 @@ def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
     host = to_numpy(seen, stream=stream)
     strides = seen.strides
     if span(seen.shape, strides) != host.size:
-        host, strides = np.ascontiguousarray(host).reshape(seen.shape), dlpack.contiguous_strides(seen.shape)
+        host, strides = np.ascontiguousarray(host).reshape(seen.shape), contiguous_strides(seen.shape)
     array = DeviceArray.empty(seen.shape, seen.dtype, strides=strides, device=device, stream=stream)
     driver.copy_to_device(array.pointer, host.ctypes.data, host.nbytes, device, stream)
     return array
@@ -137,7 +133,7 @@ def to_numpy(x: Any, *, stream: int = 0) -> NDArray:
     what ``stream`` holds."""
     seen = x if isinstance(x, ArrayView) else view(x, name="x", stream=stream)
     if seen.device == CPU:
-        array = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype, seen.owner)
+        array = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype.numpy, seen.owner)
         array.flags.writeable = not seen.readonly
         return array
     return DeviceArray(seen.pointer, seen.shape, seen.strides, seen.dtype, seen.device, seen.owner, stream).to_numpy()

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any, Self
-
-import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, bfloat16, float8_e4m3, float8_e5m2
 from fusegraph.runtime import dlpack, driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
-
-NDArray = np.ndarray[Any, np.dtype[Any]]
-
-
-def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last of an array with strides of 0 or more (in elements), both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def numpy_over(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, owner: object) -> NDArray:
-    """A NumPy array on host memory at ``pointer`` (strides in elements), which keeps ``owner`` alive."""
-    nbytes = span(shape, strides) * dtype.itemsize
-    if not nbytes:
-        return np.empty(shape, dtype.numpy)
-    memory: Any = (ctypes.c_char * nbytes).from_address(pointer)
-    memory.owner = owner
-    return np.ndarray(shape, dtype.numpy, memory, strides=[stride * dtype.itemsize for stride in strides])
+from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, span
 
 
 class DeviceArray:
@@ -67,7 +46,7 @@ class DeviceArray:
     ) -> Self:
         """An array in new memory, contents undefined; ``strides`` (in elements, 0 or more) default to C order."""
         dtype = as_dtype(dtype)
-        strides = dlpack.contiguous_strides(shape) if strides is None else strides
+        strides = contiguous_strides(shape) if strides is None else strides
         buffer = driver.allocate(span(shape, strides) * dtype.itemsize, device)
         return cls(buffer.pointer, shape, strides, dtype, cuda_device(device), buffer, stream)
 
@@ -87,11 +66,10 @@ class DeviceArray:
 
     def to_numpy(self) -> NDArray:
         """A copy on the host with the same strides, after the work queued on ``self.stream`` is done."""
-        base = np.empty(span(self.shape, self.strides), self.dtype.numpy)
-        index = self.device.index
-        driver.copy_to_host(base.ctypes.data, self.pointer, base.nbytes, index, self.stream)
-        strides = [stride * self.dtype.itemsize for stride in self.strides]
-        return np.ndarray(self.shape, self.dtype.numpy, base, strides=strides if base.size else None)
+        host = empty_numpy(self.shape, self.strides, self.dtype.numpy)
+        nbytes = span(self.shape, self.strides) * self.dtype.itemsize
+        driver.copy_to_host(host.ctypes.data, self.pointer, nbytes, self.device.index, self.stream)
+        return host
 
     def __array__(self, *_: object, **__: object) -> NDArray:
         raise TypeError("a DeviceArray is not converted to NumPy implicitly; use .to_numpy()")

@@ -8,10 +8,10 @@ no longer needs the memory.
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 import weakref
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fusegraph.dtypes import (
     DType,
@@ -28,6 +28,7 @@ from fusegraph.dtypes import (
     uint8,
 )
 from fusegraph.runtime.device import CPU, Device, cuda_device
+from fusegraph.runtime.strides import contiguous_strides, numpy_over
 
 VERSION = (1, 1)  # the first with 8-bit floats
 K_CPU, K_CUDA, K_CUDA_HOST, K_CUDA_MANAGED = 1, 2, 3, 13
@@ -85,33 +86,23 @@ _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
 
 _api = ctypes.pythonapi
-_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", _api)
-)
-_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_capsule_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
+_OBJECT_AND_NAME = (ctypes.py_object, ctypes.c_char_p)
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_OBJECT_AND_NAME)(("PyCapsule_IsValid", _api))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_OBJECT_AND_NAME)(("PyCapsule_GetPointer", _api))
+_capsule_rename = ctypes.PYFUNCTYPE(ctypes.c_int, *_OBJECT_AND_NAME)(("PyCapsule_SetName", _api))
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+def _struct_of(capsule: Any) -> Any:
+    """The struct in an unused capsule.  Raises ValueError if it is none."""
+    if _capsule_is_valid(capsule, _NAME_VERSIONED):
+        return _ManagedVersioned.from_address(_capsule_pointer(capsule, _NAME_VERSIONED))
+    if _capsule_is_valid(capsule, _NAME):
+        return _Managed.from_address(_capsule_pointer(capsule, _NAME))
+    raise ValueError(f"not an unused DLPack capsule: {capsule!r}")
+
+
 # --- export --------------------------------------------------------------------------------------------------------
-
-# What consumers hold: address of the struct -> the struct, its arrays and the owner of the memory.
-_exports: dict[int, object] = {}
-# Capsules not known to be consumed.  They have no destructor: one written in Python would run with the consumer's
-# exception set when a consumer rejects a capsule, which CPython does not allow.  So they are looked over later.
-_pending: list[tuple[Any, int]] = []
-_pending_lock = threading.Lock()
-
-
-def _forget(address: int, pop: Any = _exports.pop) -> None:
-    pop(address, None)
-
-
-_delete = _DELETER(_forget)
-# Consumers may call the deleter while the interpreter is being torn down: it must outlive this module.
-_api.Py_IncRef(ctypes.py_object(_delete))
-_delete_address = ctypes.cast(_delete, ctypes.c_void_p).value
 
 
 def export(
@@ -127,45 +118,25 @@ def export(
 ) -> Any:
     """A DLPack capsule for the array (strides in elements); ``owner`` lives until the consumer calls the deleter.
 
-    A capsule that nobody consumes is released at a later ``export`` or ``release_abandoned``.
+    Where NumPy is older than 2.1 the capsule is never ``versioned``, which consumers must expect anyway.
     """
-    managed: Any = _ManagedVersioned() if versioned else _Managed()
-    ndim = len(shape)
+    # A deleter written in Python cannot be right: consumers call it without the GIL, with an exception set, or after
+    # the interpreter's end.  NumPy's is native and minds all three.  So NumPy exports an array of unsigned integers of
+    # our shape at our address, without looking at what is there, and then the type and the device are put right.
+    integers = np.dtype(f"u{dtype.itemsize}")
+    array: Any = numpy_over(pointer, shape, strides, integers, owner)
+    try:
+        capsule = array.__dlpack__(max_version=(VERSION if versioned else None))
+    except TypeError:
+        capsule = array.__dlpack__()
+    managed = _struct_of(capsule)
     tensor = managed.tensor
-    tensor.data = pointer
     tensor.device_type, tensor.device_id = (K_CUDA if device.is_cuda else K_CPU), device.index
-    tensor.ndim, tensor.lanes = ndim, 1
     tensor.code, tensor.bits = CODES[dtype]
-    dimensions = (ctypes.c_int64 * max(2 * ndim, 1))(*shape, *strides)
-    start = ctypes.addressof(dimensions)
-    tensor.shape = ctypes.cast(start, ctypes.POINTER(ctypes.c_int64))
-    tensor.strides = ctypes.cast(start + 8 * ndim, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _delete_address
-    if versioned:
+    if isinstance(managed, _ManagedVersioned):
         managed.major, managed.minor = VERSION
         managed.flags = READ_ONLY if readonly else 0
-    address = ctypes.addressof(managed)
-    capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
-    release_abandoned()
-    _exports[address] = (managed, dimensions, owner)
-    with _pending_lock:
-        _pending.append((capsule, address))
     return capsule
-
-
-def release_abandoned() -> None:
-    """Let go of the memory behind capsules that were dropped without having been consumed."""
-    with _pending_lock:
-        waiting = []
-        while _pending:
-            capsule, address = _pending.pop()
-            if not (_capsule_is_valid(capsule, _NAME) or _capsule_is_valid(capsule, _NAME_VERSIONED)):
-                continue  # renamed: the consumer will call the deleter
-            if sys.getrefcount(capsule) > 2:  # somebody besides this variable and the argument still has it
-                waiting.append((capsule, address))
-            else:
-                _exports.pop(address, None)
-        _pending.extend(waiting)
 
 
 # --- import --------------------------------------------------------------------------------------------------------
@@ -203,22 +174,16 @@ class _Owner:
 def consume(capsule: Any) -> Imported:
     """Take over a DLPack capsule.  Raises ValueError if it is none, was consumed already, or is of a major version
     other than 1."""
-    managed: Any
-    if _capsule_is_valid(capsule, _NAME_VERSIONED):
-        address = _capsule_pointer(capsule, _NAME_VERSIONED)
-        managed = _ManagedVersioned.from_address(address)
+    managed = _struct_of(capsule)
+    readonly = False
+    if isinstance(managed, _ManagedVersioned):
         if managed.major != VERSION[0]:
             raise ValueError(f"DLPack version {managed.major}.{managed.minor}; versions 0 and 1 are understood")
-        _capsule_rename(capsule, _USED_VERSIONED)
         readonly = bool(managed.flags & READ_ONLY)
-    elif _capsule_is_valid(capsule, _NAME):
-        address = _capsule_pointer(capsule, _NAME)
-        managed = _Managed.from_address(address)
-        _capsule_rename(capsule, _USED)
-        readonly = False
+        _capsule_rename(capsule, _USED_VERSIONED)
     else:
-        raise ValueError(f"not an unused DLPack capsule: {capsule!r}")
-    owner = _Owner(address, managed.deleter)
+        _capsule_rename(capsule, _USED)
+    owner = _Owner(ctypes.addressof(managed), managed.deleter)
     tensor = managed.tensor
     ndim = tensor.ndim
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
@@ -242,12 +207,3 @@ def device_of(device_type: int, device_id: int) -> Device | None:
     if device_type in (K_CPU, K_CUDA_HOST):
         return CPU
     return cuda_device(int(device_id)) if device_type in (K_CUDA, K_CUDA_MANAGED) else None
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous array of ``shape``."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -19,6 +19,7 @@ from codegen.dtypes import BY_NAME, BY_NUMPY, DType
 from fusegraph.errors import ArgumentError
 from fusegraph.runtime import dlpack, driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
+from fusegraph.runtime.strides import contiguous_strides
 
 
 class ArrayView(NamedTuple):
@@ -121,7 +122,7 @@ def _numpy_dtype(dtype: np.dtype[Any], name: str) -> DType:
 def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
     """Strides in elements from strides in bytes; those of a dimension of one element, never used, are made valid."""
     if 0 in shape:
-        return dlpack.contiguous_strides(shape)
+        return contiguous_strides(shape)
     result = []
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         if size == 1:
@@ -339,7 +340,7 @@ def _view_cuda_interface(x: Any, name: str, stream: int) -> ArrayView:
     dtype = _numpy_dtype(numpy_dtype, name)
     strides = interface.get("strides")
     if strides is None:
-        strides = tuple(stride * dtype.itemsize for stride in dlpack.contiguous_strides(shape))
+        strides = tuple(stride * dtype.itemsize for stride in contiguous_strides(shape))
     elements = _element_strides(shape, tuple(strides), dtype.itemsize, name)
     pointer = pointer or 0
     if pointer % dtype.itemsize:

@@ -1,0 +1,47 @@
+"""Arithmetic of strides, and NumPy arrays over memory known by its address."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+NDArray = np.ndarray[Any, np.dtype[Any]]
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a C-contiguous array of ``shape``."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last of an array with strides of 0 or more (in elements), both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
+    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more)."""
+    base = np.empty(span(shape, strides), dtype)
+    if not base.size:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, base, strides=[stride * dtype.itemsize for stride in strides])
+
+
+def numpy_over(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], owner: object
+) -> NDArray:
+    """A NumPy array on the memory at ``pointer`` (strides in elements, 0 or more), which keeps ``owner`` alive.
+
+    The memory is not touched here.  An array without elements has memory of its own.
+    """
+    nbytes = span(shape, strides) * dtype.itemsize
+    memory: Any = (ctypes.c_char * nbytes).from_address(pointer) if nbytes else (ctypes.c_char * 1)()
+    memory.owner = owner
+    return np.ndarray(shape, dtype, memory, strides=[stride * dtype.itemsize for stride in strides])
