@@ -125,7 +125,7 @@ def _identify(command: tuple[str, ...], stamp: tuple[str, int, int]) -> Compiler
         raise ToolchainError(f"the C++ compiler {shlex.join(command)} does not run: {error}; {_INSTALL}") from None
     if result.returncode:
         raise ToolchainError(f"{shlex.join(command)} --version failed: {result.stderr.strip()}; {_INSTALL}")
-    return Compiler(command, "\n".join((*map(str, stamp), result.stdout)))
+    return Compiler(command, "\n".join((*map(str, stamp), os.uname().machine, result.stdout)))
 
 
 def host_threads() -> int:
