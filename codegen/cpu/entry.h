@@ -55,7 +55,9 @@ struct Entry<kernel, void (*)(P...)> {
     }
 
     static constexpr Kernel with_fibers(const char* name) { return {name, &run, nullptr, sizeof...(P), sizes}; }
-    static constexpr Kernel without_fibers(const char* name) { return {name, nullptr, &run_block, sizeof...(P), sizes}; }
+    static constexpr Kernel without_fibers(const char* name) {
+        return {name, nullptr, &run_block, sizeof...(P), sizes};
+    }
 };
 
 inline Thread** slot() { return &current; }

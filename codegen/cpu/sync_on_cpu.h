@@ -50,8 +50,8 @@ template <typename T>
 T shuffle(unsigned mask, T value, unsigned source, const char* what, const char* file, int line) {
     if (!((mask & current->warp_lanes) >> source & 1))
         current->block->runtime->fail(
-            current, "%s at %s:%d reads lane %u, which does not take part (mask 0x%08x, lanes of the warp 0x%08x)", what,
-            file, line, source, mask, current->warp_lanes);
+            current, "%s at %s:%d reads lane %u, which does not take part (mask 0x%08x, lanes of the warp 0x%08x)",
+            what, file, line, source, mask, current->warp_lanes);
     Shuffle<T> operand{value, source, value};
     meet(mask, &operand, &complete_shuffle<T>, what, file, line);
     return operand.result;
@@ -106,13 +106,14 @@ inline unsigned __activemask() { return 1u << fusegraph_cpu::current->lane; }
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, FUSEGRAPH_WHERE) {
     const unsigned lane = fusegraph_cpu::current->lane, first = lane & ~unsigned(width - 1);
-    return fusegraph_cpu::shuffle(mask, value, first + (unsigned(source) & unsigned(width - 1)), "__shfl_sync", file, line);
+    const unsigned from = first + (unsigned(source) & unsigned(width - 1));
+    return fusegraph_cpu::shuffle(mask, value, from, "__shfl_sync", file, line);
 }
 
 template <typename T>
 inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, FUSEGRAPH_WHERE) {
     const unsigned lane = fusegraph_cpu::current->lane, last = lane | unsigned(width - 1);
-    const unsigned source = lane ^ unsigned(lane_mask);  // may lie in an earlier segment, as in CUDA; not in a later one
+    const unsigned source = lane ^ unsigned(lane_mask);  // as in CUDA, maybe in an earlier segment, never in a later
     return fusegraph_cpu::shuffle(mask, value, source > last ? lane : source, "__shfl_xor_sync", file, line);
 }
 
