@@ -1,0 +1,74 @@
+"""Engines: something that makes an Executable of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusegraph.engines.base import Executable
+from fusegraph.errors import FusegraphError
+from fusegraph.graph import Graph
+from fusegraph.lowering.base import Options
+from fusegraph.runtime.cache import DiskCache
+
+ENGINES = ("cuda", "cpu", "reference")
+
+
+def default_engine() -> str:
+    """"cuda" if there is a driver and a GPU, else "cpu"."""
+    from fusegraph.runtime import driver
+
+    return "cuda" if driver.available() else "cpu"
+
+
+def compile(
+    graph: Graph,
+    engine: str | None = None,
+    *,
+    strict: bool = False,
+    fusion: bool = True,
+    arch: str | None = None,
+    device: int = 0,
+    workspace_limit: int | None = None,
+    cache: DiskCache | None = None,
+    jobs: int | None = None,
+    progress: Callable[..., Any] | None = None,
+) -> Executable:
+    """Compiles a graph.
+
+    engine           "cuda" (NVRTC, a GPU to run), "cpu" (the same kernels through the host's C++ compiler) or "reference"
+                     (NumPy in float64); default: cuda if there is a GPU, else cpu.
+    strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
+    fusion           False makes every node a kernel of its own.
+    arch             cuda: architecture such as "sm_90a"; default: the device's.  device: CUDA ordinal.
+    workspace_limit  bytes; a graph that needs more raises WorkspaceError.
+    cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
+                     (KernelSource, CompiledKernel) as each is done.
+
+    Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver).
+    """
+    options = Options(strict=strict)
+    engine = engine or default_engine()
+    if engine == "reference":
+        from fusegraph.engines.reference import ReferenceExecutable
+
+        return ReferenceExecutable(graph, strict=strict)
+    if engine == "cpu":
+        from fusegraph.engines.cpu import CpuExecutable
+
+        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+    if engine == "cuda":
+        from fusegraph.engines.cuda import CudaExecutable
+
+        return CudaExecutable(
+            graph,
+            options,
+            fusion=fusion,
+            workspace_limit=workspace_limit,
+            cache=cache,
+            arch=arch,
+            device=device,
+            jobs=jobs,
+            progress=progress,
+        )
+    raise FusegraphError(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}")

@@ -1,0 +1,94 @@
+"""The cpu engine: runs the emitted CUDA C on the host, thread for thread, built with the host's C++ compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fusegraph.engines.kernels import KernelExecutable, Slots
+from fusegraph.graph import Graph
+from fusegraph.lowering.base import Options
+from fusegraph.passes.memory import ALIGNMENT
+from fusegraph.plan import Plan
+from fusegraph.runtime import host_compiler
+from fusegraph.runtime.arrays import CPU, ArrayView, Device
+from fusegraph.runtime.cache import DiskCache, default_cache
+
+
+@dataclass(frozen=True)
+class _Module:
+    plan: Plan
+    slots: Slots
+    module: host_compiler.CpuModule
+    first: int
+
+
+class CpuExecutable(KernelExecutable[_Module]):
+    """Runs a plan's kernels on the CPU.
+
+    order ("forward" or "reverse") is the order in which the threads of a block take turns: a result that depends on it
+    shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns before use.
+    """
+
+    engine = "cpu"
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        *,
+        fusion: bool = True,
+        workspace_limit: int | None = None,
+        cache: DiskCache | None = None,
+        order: Literal["forward", "reverse"] = "forward",
+        lazy: bool = False,
+    ) -> None:
+        super().__init__(graph, options, fusion=fusion, workspace_limit=workspace_limit)
+        self._cache = cache or default_cache()
+        self.order = order
+        if not lazy:
+            self._variant(())
+
+    @property
+    def device(self) -> Device:
+        return CPU
+
+    def _build(self, plan: Plan) -> _Module:
+        module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
+        return _Module(plan, Slots(plan), module, 0)
+
+    def _run(self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], stream: int) -> None:
+        built = self._variant([v.pointer for v in (*inputs, *outputs)])
+        workspace = _aligned_bytes(built.plan.memory.size)
+        constants = [_address(t.value) for t in built.slots.constants]
+        pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
+        for number, kernel in enumerate(built.plan.kernels):
+            arguments = [pointers[k] for k in built.slots.of(kernel)]
+            built.module.launch(built.first + number, arguments, order=self.order)
+
+
+def build_together(executables: Sequence[CpuExecutable]) -> None:
+    """Builds the kernels of several lazy executables in one run of the host compiler (much faster than one by one)."""
+    plans = [e.plan for e in executables if e.plan is not None]
+    sources = [k.source for p in plans for k in p.kernels]
+    if not sources:
+        return
+    module = host_compiler.build(sources, cache=executables[0]._cache)
+    first = 0
+    for executable, plan in zip(executables, plans):
+        executable._built[executable._options.alignment] = _Module(plan, Slots(plan), module, first)
+        first += len(plan.kernels)
+
+
+def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:
+    """Bytes at a multiple of what intermediates are aligned to, filled with 0xff: NaN in every float dtype."""
+    raw = np.full(size + ALIGNMENT, 0xFF, np.uint8)
+    start = -_address(raw) % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _address(array: np.ndarray[Any, Any] | None) -> int:
+    return 0 if array is None else int(array.__array_interface__["data"][0])

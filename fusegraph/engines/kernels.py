@@ -1,0 +1,96 @@
+"""What the engines that run kernels share: variants by alignment, the workspace limit, and which pointer goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Generic, TypeVar
+
+from fusegraph.engines.base import Executable
+from fusegraph.errors import WorkspaceError
+from fusegraph.graph import Graph, Tensor
+from fusegraph.lowering.base import Options
+from fusegraph.plan import Kernel, Plan, plan
+from fusegraph.runtime.arrays import ArrayView
+
+Built = TypeVar("Built")
+
+#: What arrays of every framework are aligned to unless they are views into others.
+WIDE = 16
+
+
+class KernelExecutable(Executable, Generic[Built]):
+    """An Executable made of kernels.
+
+    Kernels are built for pointers aligned to 16 bytes; the first call with an array that is not builds a second variant
+    that reads and writes single elements of the arrays given.
+    """
+
+    def __init__(
+        self, graph: Graph, options: Options, *, fusion: bool = True, workspace_limit: int | None = None
+    ) -> None:
+        self._options, self._fusion = options, fusion
+        first = plan(graph, options, fusion=fusion)
+        super().__init__(graph, first)
+        if workspace_limit is not None and first.memory.size > workspace_limit:
+            largest = max(first.memory.offsets, key=lambda t: t.nbytes)
+            raise WorkspaceError(
+                f"graph {graph.name!r} needs a workspace of {first.memory.size} bytes between its {len(first.kernels)} "
+                f"kernels, the limit is {workspace_limit}; the largest intermediate is {largest.name!r} "
+                f"{list(largest.shape)} with {largest.nbytes} bytes"
+            )
+        self._plans: dict[int, Plan] = {options.alignment: first}
+        self._built: dict[int, Built] = {}
+        self._lock = Lock()
+
+    def _build(self, plan: Plan) -> Built:
+        raise NotImplementedError
+
+    def _variant(self, pointers: Sequence[int]) -> Built:
+        """The kernels for these pointers, built now if it is the first call that needs them."""
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        alignment = self._options.alignment if not bits & (self._options.alignment - 1) else 1
+        found = self._built.get(alignment)
+        return found if found is not None else self._build_variant(alignment)
+
+    def _build_variant(self, alignment: int) -> Built:
+        with self._lock:
+            if alignment not in self._built:
+                if alignment not in self._plans:
+                    self._plans[alignment] = plan(
+                        self.graph, replace(self._options, alignment=alignment), fusion=self._fusion
+                    )
+                self._built[alignment] = self._build(self._plans[alignment])
+            return self._built[alignment]
+
+
+class Slots:
+    """Where the pointers of a plan's kernels come from: the call's arrays, constants, or the workspace."""
+
+    def __init__(self, plan: Plan) -> None:
+        simplified = plan.simplified
+        self.constants = plan.constants
+        fixed: list[Tensor] = [*simplified.inputs, *simplified.outputs, *self.constants]
+        self._index = {t: k for k, t in enumerate(fixed)}
+        self.intermediates = tuple(plan.memory.offsets)
+        for tensor in self.intermediates:
+            self._index[tensor] = len(self._index)
+        self._offsets = [plan.memory.offsets[t] for t in self.intermediates]
+
+    def of(self, kernel: Kernel) -> tuple[int, ...]:
+        """Positions of a kernel's arguments in what `pointers` returns."""
+        return tuple(self._index[t] for t in kernel.arguments)
+
+    def pointers(
+        self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], constants: Sequence[int], workspace: int
+    ) -> list[int]:
+        """Every pointer of one call."""
+        result = [v.pointer for v in inputs]
+        result += [v.pointer for v in outputs]
+        result += constants
+        if self._offsets:
+            result += [workspace + offset for offset in self._offsets]
+        return result

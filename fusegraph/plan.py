@@ -1,0 +1,66 @@
+"""From a graph to kernels: what every engine that runs kernels starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen import render
+from codegen.naming import Names
+from codegen.spec import KernelSource
+from fusegraph.errors import GraphError
+from fusegraph.graph import Graph, Tensor
+from fusegraph.lowering.base import Options
+from fusegraph.passes.fuse import fuse
+from fusegraph.passes.memory import MemoryPlan, plan_memory
+from fusegraph.passes.partition import Group, Partition
+from fusegraph.passes.simplify import simplify
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A group with its rendered source; arguments are the tensors whose pointers it takes, in order."""
+
+    group: Group
+    source: KernelSource
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.group.reads + self.group.writes
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie."""
+
+    graph: Graph
+    simplified: Graph
+    partition: Partition
+    kernels: tuple[Kernel, ...]
+    memory: MemoryPlan
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Constant arrays that kernels read from memory."""
+        return tuple(dict.fromkeys(t for k in self.kernels for t in k.arguments if t.is_constant))
+
+
+def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -> Plan:
+    """Simplifies, partitions and renders a graph.
+
+    With ``fusion=False`` every node is a kernel of its own.  Raises GraphError if the graph has no outputs.
+    """
+    if not graph.outputs:
+        raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+    options = options or Options()
+    simplified = simplify(graph, enabled=fusion)
+    partition = fuse(simplified, options, enabled=fusion)
+    names = Names()
+    kernels = []
+    for group in partition.groups:
+        spec = group.lowered.spec
+        kernels.append(Kernel(group, render(replace(spec, name=names.unique(spec.name)))))
+    return Plan(graph, simplified, partition, tuple(kernels), plan_memory(partition))
