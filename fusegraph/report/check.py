@@ -1,0 +1,201 @@
+"""Checking: random inputs, a compiled graph against the reference, element by element within a proven bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.base import Executable
+from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.graph import Graph, Tensor
+from fusegraph.layout import extent
+from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.report.bounds import Rounding, accepts, bounded
+from fusegraph.runtime.arrays import to_device, to_numpy
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output against the reference.
+
+    max_abs_error  largest absolute difference of finite values.
+    rel_error      norm of the difference over norm of the reference, of finite values.
+    undecided      elements whose bound is infinite (overflow, a discontinuity that rounding may cross): anything passes there.
+    wrong          elements outside their bound; worst describes one of them.
+    """
+
+    name: str
+    max_abs_error: float
+    rel_error: float
+    undecided: int
+    wrong: int
+    worst: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.wrong == 0
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A graph on an engine against the reference; note says what else went wrong (results that depend on thread order)."""
+
+    graph: str
+    engine: str
+    outputs: tuple[OutputCheck, ...]
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.note and all(o.ok for o in self.outputs)
+
+    def __str__(self) -> str:
+        parts = [f"{o.name}: {o.wrong} wrong, {o.worst}" for o in self.outputs if not o.ok]
+        return f"graph {self.graph!r} on {self.engine}: " + ("; ".join([*parts, self.note]) if not self.ok else "ok")
+
+
+def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[str, Array]:
+    """Arrays for a graph's inputs, by name, in their layouts: normal numbers, small integers, coin tosses.
+
+    special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
+    """
+    rng = np.random.default_rng(seed)
+    return {t.name: laid_out(_random(rng, t, special), t) for t in graph.inputs}
+
+
+def _random(rng: np.random.Generator, tensor: Tensor, special: float) -> Array:
+    dtype = tensor.dtype
+    if dtype.is_bool:
+        return rng.random(tensor.shape) < 0.5
+    if dtype.is_int:
+        low = 0 if dtype.min == 0 else -9
+        return rng.integers(low, 10, tensor.shape).astype(dtype.numpy)
+    values = rng.standard_normal(tensor.shape)
+    if special:
+        chosen = rng.choice(_specials(dtype), tensor.shape)
+        values = np.where(rng.random(tensor.shape) < special, chosen, values)
+    return from_reference(values, dtype)
+
+
+def _specials(dtype: DType) -> Array:
+    values = [0.0, -0.0, 1.0, -1.0, float(dtype.max), float(dtype.min), np.nan, np.inf, -np.inf]
+    return np.array(values)
+
+
+def laid_out(values: Array, tensor: Tensor) -> Array:
+    """The values in memory with a tensor's strides (elements repeated along a stride of 0 take the first value)."""
+    base = np.zeros(max(extent(tensor.shape, tensor.strides), 1), tensor.dtype.numpy)
+    steps = tuple(s * tensor.dtype.itemsize for s in tensor.strides)
+    array = np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=steps)
+    array[...] = values
+    return array
+
+
+def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
+    """Where an Executable's kernels round, for the error analysis."""
+    plan = executable.plan
+    if plan is None:
+        return Rounding(strict=strict)
+    approximate = {
+        n.name for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes
+    }
+    return Rounding(frozenset(t.name for t in plan.partition.materialized), frozenset(approximate), strict)
+
+
+def compare(
+    graph: Graph, inputs: Mapping[str, Array], outputs: Mapping[str, Array], rounding: Rounding
+) -> tuple[OutputCheck, ...]:
+    """Outputs, by name and as stored, against the reference."""
+    values = bounded(graph, inputs, rounding)
+    return tuple(_compare(t, outputs[t.name], *values[t]) for t in graph.outputs)
+
+
+def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> OutputCheck:
+    good = accepts(tensor.dtype, actual, value, error)
+    seen = to_reference(actual, tensor.dtype).astype(np.float64)
+    wanted = np.asarray(value, np.float64)
+    finite = np.isfinite(seen) & np.isfinite(wanted)
+    with np.errstate(all="ignore"):
+        difference = np.where(finite, seen - wanted, 0.0)
+        norm = float(np.linalg.norm(np.where(finite, wanted, 0.0).reshape(-1)))
+        length = float(np.linalg.norm(difference.reshape(-1)))
+    worst = ""
+    if not good.all():
+        place = tuple(int(k) for k in np.argwhere(~good)[0])
+        worst = (
+            f"at {list(place)} got {seen[place]!r}, reference {wanted[place]!r}, bound {np.broadcast_to(error, seen.shape)[place]:.3g}"
+        )
+    return OutputCheck(
+        tensor.name,
+        float(np.abs(difference).max(initial=0.0)),
+        length / norm if norm else length,
+        int(np.isinf(np.broadcast_to(error, seen.shape)).sum()),
+        int((~good).sum()),
+        worst,
+    )
+
+
+def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """An Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be."""
+    device = executable.device
+    arrays = {n: to_device(a, device.index) if device.is_cuda else a for n, a in inputs.items()}
+    results = executable(**arrays) if all(n.isidentifier() for n in arrays) else executable(*arrays.values())
+    results = results if isinstance(results, tuple) else (results,)
+    return {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
+
+
+def check_executable(
+    executable: Executable, inputs: Mapping[str, Array] | None = None, *, seed: int = 0, strict: bool = False
+) -> CheckResult:
+    """An Executable against the reference on inputs, by name (default: random ones).
+
+    On the cpu engine the kernels run twice, their threads in opposite orders, and must give the same bits.
+    """
+    graph = executable.graph
+    given = dict(inputs) if inputs is not None else random_inputs(graph, seed)
+    outputs = run(executable, given)
+    note = ""
+    if isinstance(executable, CpuExecutable):
+        before = executable.order
+        executable.order = "reverse"
+        try:
+            again = run(executable, given)
+        finally:
+            executable.order = before
+        for name, array in outputs.items():
+            if array.tobytes() != again[name].tobytes():
+                note = f"output {name!r} depends on the order of threads: a barrier is missing"
+    return CheckResult(
+        graph.name, executable.engine, compare(graph, given, outputs, rounding_of(executable, strict=strict)), note
+    )
+
+
+def check(
+    graph: Graph, engine: str | None = "cpu", inputs: Mapping[str, Array] | None = None, *, seed: int = 0, **options: Any
+) -> CheckResult:
+    """Compiles a graph, runs it on inputs (default: random ones) and compares it with the reference.
+
+    options are those of `fusegraph.compile`.  The result's `ok` says whether every element is within its bound.
+    """
+    executable = compile_graph(graph, engine, **options)
+    return check_executable(executable, inputs, seed=seed, strict=bool(options.get("strict")))
+
+
+__all__ = [
+    "CheckResult",
+    "OutputCheck",
+    "check",
+    "check_executable",
+    "compare",
+    "laid_out",
+    "random_inputs",
+    "rounding_of",
+    "run",
+]
