@@ -76,7 +76,8 @@ def _itype(spec: ContractionSpec) -> str:
     reach = [prod(spec.batch) * m * n, prod(spec.inner)]
     for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
         reach.append(
-            extent((*spec.batch, *outer, *spec.inner), (*gather.batch, *gather.outer, *gather.inner)) + abs(gather.start)
+            extent((*spec.batch, *outer, *spec.inner), (*gather.batch, *gather.outer, *gather.inner))
+            + abs(gather.start)
         )
     space = (*spec.batch, *spec.rows, *spec.cols)
     reach += [extent(space, op.strides) for op in spec.program.operands]
@@ -105,7 +106,26 @@ class _Renderer:
         self.spec, self.s = _merged(spec), schedule
         self.t = schedule.itype
         self.names = Names(
-            {spec.name, "tile", "batch", "row0", "col0", "k", "k0", "kk", "i", "j", "m", "n", "mm", "nn", "sum", "stage", "inside", "fetch"}
+            {
+                spec.name,
+                "tile",
+                "batch",
+                "row0",
+                "col0",
+                "k",
+                "k0",
+                "kk",
+                "i",
+                "j",
+                "m",
+                "n",
+                "mm",
+                "nn",
+                "sum",
+                "stage",
+                "inside",
+                "fetch",
+            }
             | {"a_tile", "b_tile", "a_next", "b_next", "a_part", "b_part", "tx", "ty", "t", "a_at", "b_at", "next"}
             | {f"{p}{d}" for p in "bmnkpq" for d in range(8)}
             | {f"{side}_{axis}{d}" for side in "ab" for axis in "mnk" for d in range(8)}
@@ -159,8 +179,16 @@ class _Renderer:
             w.line(f"const {self.t} tile = {f'{position} % {many}' if many > 1 else '0'};")
         else:
             w.line(f"const {self.t} tile = {position};")
-        w.line(f"const {self.t} row0 = tile % {self.tiles_m} * {s.rows};" if self.tiles_n > 1 else f"const {self.t} row0 = tile * {s.rows};")
-        w.line(f"const {self.t} col0 = tile / {self.tiles_m} * {s.cols};" if self.tiles_n > 1 else f"const {self.t} col0 = 0;")
+        w.line(
+            f"const {self.t} row0 = tile % {self.tiles_m} * {s.rows};"
+            if self.tiles_n > 1
+            else f"const {self.t} row0 = tile * {s.rows};"
+        )
+        w.line(
+            f"const {self.t} col0 = tile / {self.tiles_m} * {s.cols};"
+            if self.tiles_n > 1
+            else f"const {self.t} col0 = 0;"
+        )
         w.line("const int t = threadIdx.x;")
         if self.batch > 1:
             for d in range(len(self.spec.batch) if len(self.spec.batch) > 1 else 0):
@@ -197,9 +225,13 @@ class _Renderer:
         w.line()
         step_outer = s.threads // s.inner if along_k else s.threads // tile
         if along_k:
-            w.line(f"const int {p}_k = t % {s.inner}, {p}_{side.axis} = t / {s.inner};  // this thread's part of a tile of {side.pointer}")
+            w.line(
+                f"const int {p}_k = t % {s.inner}, {p}_{side.axis} = t / {s.inner};  // this thread's part of a tile of {side.pointer}"
+            )
         elif s.threads >= tile:
-            w.line(f"const int {p}_k = t / {tile}, {p}_{side.axis} = t % {tile};  // this thread's part of a tile of {side.pointer}")
+            w.line(
+                f"const int {p}_k = t / {tile}, {p}_{side.axis} = t % {tile};  // this thread's part of a tile of {side.pointer}"
+            )
         rows = count if along_k else 1
         size = prod(side.outer)
         origin = "row0" if side.axis == "m" else "col0"
@@ -292,11 +324,7 @@ class _Renderer:
         along_k, count = self._plan(side)
         p = side.label
         step_outer, step_k = s.threads // s.inner, s.threads // side.tile
-        at = (
-            f"[{p}_k][{p}_{side.axis} + i * {step_outer}]"
-            if along_k
-            else f"[{p}_k + i * {step_k}][{p}_{side.axis}]"
-        )
+        at = f"[{p}_k][{p}_{side.axis} + i * {step_outer}]" if along_k else f"[{p}_k + i * {step_k}][{p}_{side.axis}]"
         w.line("#pragma unroll")
         w.line(f"for (int i = 0; i < {count}; ++i) {p}_tile[{stage}]{at} = {p}_next[i];")
 
@@ -312,7 +340,9 @@ class _Renderer:
         if self.rows_fast:
             w.line(f"const int ty = t % {down}, tx = t / {down};  // threads side by side take neighbouring rows")
         else:
-            w.line(f"const int tx = t % {across}, ty = t / {across};  // threads side by side take neighbouring columns")
+            w.line(
+                f"const int tx = t % {across}, ty = t / {across};  // threads side by side take neighbouring columns"
+            )
         steps = -(-self.k // s.inner)
         if steps == 0:
             return
@@ -331,7 +361,10 @@ class _Renderer:
             w.line(f"if (k0 < {(steps - 1) * s.inner}) fetch(k0 + {s.inner});")
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {s.inner}; ++kk)")
-        for side, tile, thread, which in ((self.a, s.thread_rows, "ty", "down"), (self.b, s.thread_cols, "tx", "across")):
+        for side, tile, thread, which in (
+            (self.a, s.thread_rows, "ty", "down"),
+            (self.b, s.thread_cols, "tx", "across"),
+        ):
             span = (down if which == "down" else across) * CHUNK
             p = side.label
             w.line(f"Vector<{c}, {CHUNK}> {p}_part[{tile // CHUNK}];")
@@ -465,9 +498,7 @@ def _merged(spec: ContractionSpec) -> ContractionSpec:
         program=replace(
             program,
             loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
-            stores=tuple(
-                Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])
-            ),
+            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
             indices=tuple(new[n + m :]),
         ),
     )

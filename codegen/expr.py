@@ -172,9 +172,7 @@ class Emitter:
         self.inlined = {
             n for n in range(len(program.instructions)) if Result(n) not in used and stored.count(Result(n)) == 1
         }
-        self.names = [
-            "" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)
-        ]
+        self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
         """The C expression of a value; ``terms`` gives those of loads, indices and the anchor."""
@@ -188,9 +186,7 @@ class Emitter:
         instruction = self.program.instructions[number]
         return fill(instruction.template, [self.term(value, terms) for value in instruction.args])
 
-    def statements(
-        self, w: Writer, terms: Mapping[Value, str], select: Callable[[int], bool] = lambda _: True
-    ) -> None:
+    def statements(self, w: Writer, terms: Mapping[Value, str], select: Callable[[int], bool] = lambda _: True) -> None:
         """Writes ``const T name = ...;`` for the selected instructions, in order."""
         for number, instruction in enumerate(self.program.instructions):
             if number not in self.inlined and select(number):

@@ -28,9 +28,7 @@ def headers(program: Program, *more: str) -> list[str]:
     return list(dict.fromkeys(needed))
 
 
-def signature(
-    w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None
-) -> None:
+def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None) -> None:
     """The kernel's first lines, up to its opening brace."""
     bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
     w.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(')

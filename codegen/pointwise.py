@@ -131,10 +131,16 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.schedule, self.spec
         dims = " x ".join(str(size) for size in self.shape)
-        detail = f"{dims} elements, {s.vector} a vector, {s.unroll} vector{'s' if s.unroll > 1 else ''} in flight a thread"
+        detail = (
+            f"{dims} elements, {s.vector} a vector, {s.unroll} vector{'s' if s.unroll > 1 else ''} in flight a thread"
+        )
         plural = "nodes in one kernel" if len(self.program.notes) != 1 else "node"
         heading(
-            w, f"{spec.name}: {len(self.program.notes)} {plural}", self.program, headers(self.program, "memory.cuh"), [detail]
+            w,
+            f"{spec.name}: {len(self.program.notes)} {plural}",
+            self.program,
+            headers(self.program, "memory.cuh"),
+            [detail],
         )
         signature(w, spec.name, THREADS, self.pointers.parameters())
         if s.form == "rows":
@@ -260,7 +266,9 @@ class _Renderer:
     def _register_type(self, n: int) -> str:
         ctype = self.program.loads[n].dtype.ctype
         return (
-            ctype if self.schedule.vector == 1 or self._kind(n) == "uniform" else f"Vector<{ctype}, {self.schedule.vector}>"
+            ctype
+            if self.schedule.vector == 1 or self._kind(n) == "uniform"
+            else f"Vector<{ctype}, {self.schedule.vector}>"
         )
 
     def _register(self, n: int) -> str:
@@ -326,9 +334,7 @@ class _Renderer:
 
     # ---- arithmetic
 
-    def _compute_phase(
-        self, space: Coordinates | _RowSpace, count: str, invariant: list[int] | None = None
-    ) -> None:
+    def _compute_phase(self, space: Coordinates | _RowSpace, count: str, invariant: list[int] | None = None) -> None:
         """Evaluates the program for one vector and writes it."""
         w, s = self.w, self.schedule
         offsets = []
@@ -338,9 +344,7 @@ class _Renderer:
             offsets.append((kind, space.offset(store.operand.strides) if kind == "vector" or s.vector == 1 else ""))
         split = s.vector > 1 and self.shape[-1] % s.vector != 0
         indices = [] if split else [space.offset(strides) for strides in self.program.indices]
-        results = [
-            self.names.unique(store.operand.name, "_v") if s.vector > 1 else "" for store in self.program.stores
-        ]
+        results = [self.names.unique(store.operand.name, "_v") if s.vector > 1 else "" for store in self.program.stores]
         for store, name in zip(self.program.stores, results):
             if s.vector > 1:
                 w.line(f"Vector<{store.operand.dtype.ctype}, {s.vector}> {name};")

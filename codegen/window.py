@@ -64,7 +64,9 @@ def best_schedule(spec: WindowSpec) -> WindowSchedule:
     itype = _itype(spec)
     if channels_last(spec):
         return _channels_schedule(spec, itype)
-    rows, cols = (4, PATCH_COLUMNS) if spec.filters <= 2 else (2, PATCH_COLUMNS) if spec.filters <= 4 else (1, PATCH_COLUMNS)
+    rows, cols = (
+        (4, PATCH_COLUMNS) if spec.filters <= 2 else (2, PATCH_COLUMNS) if spec.filters <= 4 else (1, PATCH_COLUMNS)
+    )
     warps = 8
     while warps > 1 and (warps // 2) * rows >= spec.out[1]:
         warps //= 2
@@ -162,8 +164,41 @@ class _Renderer:
     def __init__(self, spec: WindowSpec, schedule: WindowSchedule) -> None:
         self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Writer()
         self.names = Names(
-            {spec.name, "block", "image", "group", "depth", "row0", "col0", "tile", "weights", "sum", "row", "col", "tx", "ty"}
-            | {"ic", "iz", "iy", "ix", "kr", "ks", "p", "q", "f", "e", "in_d", "in_h", "in_w", "line", "inside", "at", "lane"}
+            {
+                spec.name,
+                "block",
+                "image",
+                "group",
+                "depth",
+                "row0",
+                "col0",
+                "tile",
+                "weights",
+                "sum",
+                "row",
+                "col",
+                "tx",
+                "ty",
+            }
+            | {
+                "ic",
+                "iz",
+                "iy",
+                "ix",
+                "kr",
+                "ks",
+                "p",
+                "q",
+                "f",
+                "e",
+                "in_d",
+                "in_h",
+                "in_w",
+                "line",
+                "inside",
+                "at",
+                "lane",
+            }
             | {"channel0", "vec", "value", "strip"}
         )
         self.x = self.names.unique(spec.x.name)
@@ -298,7 +333,9 @@ class _Renderer:
         for n, operand in enumerate(program.loads):
             if Load(n) not in self.terms and wide(operand):
                 vectors[n] = self.names.unique(operand.name, "_v")
-                w.line(f"const auto {vectors[n]} = load<{vector}>({self.pointers.loads[n]} + {offset(operand.strides, False)});")
+                w.line(
+                    f"const auto {vectors[n]} = load<{vector}>({self.pointers.loads[n]} + {offset(operand.strides, False)});"
+                )
         wide_stores: dict[int, str] = {}
         for n, store in enumerate(program.stores):
             if wide(store.operand):
@@ -313,7 +350,11 @@ class _Renderer:
         for n, operand in enumerate(program.loads):
             if Load(n) in terms:
                 continue
-            source = f"{vectors[n]}[{element}]" if n in vectors else f"{self.pointers.loads[n]}[{offset(operand.strides, True)}]"
+            source = (
+                f"{vectors[n]}[{element}]"
+                if n in vectors
+                else f"{self.pointers.loads[n]}[{offset(operand.strides, True)}]"
+            )
             name = self.names.unique(operand.name, "_e")
             w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(operand, source, program.real)};")
             terms[Load(n)] = name
@@ -323,7 +364,11 @@ class _Renderer:
         self.emitter.statements(w, terms, lambda k: self.varies[k])
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
             text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v, spec.result))
-            target = f"{wide_stores[n]}[{element}]" if n in wide_stores else f"{pointer}[{offset(store.operand.strides, True)}]"
+            target = (
+                f"{wide_stores[n]}[{element}]"
+                if n in wide_stores
+                else f"{pointer}[{offset(store.operand.strides, True)}]"
+            )
             w.line(f"{target} = {text};")
         if vector > 1:
             w.close()
@@ -378,8 +423,12 @@ class _Planes(_Renderer):
             w.line(f"if ({down.strip('()')} >= {spec.out[1]}) break;")
         self.position = [self.at["image"], self.at["group"], f, self.at["depth"], down, "col"]
         self.results(
-            s.cols, 5, "q", f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]",
-            spec.out[2] % s.cols == 0, lambda q: f"col + {q} >= {spec.out[2]}",
+            s.cols,
+            5,
+            "q",
+            f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]",
+            spec.out[2] % s.cols == 0,
+            lambda q: f"col + {q} >= {spec.out[2]}",
         )
         self.end_loops()
         return blocks
@@ -416,7 +465,9 @@ class _Planes(_Renderer):
         in_d, in_h = "0", "in_h"
         if spec.sizes[0] > 1 or spec.taps[0] > 1 or spec.out[0] > 1:
             in_d = "in_d"
-            w.line(f"const {t} in_d = {self.source(0, self.at['depth'], '0')}{f' + {iz} * {spec.dilation[0]}' if iz != '0' else ''};")
+            w.line(
+                f"const {t} in_d = {self.source(0, self.at['depth'], '0')}{f' + {iz} * {spec.dilation[0]}' if iz != '0' else ''};"
+            )
             inside.append(f"{unsigned}(in_d) < {spec.sizes[0]}")
         w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)};")
         inside.append(f"{unsigned}(in_h) < {spec.sizes[1]}")
@@ -431,7 +482,9 @@ class _Planes(_Renderer):
         w.line(f"const {t} in_w = {self.source(2, self.at['col0'], 'ix')};")
         terms = list(zip((self.at["image"], self.at["group"], ic, in_d, in_h, "in_w"), spec.x.strides))
         value = self.loaded(spec.x, f"{self.x}[{linear(terms)}]")
-        w.line(f"tile[{ic}][{iz}][{iy}][ix] = inside && {unsigned}(in_w) < {spec.sizes[2]} ? {value} : {spec.accumulate}(0);")
+        w.line(
+            f"tile[{ic}][{iz}][{iy}][ix] = inside && {unsigned}(in_w) < {spec.sizes[2]} ? {value} : {spec.accumulate}(0);"
+        )
         w.close()
         w.close()
 
@@ -476,12 +529,16 @@ class _Channels(_Renderer):
         blocks = self.locate(-(-spec.groups // channels), s.rows, s.warps)
         w.line()
         storage = spec.x.dtype.ctype
-        w.line(f"__shared__ __align__(16) {storage} tile[{spec.taps[0]}][{self.tile_rows}][{self.tile_cols}][{channels}];")
+        w.line(
+            f"__shared__ __align__(16) {storage} tile[{spec.taps[0]}][{self.tile_rows}][{self.tile_cols}][{channels}];"
+        )
         self._stage_tile(channels)
         w.line("__syncthreads();")
         w.line()
         w.line(f"const int lane = threadIdx.x % {s.lanes} * {s.vector}, tx = threadIdx.x / {s.lanes};")
-        w.line(f"const {t} group = {linear([(self.at['channel0'], 1), ('lane', 1)])}, col = {linear([(self.at['col0'], 1), ('tx', 1)])};")
+        w.line(
+            f"const {t} group = {linear([(self.at['channel0'], 1), ('lane', 1)])}, col = {linear([(self.at['col0'], 1), ('tx', 1)])};"
+        )
         w.line(f"if (group >= {spec.groups} || col >= {spec.out[2]}) return;")
         self._weights()
         w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
@@ -528,7 +585,9 @@ class _Channels(_Renderer):
         bounds, in_d = [], "0"
         if spec.sizes[0] > 1 or spec.taps[0] > 1 or spec.out[0] > 1:
             in_d = "in_d"
-            w.line(f"const {t} in_d = {linear([(self.at['depth'], spec.stride[0]), (iz, spec.dilation[0])], -spec.before[0])};")
+            w.line(
+                f"const {t} in_d = {linear([(self.at['depth'], spec.stride[0]), (iz, spec.dilation[0])], -spec.before[0])};"
+            )
             bounds.append(f"{unsigned}(in_d) < {spec.sizes[0]}")
         w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)}, in_w = {self.source(2, self.at['col0'], ix)};")
         bounds += [f"{unsigned}(in_h) < {spec.sizes[1]}", f"{unsigned}(in_w) < {spec.sizes[2]}"]

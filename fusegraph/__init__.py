@@ -1,11 +1,11 @@
 """fusegraph: a graph-API fusion compiler.
 
-    import fusegraph as fg
+import fusegraph as fg
 
-    graph = fg.Graph("sigmoid_fma")
-    a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
-    graph.output(graph.sigmoid(a + b * c), name="y")
-    y = graph.compile()(x0, x1, x2)
+graph = fg.Graph("sigmoid_fma")
+a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
+graph.output(graph.sigmoid(a + b * c), name="y")
+y = graph.compile()(x0, x1, x2)
 """
 
 from __future__ import annotations

@@ -313,7 +313,9 @@ class Graph:
             check_name("tensor", name)
         label = f"{op.name} {name!r}" if name else op.name
         if len(operands) != len(op.operands):
-            raise GraphError(f"{label} takes {len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}")
+            raise GraphError(
+                f"{label} takes {len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}"
+            )
         unknown = set(attributes) - set(op.attributes)
         if unknown:
             known = ", ".join(op.attributes) or "none"
@@ -372,7 +374,9 @@ class Graph:
         return compile_graph(self, engine=engine, **options)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.network)} nodes, {len(self.outputs)} outputs>"
+        return (
+            f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.network)} nodes, {len(self.outputs)} outputs>"
+        )
 
     # ---- helpers
 
@@ -463,7 +467,9 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
 
 def _method(op: Op) -> Callable[..., Tensor]:
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    parameters += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for n in op.operands]
+    parameters += [
+        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for n in op.operands
+    ]
     parameters += [
         inspect.Parameter(
             key,

@@ -15,7 +15,7 @@ ENGINES = ("cuda", "cpu", "reference")
 
 
 def default_engine() -> str:
-    """"cuda" if there is a driver and a GPU, else "cpu"."""
+    """ "cuda" if there is a driver and a GPU, else "cpu"."""
     from fusegraph.runtime import driver
 
     return "cuda" if driver.available() else "cpu"

@@ -131,7 +131,9 @@ class Executable(ABC):
             raise ArgumentError(f"graph {self.graph.name!r} has {len(tensors)} outputs, out= has {len(arrays)}")
         return arrays
 
-    def _target(self, array: Any, tensor: Tensor, inputs: Sequence[ArrayView], device: Device, stream: int) -> ArrayView:
+    def _target(
+        self, array: Any, tensor: Tensor, inputs: Sequence[ArrayView], device: Device, stream: int
+    ) -> ArrayView:
         seen = view(array, name=tensor.name, stream=stream)
         self._check("output", seen, (tensor.name, tensor.shape, tensor.strides, tensor.dtype), device)
         if seen.readonly:
@@ -154,5 +156,3 @@ def _range(seen: ArrayView) -> tuple[int, int]:
 
 def _framework_of(array: Any) -> str:
     return type(array).__module__.partition(".")[0]
-
-

@@ -69,9 +69,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
     def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
         sources = [k.source for k in plan.kernels]
-        return nvrtc.compile_kernels(
-            sources, self.arch, cache=self._cache, jobs=self._jobs, progress=self._progress
-        )
+        return nvrtc.compile_kernels(sources, self.arch, cache=self._cache, jobs=self._jobs, progress=self._progress)
 
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._compile(plan)

@@ -35,7 +35,12 @@ def apply(node: Node, operands: Sequence[Array]) -> Array:
 
 
 def _widens(source: Any, target: Any) -> bool:
-    return bool(source.is_float and target.is_float and target.unit_roundoff <= source.unit_roundoff and target.max >= source.max)
+    return bool(
+        source.is_float
+        and target.is_float
+        and target.unit_roundoff <= source.unit_roundoff
+        and target.max >= source.max
+    )
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:

@@ -20,7 +20,9 @@ def accept(view: GroupView, options: Options) -> None:
     anchors = view.contractions
     if len(anchors) > 1:
         first, second = anchors[:2]
-        raise Refusal(f"{first.op.name} {first.name!r} and {second.op.name} {second.name!r} are two kernels: one anchor each")
+        raise Refusal(
+            f"{first.op.name} {first.name!r} and {second.op.name} {second.name!r} are two kernels: one anchor each"
+        )
     anchor = anchors[0]
     shape = anchor.output.shape
     after = {anchor}

@@ -46,9 +46,7 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
 def describe(node: Node) -> str:
     """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
     operands = [_shown(t) for t in node.inputs]
-    given = [
-        f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != node.op.attributes.get(k)
-    ]
+    given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != node.op.attributes.get(k)]
     return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
 
 
@@ -107,8 +105,9 @@ class ProgramBuilder:
         if tensor not in self._values:
             if tensor.value is not None and tensor.size == 1:
                 number = tensor.value.reshape(-1)[0]
-                self._values[tensor] = Literal(number.item() if not tensor.dtype.is_float else float(number),
-                                               compute_type(tensor.dtype, self.real))
+                self._values[tensor] = Literal(
+                    number.item() if not tensor.dtype.is_float else float(number), compute_type(tensor.dtype, self.real)
+                )
             else:
                 self._loads.append(self._operand(tensor))
                 self._reads.append(tensor)
@@ -123,7 +122,9 @@ class ProgramBuilder:
         if node.op.name == "gen_index":
             axis = node.attributes["axis"]
             source = node.inputs[0]
-            unit = Tensor(source.graph, source.name, source.shape, tuple(int(d == axis) for d in range(source.rank)), source.dtype)
+            unit = Tensor(
+                source.graph, source.name, source.shape, tuple(int(d == axis) for d in range(source.rank)), source.dtype
+            )
             self._indices.append(self._strides(unit))
             return Index(len(self._indices) - 1)
         dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
@@ -209,7 +210,8 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             loads=tuple(program.loads[n] for n in loads),
             indices=tuple(program.indices[n] for n in indices),
             instructions=tuple(
-                replace(program.instructions[n], args=tuple(moved(v) for v in program.instructions[n].args)) for n in kept
+                replace(program.instructions[n], args=tuple(moved(v) for v in program.instructions[n].args))
+                for n in kept
             ),
             stores=tuple(Store(s.operand, moved(s.value)) for s in program.stores),
         ),

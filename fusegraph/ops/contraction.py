@@ -156,9 +156,7 @@ def _conv_reference(
     if mode == "convolution":
         w = np.flip(w, axis=tuple(range(2, 2 + rank)))
     padded = np.pad(x, ((0, 0), (0, 0), *padding))
-    out = tuple(
-        (padded.shape[2 + d] - (w.shape[2 + d] - 1) * dilation[d] - 1) // stride[d] + 1 for d in range(rank)
-    )
+    out = tuple((padded.shape[2 + d] - (w.shape[2 + d] - 1) * dilation[d] - 1) // stride[d] + 1 for d in range(rank))
     n, k, cg = x.shape[0], w.shape[0], w.shape[1]
     result = np.zeros((n, groups, k // groups, int(np.prod(out))), dtype=x.dtype)
     grouped_x = padded.reshape(n, groups, cg, *padded.shape[2:])

@@ -145,8 +145,9 @@ def _folded(result: Graph, node: Node, inputs: tuple[Tensor, ...]) -> Tensor | N
         return None
     dtypes = node.op.operand_dtypes(tuple(t.type for t in inputs))
     operands = [
-        convert(to_reference(t.value, t.dtype), t.dtype, d) if t.value is not None and t.dtype != d else
-        to_reference(np.asarray(t.value), t.dtype)
+        convert(to_reference(t.value, t.dtype), t.dtype, d)
+        if t.value is not None and t.dtype != d
+        else to_reference(np.asarray(t.value), t.dtype)
         for t, d in zip(inputs, dtypes)
     ]
     value = node.op.reference(*operands, **node.attributes)
@@ -157,4 +158,6 @@ def _folded(result: Graph, node: Node, inputs: tuple[Tensor, ...]) -> Tensor | N
     stored.setflags(write=False)
     from fusegraph.layout import packed_strides
 
-    return result._add_tensor(node.name, node.output.shape, packed_strides(node.output.shape), node.output.dtype, stored)
+    return result._add_tensor(
+        node.name, node.output.shape, packed_strides(node.output.shape), node.output.dtype, stored
+    )

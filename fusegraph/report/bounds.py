@@ -43,9 +43,7 @@ class Rounding:
     strict: bool = False
 
 
-def bounded(
-    graph: Graph, inputs: Mapping[str, Array], rounding: Rounding
-) -> dict[Tensor, tuple[Array, Array]]:
+def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
     """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name."""
     result: dict[Tensor, tuple[Array, Array]] = {}
     for tensor in graph.tensors.values():
@@ -190,5 +188,3 @@ def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
         low, high = round_to(value - slack, dtype), round_to(value + slack, dtype)
         inside = (low <= seen) & (seen <= high)
     return inside | (np.isnan(seen) & np.isnan(value)) | np.isinf(error)
-
-

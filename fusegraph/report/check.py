@@ -103,9 +103,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     plan = executable.plan
     if plan is None:
         return Rounding(strict=strict)
-    approximate = {
-        n.name for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes
-    }
+    approximate = {n.name for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes}
     return Rounding(frozenset(t.name for t in plan.partition.materialized), frozenset(approximate), strict)
 
 
@@ -129,9 +127,7 @@ def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> Outpu
     worst = ""
     if not good.all():
         place = tuple(int(k) for k in np.argwhere(~good)[0])
-        worst = (
-            f"at {list(place)} got {seen[place]!r}, reference {wanted[place]!r}, bound {np.broadcast_to(error, seen.shape)[place]:.3g}"
-        )
+        worst = f"at {list(place)} got {seen[place]!r}, reference {wanted[place]!r}, bound {np.broadcast_to(error, seen.shape)[place]:.3g}"
     return OutputCheck(
         tensor.name,
         float(np.abs(difference).max(initial=0.0)),
@@ -178,7 +174,12 @@ def check_executable(
 
 
 def check(
-    graph: Graph, engine: str | None = "cpu", inputs: Mapping[str, Array] | None = None, *, seed: int = 0, **options: Any
+    graph: Graph,
+    engine: str | None = "cpu",
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> CheckResult:
     """Compiles a graph, runs it on inputs (default: random ones) and compares it with the reference.
 

@@ -1,0 +1,31 @@
+"""Fixtures of all tests: a cache of their own, and GPU tests skipped with the reason where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Set before anything is imported: what the tests see is built from the sources as they are.  Workers of one run share it.
+if "FUSEGRAPH_TEST_CACHE" not in os.environ:
+    os.environ["FUSEGRAPH_TEST_CACHE"] = tempfile.mkdtemp(prefix="fusegraph-tests-")
+os.environ["FUSEGRAPH_CACHE_DIR"] = os.environ["FUSEGRAPH_TEST_CACHE"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from fusegraph.runtime import driver
+
+    reason = driver.unavailable_reason()
+    if reason is not None:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        import shutil
+
+        shutil.rmtree(Path(os.environ["FUSEGRAPH_TEST_CACHE"]), ignore_errors=True)
