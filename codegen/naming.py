@@ -8,23 +8,26 @@ from collections.abc import Iterable
 #: Words a generated name must not be: C++ and CUDA keywords, and names the kernels and device headers use themselves.
 RESERVED = frozenset(
     """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await co_return
-    co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do double dynamic_cast
-    else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
-    nullptr operator or or_eq private protected public register reinterpret_cast requires return short signed sizeof static
-    static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
-    using virtual void volatile wchar_t while xor xor_eq
-    float16 bfloat16 float8_e4m3 float8_e5m2 int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert load store
-    threadIdx blockIdx blockDim gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow
-    rint round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
-    asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write close open printf assert
-    linux unix near far
-    """.split()
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t
+    class co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue
+    decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
+    goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private
+    protected public register reinterpret_cast requires return short signed sizeof static static_assert
+    static_cast struct switch template this thread_local throw true try typedef typeid typename union
+    unsigned using virtual void volatile wchar_t while xor xor_eq float16 bfloat16 float8_e4m3 float8_e5m2
+    int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert load store threadIdx blockIdx blockDim
+    gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow rint
+    round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
+    asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write
+    close open printf assert linux unix near far
+    """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
 
 
 def identifier(text: str) -> str:
-    """A C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at most 48 long."""
+    """A C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at most 48
+    long.
+    """
     name = re.sub(r"_+", "_", re.sub(r"[^0-9A-Za-z]+", "_", text)).strip("_")[:48].rstrip("_")
     if not name:
         name = "t"

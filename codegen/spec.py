@@ -12,10 +12,12 @@ class KernelSource:
     """One rendered kernel: CUDA C, and how to launch it.
 
     name                  the ``extern "C"`` symbol, a C identifier.
-    code                  the whole translation unit; includes headers of ``codegen/device`` by name (``#include "types.cuh"``).
+    code                  the whole translation unit; includes headers of ``codegen/device`` by name (``#include
+                          "types.cuh"``).
     grid, block           launch dimensions (x, y, z).  A grid with a zero means there is nothing to launch.
     dynamic_shared_bytes  dynamic shared memory of a block, in bytes.
-    uses_barriers         whether threads of a block depend on each other (barriers, shuffles): the CPU run needs fibers then.
+    uses_barriers         whether threads of a block depend on each other (barriers, shuffles): the CPU run needs
+                          fibers then.
     """
 
     name: str
@@ -40,7 +42,9 @@ class PointwiseSpec:
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound that an access must keep: 0 <= outer[o] * outer_step + inner[i] * inner_step + start < size, else it reads 0."""
+    """A bound that an access must keep: 0 <= outer[o] * outer_step + inner[i] * inner_step + start < size, else it
+    reads 0.
+    """
 
     outer_dim: int
     outer_step: int
@@ -94,7 +98,8 @@ class WindowSpec:
 
     images, groups           N and the number of groups.
     in_channels, filters     channels and filters of one group.
-    sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and 2-D).
+    sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and
+                             2-D).
     stride, dilation, before per spatial dimension; before is the padding in front.
     flip                     true convolution rather than cross-correlation.
     x                        strides over (image, group, channel, 3 spatial).

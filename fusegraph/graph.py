@@ -4,8 +4,8 @@
     a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
     graph.output(graph.sigmoid(a + b * c), name="y")
 
-There is one method an op of the table (`Graph.sigmoid`, `Graph.conv_fprop`, ...): operands first, then the op's attributes,
-then ``name`` for the result.  Shapes and dtypes are inferred and checked as each method is called.
+There is one method an op of the table (`Graph.sigmoid`, `Graph.conv_fprop`, ...): operands first, then the op's
+attributes, then ``name`` for the result.  Shapes and dtypes are inferred and checked as each method is called.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
 
 def check_name(what: str, name: object) -> str:
-    """A name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( ) , + @ # -``."""
+    """A name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( ) , + @ #
+    -``.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise GraphError(
-            f"{what} name {name!r} is not allowed: use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
+            f"{what} name {name!r} is not allowed: "
+            "use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
         )
     return name
 
@@ -44,8 +47,9 @@ def check_name(what: str, name: object) -> str:
 class Tensor:
     """An edge of the graph: name, logical shape, strides in elements, dtype; virtual unless an input or output.
 
-    Tensors are made by a Graph, compare by identity, and support ``+ - * / @ ** abs``, unary minus, ``> >= < <=`` and, for
-    booleans, ``& | ~``.  Other operands may be Python numbers or NumPy arrays.  Use ``graph.cmp_eq`` for equality.
+    Tensors are made by a Graph, compare by identity, and support ``+ - * / @ ** abs``, unary minus, ``> >= < <=``
+    and, for booleans, ``& | ~``.  Other operands may be Python numbers or NumPy arrays.  Use ``graph.cmp_eq`` for
+    equality.
     """
 
     __array_ufunc__ = None  # NumPy arrays on the left of an operator defer to ours
@@ -227,8 +231,8 @@ class Graph:
     ) -> Tensor:
         """An input of the graph.
 
-        shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last", ...);
-        strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
+        shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
+        ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
         Raises GraphError (name taken or not allowed), ShapeError, DTypeError, LayoutError.
         """
         check_name("tensor", name)
@@ -401,7 +405,8 @@ class Graph:
             raise GraphError(f"{label}: expected a Tensor, got {type(tensor).__name__}")
         if tensor.graph is not self:
             raise GraphError(
-                f"{label}: tensor {tensor.name!r} belongs to graph {tensor.graph.name!r}, not to this graph {self.name!r}"
+                f"{label}: tensor {tensor.name!r} belongs to graph {tensor.graph.name!r}, "
+                f"not to this graph {self.name!r}"
             )
 
     def _add_tensor(
@@ -452,8 +457,8 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
 def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Packed strides in the memory order of the operand that decides the layout.
 
-    Pointwise: the largest operand of the result's rank (the first of equals).  Contractions: their first operand if it has
-    the rank of an image, as convolutions keep NHWC in NHWC; matrix products are row-major.
+    Pointwise: the largest operand of the result's rank (the first of equals).  Contractions: their first operand if
+    it has the rank of an image, as convolutions keep NHWC in NHWC; matrix products are row-major.
     """
     if op.kind is Kind.POINTWISE:
         same = [t for t in tensors if len(t.shape) == len(shape) and not t.is_constant]
@@ -506,4 +511,4 @@ def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Ten
 
 for _entry in TABLE.values():
     setattr(Graph, _entry.name, _method(_entry))
-Graph.cast = _cast  # type: ignore[method-assign, assignment]
+setattr(Graph, "cast", _cast)  # noqa: B010 - declared like the others, by __getattr__ for type checkers

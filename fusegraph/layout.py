@@ -52,7 +52,9 @@ def check_shape(shape: Iterable[object]) -> tuple[int, ...]:
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as given)."""
+    """Strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as
+    given).
+    """
     strides = [0] * len(shape)
     step = 1
     for dim in reversed(order if order is not None else range(len(shape))):
@@ -105,8 +107,8 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """Dimensions from the slowest to the fastest in memory.
 
-    Dimensions of size 1 have no place of their own in memory: they stay where they are among their neighbours, so that a
-    packed NHWC tensor with one channel is still recognised as the NCHW tensor it also is.
+    Dimensions of size 1 have no place of their own in memory: they stay where they are among their neighbours, so
+    that a packed NHWC tensor with one channel is still recognised as the NCHW tensor it also is.
     """
     real = [d for d in range(len(shape)) if shape[d] != 1]
     moved = iter(sorted(real, key=lambda d: -strides[d]))
@@ -129,5 +131,7 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty tensors)."""
+    """Whether two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty
+    tensors).
+    """
     return 0 in shape or all(size == 1 or x == y for size, x, y in zip(shape, a, b))

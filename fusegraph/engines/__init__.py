@@ -36,8 +36,8 @@ def compile(
 ) -> Executable:
     """Compiles a graph.
 
-    engine           "cuda" (NVRTC, a GPU to run), "cpu" (the same kernels through the host's C++ compiler) or "reference"
-                     (NumPy in float64); default: cuda if there is a GPU, else cpu.
+    engine           "cuda" (NVRTC, a GPU to run), "cpu" (the same kernels through the host's C++ compiler) or
+                     "reference" (NumPy in float64); default: cuda if there is a GPU, else cpu.
     strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
     fusion           False makes every node a kernel of its own.
     arch             cuda: architecture such as "sm_90a"; default: the device's.  device: CUDA ordinal.
@@ -45,7 +45,8 @@ def compile(
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
                      (KernelSource, CompiledKernel) as each is done.
 
-    Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver).
+    Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no
+    driver).
     """
     options = Options(strict=strict)
     engine = engine or default_engine()

@@ -16,10 +16,11 @@ from fusegraph.runtime.arrays import ArrayView, Device, as_stream, current_strea
 class Executable(ABC):
     """A compiled graph.
 
-    Call it with one array an input, in the order of the graph's inputs or by name; NumPy, torch, CuPy, JAX, and anything with
-    DLPack or ``__cuda_array_interface__`` are used without copying.  Returns the output array, or a tuple of them if the graph
-    has several, in the framework of the first input; ``out=`` (an array, a sequence, or a mapping by name) writes to
-    arrays given instead, which must not overlap the inputs.  ``stream`` is a CUDA stream (default: the framework's current).
+    Call it with one array an input, in the order of the graph's inputs or by name; NumPy, torch, CuPy, JAX, and
+    anything with DLPack or ``__cuda_array_interface__`` are used without copying.  Returns the output array, or a
+    tuple of them if the graph has several, in the framework of the first input; ``out=`` (an array, a sequence, or a
+    mapping by name) writes to arrays given instead, which must not overlap the inputs.  ``stream`` is a CUDA stream
+    (default: the framework's current).
 
     Raises ArgumentError for missing, extra or unfitting arrays, DeviceError for arrays on another device.
     """
@@ -123,7 +124,8 @@ class Executable(ABC):
             missing = [t.name for t in tensors if t.name not in out]
             if unknown or missing:
                 raise ArgumentError(
-                    f"out= of graph {self.graph.name!r} names its outputs {[t.name for t in tensors]}, got {sorted(out)}"
+                    f"out= of graph {self.graph.name!r} has one array for each of "
+                    f"{[t.name for t in tensors]}, got {sorted(out)}"
                 )
             return [out[t.name] for t in tensors]
         arrays = list(out) if isinstance(out, (tuple, list)) else [out]

@@ -1,4 +1,6 @@
-"""The reference engine: the op table's NumPy meaning, in float64, one node after another.  It is what the others must equal."""
+"""The reference engine: the op table's NumPy meaning, in float64, one node after another.  It is what the others must
+equal.
+"""
 
 from __future__ import annotations
 

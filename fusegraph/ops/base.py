@@ -42,20 +42,20 @@ class Op:
     operands    names of the tensor operands, in order.
     masks       operands that are conditions: converted to bool, not promoted with the others.
     attributes  attribute name -> default (REQUIRED when there is none).
-    infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose text
-                needs no node name (the builder adds it).
-    normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a padding
-                given as one number spread over the dimensions); runs before infer, raises AttributeValueError.
+    infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose
+                text needs no node name (the builder adds it).
+    normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a
+                padding given as one number spread over the dimensions); runs before infer, raises AttributeValueError.
     reference   NumPy meaning: called with one array an operand and the attributes as keywords.  Float operands
-                arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All operands
-                have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
-    cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int", "bool"),
-                with {operand} and {attribute} placeholders; operands and attributes are identifiers or literals of the
-                promoted compute type.  A function of the attributes where the expression depends on them; `expression`
-                hides the difference.  A class that is absent is a dtype the op does not take.
-    ulps        bound on the error of the CUDA expression in units of the compute type's last place, for results that are
-                finite and not subnormal.  Where terms cancel (relu with a clip, gradients that cross zero), in units of
-                the largest term.
+                arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All
+                operands have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
+    cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int",
+                "bool"), with {operand} and {attribute} placeholders; operands and attributes are identifiers or
+                literals of the promoted compute type.  A function of the attributes where the expression depends on
+                them; `expression` hides the difference.  A class that is absent is a dtype the op does not take.
+    ulps        bound on the error of the CUDA expression in units of the compute type's last place, for results that
+                are finite and not subnormal.  Where terms cancel (relu with a clip, gradients that cross zero), in
+                units of the largest term.
     keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """

@@ -1,9 +1,9 @@
 """Fusion: groups the nodes of a graph into as few kernels as are legal and profitable.
 
-Pairs of neighbouring groups are merged in order of the bytes they save, pairs with a contraction first (its epilogue grows
-before anything else).  A merge is legal if the quotient graph stays acyclic and a lowering accepts the merged group.
-Reachability between groups is kept as Python integers used as bitsets and updated with every merge, because merges that are
-legal one by one can form a cycle together.
+Pairs of neighbouring groups are merged in order of the bytes they save, pairs with a contraction first (its epilogue
+grows before anything else).  A merge is legal if the quotient graph stays acyclic and a lowering accepts the merged
+group. Reachability between groups is kept as Python integers used as bitsets and updated with every merge, because
+merges that are legal one by one can form a cycle together.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def fuse(graph: Graph, options: Options | None = None, *, enabled: bool = True) 
 def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
     """Merges pairs until none is legal; returns the decisions for readers of one input fused side by side."""
     heap: list[tuple[int, int, int, int, int, int]] = []
-    version = {g: 0 for g in quotient.members}
+    version = dict.fromkeys(quotient.members, 0)
     siblings: list[Decision] = []
 
     def push(a: int, b: int, sibling: Tensor | None) -> None:
@@ -136,9 +136,9 @@ def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
                         yield min(g, other), max(g, other), tensor
 
     for g in list(quotient.members):
-        for a, b, tensor in neighbours(g):
+        for a, b, shared in neighbours(g):
             if g == a:
-                push(a, b, tensor)
+                push(a, b, shared)
     while heap:
         _, _, a, b, version_a, version_b = heapq.heappop(heap)
         if version.get(a) != version_a or version.get(b) != version_b:
@@ -147,16 +147,14 @@ def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
             continue
         if b not in quotient.successors[a] and a not in quotient.successors[b]:
             view_a, view_b = quotient.view(a), quotient.view(b)
-            shared = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name))
-            reason = f"both read {shared.name!r} over the same space: one kernel reads it once"
-            siblings.append(
-                Decision(view_a.nodes[0].name, view_b.nodes[0].name, True, reason, shared.nbytes, shared.name)
-            )
+            both = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name))
+            reason = f"both read {both.name!r} over the same space: one kernel reads it once"
+            siblings.append(Decision(view_a.nodes[0].name, view_b.nodes[0].name, True, reason, both.nbytes, both.name))
         merged = quotient.merge(a, b)
         del version[b]
         version[merged] += 1
-        for x, y, tensor in neighbours(merged):
-            push(x, y, tensor)
+        for x, y, shared in neighbours(merged):
+            push(x, y, shared)
     return siblings
 
 
@@ -169,7 +167,9 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | None) -> tuple
 
 
 def _saved(quotient: _Quotient, a: int, b: int) -> int:
-    """Bytes not moved when two groups become one: reads of what the other makes, and the write if nobody else needs it."""
+    """Bytes not moved when two groups become one: reads of what the other makes, and the write if nobody else needs
+    it.
+    """
     view_a, view_b = quotient.view(a), quotient.view(b)
     both = quotient.view(a, b)
     before = sum(t.nbytes for v in (view_a, view_b) for t in (*v.reads, *v.writes))

@@ -1,8 +1,8 @@
 """Memory planning: intermediates between kernels share one workspace.
 
-Every intermediate gets an offset such that tensors alive at the same time do not overlap.  Largest first, each at the lowest
-free offset: the greedy-by-size heuristic of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
-2020.
+Every intermediate gets an offset such that tensors alive at the same time do not overlap.  Largest first, each at the
+lowest free offset: the greedy-by-size heuristic of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
+Net Inference", 2020.
 """
 
 from __future__ import annotations

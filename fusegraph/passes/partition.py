@@ -14,8 +14,8 @@ from fusegraph.lowering.base import Lowered
 class Decision:
     """What was decided for one edge: whether producer and consumer share a kernel, and why.
 
-    bytes_saved counts what the pair no longer moves through device memory because of it.  ``shared_input`` names the tensor
-    when the pair has no edge but reads the same input (two readers fused side by side).
+    bytes_saved counts what the pair no longer moves through device memory because of it.  ``shared_input`` names the
+    tensor when the pair has no edge but reads the same input (two readers fused side by side).
     """
 
     producer: str
@@ -47,7 +47,9 @@ class Group:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of device-memory traffic saved against one kernel a node (distinct tensors read and written once each)."""
+        """Bytes of device-memory traffic saved against one kernel a node (distinct tensors read and written once
+        each).
+        """
         alone = sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in self.nodes)
         return alone - sum(t.nbytes for t in (*self.reads, *self.writes))
 

@@ -27,7 +27,8 @@ class OutputCheck:
 
     max_abs_error  largest absolute difference of finite values.
     rel_error      norm of the difference over norm of the reference, of finite values.
-    undecided      elements whose bound is infinite (overflow, a discontinuity that rounding may cross): anything passes there.
+    undecided      elements whose bound is infinite (overflow, a discontinuity that rounding may cross): anything
+                   passes there.
     wrong          elements outside their bound; worst describes one of them.
     """
 
@@ -45,7 +46,9 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A graph on an engine against the reference; note says what else went wrong (results that depend on thread order)."""
+    """A graph on an engine against the reference; note says what else went wrong (results that depend on thread
+    order).
+    """
 
     graph: str
     engine: str
