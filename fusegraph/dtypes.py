@@ -27,6 +27,8 @@ from fusegraph.errors import DTypeError
 
 __all__ = [
     "ALL",
+    "BY_NAME",
+    "BY_NUMPY",
     "DType",
     "as_dtype",
     "bfloat16",

@@ -130,7 +130,8 @@ def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> Outpu
     worst = ""
     if not good.all():
         place = tuple(int(k) for k in np.argwhere(~good)[0])
-        worst = f"at {list(place)} got {seen[place]!r}, reference {wanted[place]!r}, bound {np.broadcast_to(error, seen.shape)[place]:.3g}"
+        bound = np.broadcast_to(error, seen.shape)[place]
+        worst = f"at {list(place)} got {seen[place]!r}, reference {wanted[place]!r}, bound {bound:.3g}"
     return OutputCheck(
         tensor.name,
         float(np.abs(difference).max(initial=0.0)),
