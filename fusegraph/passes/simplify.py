@@ -34,7 +34,9 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Graph:
             continue
         inputs = tuple(_taken(result, new, t) for t in node.inputs)
         if enabled and node.output not in outputs:
-            replacement = _replacement(node, inputs) or seen.get(_key(node, inputs))
+            replacement = _replacement(node, inputs)
+            if replacement is None:
+                replacement = seen.get(_key(node, inputs))
             if replacement is None and node.kind is Kind.POINTWISE and all(t.is_constant for t in inputs):
                 replacement = _folded(result, node, inputs)
             if replacement is not None:

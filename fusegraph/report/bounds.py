@@ -116,7 +116,12 @@ def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array
 
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     unit = compute_dtype(dtypes[0], graph).unit_roundoff if dtypes[0].is_float else 0.0
-    error = (products + 2) * unit * sums(a, b) + products * tiny(float32)
+    magnitude = sums(a, b)
+    finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
+    error = (products + 2) * unit * magnitude + products * tiny(float32)
+    # Whether a partial sum overflows depends on the order of summation.
+    largest = compute_dtype(dtypes[0], graph).max * (1 - 2.0**-10)
+    error = np.where(finite > largest, np.inf, error)
     if ea.any() or eb.any():
         error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
     return np.where(np.isnan(error), np.inf, error)
