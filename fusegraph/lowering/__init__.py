@@ -10,9 +10,12 @@ __all__ = ["GroupView", "Lowered", "Options", "Refusal", "accept", "kernel_name"
 
 
 def kernel_name(view: GroupView) -> str:
-    """A kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it writes."""
+    """A kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it writes.
+
+    The ending keeps it apart from the C library's functions, which share the name space of ``extern "C"`` kernels.
+    """
     alone = len(view.nodes) == len(view.graph.nodes)
-    return identifier(view.graph.name if alone else f"{view.graph.name} {view.writes[-1].name}")
+    return identifier(view.graph.name if alone else f"{view.graph.name} {view.writes[-1].name}").rstrip("_") + "_kernel"
 
 
 def accept(view: GroupView, options: Options) -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
+from codegen.arch import from_compute_capability
 from fusegraph.errors import DeviceError
 
 # Codes after which the context is lost for good: every later call in the process fails with the same code.
@@ -153,8 +154,8 @@ class DeviceProperties:
 
     @property
     def arch(self) -> str:
-        """``"sm_90"`` for compute capability 9.0."""
-        return "sm_{}{}".format(*self.compute_capability)
+        """The architecture to compile for: ``"sm_90a"`` for compute capability 9.0."""
+        return from_compute_capability(*self.compute_capability).name
 
 
 def driver_version() -> tuple[int, int]:
