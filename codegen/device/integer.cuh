@@ -37,6 +37,7 @@ template <class T>
 __device__ __forceinline__ T wrapping_abs(T x) {  // the most negative number is its own absolute value
   return x < T(0) ? wrapping_neg(x) : x;
 }
+__device__ __forceinline__ uint8 wrapping_abs(uint8 x) { return x; }
 // C's remainder, which has the dividend's sign; 0 where b is 0.
 template <class T>
 __device__ __forceinline__ T remainder(T a, T b) {

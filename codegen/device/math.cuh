@@ -93,6 +93,7 @@ template <class T>
 __device__ __forceinline__ T sign(T x) {
   return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
 }
+__device__ __forceinline__ uint8 sign(uint8 x) { return uint8(x != 0); }
 
 // ---- sigmoid and its relatives
 

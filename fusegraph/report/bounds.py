@@ -68,7 +68,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _propagated(node, operands, value)
     compute = compute_dtype(tensor.dtype, graph)
     if tensor.dtype.is_float:
-        magnitude = np.abs(value) + error
+        magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
         if node.kind is not Kind.CONTRACTION:
             unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff
             if tensor.name in rounding.approximate:
@@ -151,6 +151,7 @@ def _moved(values: Sequence[Array], position: int, v: Array, e: Array, dtype: DT
         wide = v.astype(np.int64)
         moved = [np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (step, -step)]
         return moved
+    v = np.where(np.isnan(v) & np.isinf(e), 0.0, v)  # nothing is known of such a value, not even that it is NaN
     low, high = v - e, v + e
     targets = [np.zeros(())] + [x for k, x in enumerate(values) if k != position and x.dtype.kind == "f"]
     result = [low, high]
