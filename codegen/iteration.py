@@ -80,6 +80,11 @@ def index_type(*extents: int) -> str:
     return "uint32" if max(extents, default=0) < 2**32 - 2**20 else "uint64"
 
 
+def unsigned(itype: str) -> str:
+    """The unsigned type of an index type's size: ``unsigned(i) < size`` is 0 <= i < size in one comparison."""
+    return {"int32": "uint32", "int64": "uint64"}[itype]
+
+
 def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
     """What `index_type` needs to know of operands over a space."""
     return [prod(shape), *(extent(shape, op.strides) for op in operands)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from codegen.expr import Load, Operand, Program, Result, Value, compute_type
+from codegen.iteration import coordinate
 from codegen.naming import Names, Writer, comment
 
 
@@ -40,6 +42,21 @@ def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blo
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
     """A pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
+
+
+def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
+    """Writes where a block is along each axis, given (C variable, number of blocks, positions of a block), slowest first.
+
+    An axis with one block gets no variable: its position is 0.  Returns the number of blocks.
+    """
+    sizes = [blocks for _, blocks, _ in axes]
+    position = "block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)"
+    if position == "block":
+        w.line(f"const {itype} block = blockIdx.x;")
+    for d, (name, size, scale) in enumerate(axes):
+        if size > 1:
+            w.line(f"const {itype} {name} = {coordinate(position, sizes, d)}{f' * {scale}' if scale > 1 else ''};")
+    return prod(sizes)
 
 
 class Pointers:
@@ -89,6 +106,7 @@ __all__ = [
     "converted",
     "heading",
     "headers",
+    "locate",
     "parameter",
     "signature",
     "used_results",

@@ -79,7 +79,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         if rounding.strict:
             value = round_to(value, tensor.dtype)
         if rounding.strict or tensor.name in rounding.materialized:
-            error = error + _rounded(np.abs(value) + error, tensor.dtype)
+            error = error + _rounded(np.where(np.isnan(value), 0.0, np.abs(value)) + error, tensor.dtype)
         error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
         error = np.where(np.isnan(error), np.inf, error)
     return value, error
