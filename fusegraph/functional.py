@@ -1,0 +1,289 @@
+"""Convolution and matrix products as plain functions on arrays of any framework.
+
+    y = fusegraph.functional.conv2d(x, w, stride=2, padding=1, bias=b, activation="relu")
+
+The arrays' own shapes, strides, dtypes and device say what to build: NCHW and channels_last arrays, and views with gaps,
+are read where they lie.  Arrays on the CPU run on the cpu engine, arrays on a GPU on the cuda engine and on their
+framework's current stream.  The result is a new array of the same framework.  What was built is kept for the next call with
+arrays of the same form, the last `CACHE_SIZE` of them.
+
+Gradients are not computed: torch tensors that want one are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from fusegraph.dtypes import DType
+from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.base import Executable
+from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
+from fusegraph.graph import Graph, Tensor
+from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, view
+
+#: Compiled calls that are kept, least recently used first out.
+CACHE_SIZE = 256
+
+#: What `activation` may name.
+ACTIVATIONS = (
+    "relu",
+    "elu",
+    "gelu",
+    "gelu_approx_tanh",
+    "hardsigmoid",
+    "hardswish",
+    "mish",
+    "sigmoid",
+    "softplus",
+    "swish",
+    "tanh",
+)
+
+
+class Form(NamedTuple):
+    """All that matters of an array before its values: shape, strides in elements, dtype."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+
+
+Forms = tuple[tuple[str, Form], ...]
+Attributes = tuple[tuple[str, Any], ...]
+Builder = Callable[[Forms, Attributes], Graph]
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[Any] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """activation(cross-correlation of x (N, C, H, W) with w (K, C / groups, R, S) + bias (K,)): an array (N, K, P, Q).
+
+    stride, dilation  an integer, or one for the height and one for the width.
+    padding           zeros around x: an integer, two, pairs ((top, bottom), (left, right)), "valid" for none, or "same"
+                      for as many rows and columns as x has (stride 1; an odd one goes to the end, as in torch).
+    activation        one of `ACTIVATIONS`: "relu", "gelu", "sigmoid", ...
+    stream            a CUDA stream; default: the current one of x's framework.
+
+    The result lies in memory as x does: NCHW, or channels_last.  Its dtype is the promoted one of x and w, int32 for
+    8-bit integers, float32 for fp8; sums are in float32 (float64 for float64, int32 and int64 for integers).
+
+    Raises ArgumentError for what is not an array or wants a gradient, ShapeError, DTypeError, AttributeValueError,
+    DeviceError for arrays on different devices, ToolchainError if there is no compiler.
+    """
+    attributes = _conv_attributes(stride, padding, dilation, groups, activation)
+    return _call(_conv2d, _conv_arrays(x, w, bias), attributes, stream)
+
+
+def conv2d_graph(
+    x: Any,
+    w: Any,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[Any] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+) -> Graph:
+    """The graph that `conv2d` runs for these arrays, to look at its kernels.  Raises as `conv2d` does."""
+    forms, _ = _forms(_conv_arrays(x, w, bias), 0)
+    return _conv2d(forms, _conv_attributes(stride, padding, dilation, groups, activation))
+
+
+def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, stream: Any = None) -> Any:
+    """activation(a (..., M, K) @ b (..., K, N) + bias (N,)): an array (..., M, N).
+
+    Batch dimensions broadcast as in NumPy.  Arguments, dtypes and errors are otherwise those of `conv2d`.
+    """
+    arrays = {"a": a, "b": b} | ({} if bias is None else {"bias": bias})
+    return _call(_matmul, arrays, (("activation", _activation("matmul", activation)),), stream)
+
+
+def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, stream: Any = None) -> Any:
+    """activation(x (..., M, K) @ w (N, K) transposed + bias (N,)): an array (..., M, N), as torch.nn.functional.linear.
+
+    Arguments, dtypes and errors are otherwise those of `conv2d`.
+    """
+    if len(view(w, name="w").shape) != 2:
+        raise ShapeError(f"linear takes w (N, K), got {list(view(w, name='w').shape)}")
+    _refuse_gradient(w, "w")
+    arrays = {"x": x, "w": _transposed(w)} | ({} if bias is None else {"bias": bias})
+    return _call(_linear, arrays, (("activation", _activation("linear", activation)),), stream)
+
+
+def clear_cache() -> None:
+    """Forgets everything that was built, and the device memory it holds."""
+    _executable.cache_clear()
+
+
+# ---- graphs
+
+
+def _tensors(graph: Graph, forms: Forms) -> dict[str, Tensor]:
+    return {name: graph.tensor(name, f.shape, f.dtype, strides=f.strides) for name, f in forms}
+
+
+def _finish(graph: Graph, result: Tensor, bias: Tensor | None, activation: str | None) -> Graph:
+    """Adds bias and activation.  The result keeps its dtype; rounding to it comes last."""
+    dtype = result.dtype
+    if bias is not None:
+        if bias.dtype.is_float != dtype.is_float:
+            raise DTypeError(f"{graph.name}: bias is {bias.dtype}, the sums are {dtype}; cast one of them")
+        result = graph.add(result, bias)
+    if activation is not None:
+        result = getattr(graph, activation)(result)
+    graph.output(result, name="y", dtype=dtype)
+    return graph
+
+
+def _conv2d(forms: Forms, attributes: Attributes) -> Graph:
+    values = dict(attributes)
+    activation = values.pop("activation")
+    graph = Graph("conv2d")
+    tensors = _tensors(graph, forms)
+    x, w = tensors["x"], tensors["w"]
+    if x.rank != 4 or w.rank != 4:
+        raise ShapeError(
+            f"conv2d takes x (N, C, H, W) and w (K, C / groups, R, S), got x {list(x.shape)} and w {list(w.shape)}"
+        )
+    if values["padding"] == "valid":
+        values["padding"] = 0
+    elif values["padding"] == "same":
+        values["padding"] = _same_padding(w.shape[2:], values["stride"], values["dilation"])
+    bias = tensors.get("bias")
+    if bias is not None and bias.shape != (w.shape[0], 1, 1):
+        raise ShapeError(f"conv2d: bias has one element for each of the {w.shape[0]} filters, got {bias.size}")
+    return _finish(graph, graph.conv_fprop(x, w, **values), bias, activation)
+
+
+def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
+    """Padding with which a result of stride 1 has the size of x."""
+    if stride not in (1, (1, 1)):
+        raise AttributeValueError(f"conv2d: padding 'same' goes with stride 1, got stride {stride}")
+    steps = dilation if isinstance(dilation, tuple) else (dilation,) * len(taps)
+    reach = [step * (count - 1) for step, count in zip(steps, taps)]
+    return tuple((total // 2, total - total // 2) for total in reach)
+
+
+def _matmul(forms: Forms, attributes: Attributes) -> Graph:
+    graph = Graph("matmul")
+    tensors = _tensors(graph, forms)
+    return _product(graph, tensors["a"], tensors["b"], tensors.get("bias"), attributes)
+
+
+def _linear(forms: Forms, attributes: Attributes) -> Graph:
+    graph = Graph("linear")
+    tensors = _tensors(graph, forms)
+    return _product(graph, tensors["x"], tensors["w"], tensors.get("bias"), attributes)
+
+
+def _product(graph: Graph, a: Tensor, b: Tensor, bias: Tensor | None, attributes: Attributes) -> Graph:
+    if bias is not None and b.rank >= 2 and bias.shape != b.shape[-1:]:
+        raise ShapeError(f"{graph.name}: bias has shape {list(bias.shape)}, the result has {b.shape[-1]} columns")
+    return _finish(graph, graph.matmul(a, b), bias, dict(attributes)["activation"])
+
+
+# ---- arrays and attributes
+
+
+def _conv_arrays(x: Any, w: Any, bias: Any) -> dict[str, Any]:
+    if bias is None:
+        return {"x": x, "w": w}
+    if len(view(bias, name="bias").shape) != 1:
+        raise ShapeError(f"conv2d: bias has one dimension (K,), got {list(view(bias, name='bias').shape)}")
+    _refuse_gradient(bias, "bias")
+    return {"x": x, "w": w, "bias": _column(bias)}
+
+
+def _column(bias: Any) -> Any:
+    """A bias (K,) as (K, 1, 1), which broadcasts along the channels of an image; not copied."""
+    if isinstance(bias, DeviceArray):
+        shape, strides = (bias.shape[0], 1, 1), (bias.strides[0], 1, 1)
+        return DeviceArray(bias.pointer, shape, strides, bias.dtype, bias.device, bias, bias.stream)
+    if not hasattr(bias, "reshape"):
+        raise ArgumentError(f"bias is a {type(bias).__name__}, which has no reshape; pass a NumPy, torch or CuPy array")
+    return bias.reshape((-1, 1, 1))
+
+
+def _transposed(w: Any) -> Any:
+    """A matrix with its dimensions swapped; not copied."""
+    if isinstance(w, DeviceArray):
+        return DeviceArray(w.pointer, w.shape[::-1], w.strides[::-1], w.dtype, w.device, w, w.stream)
+    if not hasattr(w, "T"):
+        raise ArgumentError(f"w is a {type(w).__name__}, which has no T; pass a NumPy, torch or CuPy array")
+    return w.T
+
+
+def _forms(arrays: Mapping[str, Any], stream: int) -> tuple[Forms, Device]:
+    """What to build for: the form of each array, and the device of the first."""
+    views = {name: view(array, name=name, stream=stream) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        _refuse_gradient(array, name)
+    forms = tuple((name, Form(tuple(v.shape), tuple(v.strides), v.dtype)) for name, v in views.items())
+    return forms, next(iter(views.values())).device
+
+
+def _refuse_gradient(array: Any, name: str) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor) and array.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"input {name!r} is a torch tensor that requires a gradient, which fusegraph.functional does not compute; "
+            f"pass {name}.detach() or call it under torch.no_grad()"
+        )
+
+
+def _call(build: Builder, arrays: Mapping[str, Any], attributes: Attributes, stream: Any) -> Any:
+    forms, device = _forms(arrays, 0 if stream is None else as_stream(stream))
+    return _executable(build, forms, attributes, device)(*arrays.values(), stream=stream)
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _executable(build: Builder, forms: Forms, attributes: Attributes, device: Device) -> Executable:
+    graph = build(forms, attributes)
+    return compile_graph(graph, "cuda", device=device.index) if device.is_cuda else compile_graph(graph, "cpu")
+
+
+def _conv_attributes(stride: Any, padding: Any, dilation: Any, groups: Any, activation: Any) -> Attributes:
+    """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise AttributeValueError(f"conv2d: padding is integers, 'same' or 'valid', got {padding!r}")
+    else:
+        padding = _integers("padding", padding)
+    return (
+        ("stride", _integers("stride", stride)),
+        ("padding", padding),
+        ("dilation", _integers("dilation", dilation)),
+        ("groups", _integers("groups", groups)),
+        ("activation", _activation("conv2d", activation)),
+    )
+
+
+def _integers(what: str, value: Any) -> Any:
+    """An integer, or a tuple of what this gives; the op checks how many there are and their range."""
+    if hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "shape", ()):
+        return value.__index__()
+    if isinstance(value, (tuple, list)):
+        return tuple(_integers(what, v) for v in value)
+    hint = "; a bias is given by name: bias=..." if hasattr(value, "shape") or value is None else ""
+    raise AttributeValueError(
+        f"conv2d: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
+    )
+
+
+def _activation(function: str, name: Any) -> str | None:
+    if name is None or (isinstance(name, str) and name in ACTIVATIONS):
+        return name
+    raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
