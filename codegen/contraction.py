@@ -1,8 +1,9 @@
 """The contraction family, SIMT form: a tiled implicit GEMM for every matmul and convolution, any dtype.
 
-A block computes a tile of rows x columns.  Tiles of both factors go through shared memory in the accumulator's type, two
-stages deep: while a tile is multiplied the next one is on its way in registers.  Every thread keeps a small tile of sums in
-registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: no im2col in memory.
+A block computes a tile of rows x columns.  Tiles of both factors go through shared memory in the accumulator's type,
+two stages deep: while a tile is multiplied the next one is on its way in registers.  Every thread keeps a small tile of
+sums in registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: there is
+no im2col in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import prod
 from codegen.epilogue import Epilogue, Run, factor
 from codegen.expr import Store
 from codegen.iteration import collapse, coordinate, extent, index_type, linear, unsigned
-from codegen.kernel import heading, headers, locate, parameter, signature
+from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
 
@@ -106,7 +107,7 @@ class _Side:
     """One factor, and how a thread fetches its part of a tile.
 
     outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
-    along_k  whether threads side by side fetch elements side by side along the reduction (else along the outer dimension).
+    along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
     count    elements a thread fetches of each tile, ``step`` apart along the other dimension.
     exact    whether tiles never reach past the last row or column.
     """
@@ -133,7 +134,22 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: ContractionSchedule) -> None:
         self.spec, self.s, self.t = _merged(spec), schedule, schedule.itype
         spec = self.spec
-        taken = "block batch row0 col0 k k0 kk i j c e m n t tx ty sum stage inside fetch".split()
+        taken = [
+            "block",
+            "batch",
+            "row0",
+            "col0",
+            "t",
+            "tx",
+            "ty",
+            "sum",
+            "stage",
+            "inside",
+            "fetch",
+            *"mnkijce",
+            "k0",
+            "kk",
+        ]
         parts = ("tile", "next", "part", "base", "inside", "at", "k", "m", "n")
         dims = range(max(len(spec.batch), len(spec.rows), len(spec.inner), len(spec.a.limits)))
         taken += [f"{side}_{part}" for side in "ab" for part in parts]
@@ -158,7 +174,7 @@ class _Renderer:
     ) -> _Side:
         s = self.s
         over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
-        along_k = along == 1 and self.spec.inner[-1] > 1 or over != 1 and along < over
+        along_k = (along == 1 and self.spec.inner[-1] > 1) or (over != 1 and along < over)
         step = s.threads // s.inner if along_k else s.threads // tile
         exact = prod(outer) % tile == 0
         count = tile * s.inner // s.threads
@@ -210,14 +226,13 @@ class _Renderer:
         w.line(f"__shared__ __align__(16) {c} b_tile[2][{s.inner}][{s.cols + CHUNK}];")
 
     def _prepare(self, side: _Side) -> None:
-        """What stays the same over the reduction: which elements of a tile this thread fetches, and their outer offsets."""
+        """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
         w, gather, p, axis = self.w, side.gather, side.label, side.axis
         w.line()
         fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
         length = self.s.inner if side.along_k else side.tile
-        w.line(
-            f"const int {fast} = t % {length}, {slow} = t / {length};  // this thread's part of a tile of {side.pointer}"
-        )
+        part = f"// this thread's part of a tile of {side.pointer}"
+        w.line(f"const int {fast} = t % {length}, {slow} = t / {length};  {part}")
         many = bool(side.at)
         position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
         offsets = [f"{p}_base", *(f"{p}_start{n}" for n in range(len(gather.limits)))]
@@ -231,7 +246,7 @@ class _Renderer:
             w.line(f"const {self.t} {place} = {position};")
         else:
             place, prefix = position, f"{p}_{axis}"
-            if "+" in position:
+            if "+" in position and (len(side.outer) > 1 or gather.limits or not side.exact):
                 place = f"{p}_at"
                 w.line(f"const {self.t} {place} = {position};")
         coords = [place]
@@ -401,7 +416,7 @@ class _Renderer:
             terms += [(f"{variable} / {CHUNK} * {span}", 1), (f"{variable} % {CHUNK}", 1)]
         w.line(f"const {self.t} {axis} = {linear(terms)};")
         if size % tile:
-            # Without a loop around it this is the thread's only chunk of rows; columns always have the rows' loop around.
+            # Outside of any loop these are the thread's only rows; columns are always inside the loop over rows.
             leave = "return" if count == 1 and axis == "m" else "continue"
             w.line(f"if ({axis} >= {size}) {leave};")
         if not run:
@@ -410,7 +425,7 @@ class _Renderer:
 
 
 def _merged(spec: ContractionSpec) -> ContractionSpec:
-    """The spec with neighbouring batch, row and reduction dimensions merged wherever all operands and limits allow it."""
+    """The spec with neighbouring batch, row and reduction dimensions merged where all operands and limits allow it."""
     nb, nr = len(spec.batch), len(spec.rows)
     program, limits = spec.program, spec.a.limits
     every = [op.strides for op in program.operands] + list(program.indices)
@@ -418,7 +433,7 @@ def _merged(spec: ContractionSpec) -> ContractionSpec:
     # A limit takes part like an operand: a coordinate it is about merges with no other.
     bounded = [_unit(nr, x.outer_dim, x.outer_step) for x in limits]
     rows, over_rows = collapse(spec.rows, [s[nb : nb + nr] for s in every] + [spec.a.outer, *bounded], range(nr))
-    # The reduction runs in the memory order of the first factor, so that neighbouring threads read neighbouring elements.
+    # The reduction runs in the memory order of the first factor: neighbouring threads read neighbouring elements.
     order = sorted(range(len(spec.inner)), key=lambda d: (-abs(spec.a.inner[d]), d))
     bounded = [_unit(len(spec.inner), x.inner_dim, x.inner_step) for x in limits]
     inner, over_inner = collapse(spec.inner, [spec.a.inner, spec.b.inner, *bounded], order)

@@ -45,7 +45,7 @@ def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
 
 
 def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
-    """Writes where a block is along each axis, given (C variable, number of blocks, positions of a block), slowest first.
+    """Writes where a block is along each axis, slowest first: (C variable, number of blocks, positions of a block).
 
     An axis with one block gets no variable: its position is 0.  Returns the number of blocks.
     """

@@ -1,0 +1,138 @@
+"""The program on the results of a main loop: what the contraction and window families do with every sum they made.
+
+An anchor's sums lie in registers.  A thread runs the program on them one at a time, or on several that are neighbours
+in memory: those are read and written with accesses of up to 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Value, ctype_of, varying
+from codegen.iteration import Strides, linear
+from codegen.kernel import Pointers, converted
+from codegen.naming import Names, Writer
+
+
+def factor(operand: Operand, text: str, accumulate: str) -> str:
+    """An element of a factor, as stored, in the accumulator's type (integers modulo 2^32 or 2^64)."""
+    if operand.dtype.ctype == accumulate:
+        return text
+    return f"{accumulate}({text})" if accumulate.startswith("uint") else f"convert<{accumulate}>({text})"
+
+
+def sum_value(text: str, accumulate: str, result: str) -> str:
+    """A sum in the type in which the program sees it.  Sums modulo 2^32 or 2^64 are the signed numbers of that size."""
+    if accumulate.startswith("uint"):
+        accumulate = accumulate.removeprefix("u")
+        text = f"{accumulate}({text})"
+    return text if accumulate == result else f"convert<{result}>({text})"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results that one thread handles together: ``count`` neighbours along dimension ``along`` of the space.
+
+    element  C variable that counts them.
+    missing  the condition under which one does not exist, given its number; None if all of them always do.
+    """
+
+    count: int
+    along: int
+    element: str
+    missing: Callable[[str], str] | None = None
+
+
+class Epilogue:
+    """Writes the program of an anchor's kernel; ``space`` has one size a stride of the program's operands."""
+
+    def __init__(
+        self, w: Writer, program: Program, names: Names, space: Sequence[int], accumulate: str, result: str
+    ) -> None:
+        self.w, self.program, self.names, self.space = w, program, names, tuple(space)
+        self.accumulate, self.result = accumulate, result
+        self.pointers = Pointers(program, names)
+        self._emitter = Emitter(program, names)
+        self._terms: dict[Value, str] = {}
+        self._varies: list[bool] = []
+
+    def scalars(self) -> None:
+        """Writes operands with one value and what depends on them alone; to be called first, outside of all loops."""
+        program = self.program
+        for n, operand in enumerate(program.loads):
+            if not any(operand.strides):
+                self._terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[0]", "_s")
+        self._varies = varying(program, lambda v: v not in self._terms)
+        self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
+
+    def wide(self, operand: Operand, count: int, along: int) -> bool:
+        """Whether ``count`` neighbours along a dimension can be one access, starting at any multiple of ``count``."""
+        if count == 1 or operand.strides[along] != 1:
+            return False
+        width = min(16, count * operand.dtype.itemsize)
+        others = [s for d, (s, size) in enumerate(zip(operand.strides, self.space)) if d != along and size > 1]
+        return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in others)
+
+    def results(self, position: Sequence[str], text: str, run: Run | None = None) -> None:
+        """Writes the program for the result at ``position`` (a C expression a dimension), whose sum is ``text``.
+
+        With a run, ``position`` is that of its first result, and ``text`` may use its element.
+        """
+        w, program = self.w, self.program
+        run = run if run is not None and run.count > 1 else None
+
+        def first(strides: Strides) -> str:
+            return linear(list(zip(position, strides)))
+
+        def offset(strides: Strides) -> str:
+            terms = list(zip(position, strides))
+            return linear([*terms, (run.element, strides[run.along])] if run else terms)
+
+        vectors: dict[int, str] = {}
+        stored: dict[int, str] = {}
+        if run and run.missing is None:
+            for n, operand in enumerate(program.loads):
+                if Load(n) not in self._terms and self.wide(operand, run.count, run.along):
+                    vectors[n] = self.names.unique(operand.name, "_v")
+                    source = f"{self.pointers.loads[n]} + {first(operand.strides)}"
+                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
+            for n, store in enumerate(program.stores):
+                if self.wide(store.operand, run.count, run.along):
+                    stored[n] = self.names.unique(store.operand.name, "_v")
+                    w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {stored[n]};")
+        if run:
+            w.line("#pragma unroll")
+            w.open(f"for (int {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
+            if run.missing is not None:
+                w.line(f"if ({run.missing(run.element)}) continue;")
+        terms = dict(self._terms)
+        for n, operand in enumerate(program.loads):
+            if Load(n) in terms:
+                continue
+            if run and n in vectors:
+                terms[Load(n)] = self._constant(n, f"{vectors[n]}[{run.element}]", "_e")
+            else:
+                terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[{offset(operand.strides)}]", "_e")
+        for n, strides in enumerate(program.indices):
+            terms[Index(n)] = f"int32({offset(strides)})"
+        terms[Anchor()] = sum_value(text, self.accumulate, self.result)
+        self._emitter.statements(w, terms, lambda k: self._varies[k])
+        for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
+            value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
+            if run and n in stored:
+                w.line(f"{stored[n]}[{run.element}] = {value};")
+            else:
+                w.line(f"{pointer}[{offset(store.operand.strides)}] = {value};")
+        if run:
+            w.close()
+        for n, name in stored.items():
+            w.line(f"store({self.pointers.stores[n]} + {first(program.stores[n].operand.strides)}, {name});")
+
+    def _constant(self, n: int, source: str, suffix: str) -> str:
+        """Writes the n-th load's value as a constant; returns its name."""
+        operand = self.program.loads[n]
+        name = self.names.unique(operand.name, suffix)
+        text = converted(operand, source, self.program.real)
+        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {text};")
+        return name
