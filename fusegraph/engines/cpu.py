@@ -14,7 +14,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
 from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler
-from fusegraph.runtime.arrays import CPU, ArrayView, Device
+from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.cache import DiskCache, default_cache
 
 
@@ -46,22 +46,18 @@ class CpuExecutable(KernelExecutable[_Module]):
         order: Literal["forward", "reverse"] = "forward",
         lazy: bool = False,
     ) -> None:
-        super().__init__(graph, options, fusion=fusion, workspace_limit=workspace_limit)
+        super().__init__(graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
-            self._variant(())
-
-    @property
-    def device(self) -> Device:
-        return CPU
+            self._variant((), ())
 
     def _build(self, plan: Plan) -> _Module:
         module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
         return _Module(plan, Slots(plan), module, 0)
 
-    def _run(self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], stream: int) -> None:
-        built = self._variant([v.pointer for v in (*inputs, *outputs)])
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        built = self._variant(inputs, outputs)
         workspace = _aligned_bytes(built.plan.memory.size)
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))

@@ -11,7 +11,7 @@ from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
-from fusegraph.runtime.arrays import ArrayView, Device, DeviceArray, cuda_device, to_device
+from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Launch, load_module
 
@@ -52,9 +52,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(graph, options, fusion=fusion, workspace_limit=workspace_limit)
+        super().__init__(graph, options, cuda_device(device), fusion=fusion, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
-        self._device = cuda_device(device)
         self._jobs, self._progress = jobs, progress
         self.arch = arch or driver.properties(device).arch
         assert self.plan is not None
@@ -63,13 +62,17 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         self._workspaces: dict[int, driver.DeviceBuffer] = {}
         self._captured: list[driver.DeviceBuffer] = []
 
-    @property
-    def device(self) -> Device:
-        return self._device
-
     def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
-        sources = [k.source for k in plan.kernels]
-        return nvrtc.compile_kernels(sources, self.arch, cache=self._cache, jobs=self._jobs, progress=self._progress)
+        # A multiply-add in one instruction would leave the product unrounded.
+        options = ("--fmad=false",) if self._options.strict else ()
+        return nvrtc.compile_kernels(
+            [k.source for k in plan.kernels],
+            self.arch,
+            cache=self._cache,
+            options=options,
+            jobs=self._jobs,
+            progress=self._progress,
+        )
 
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._compile(plan)
@@ -79,19 +82,19 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             source = kernel.source
             if 0 in source.grid:
                 continue
-            function = load_module(cubin.cubin, self._device.index).function(source.name)
+            function = load_module(cubin.cubin, self.device.index).function(source.name)
             positions = slots.of(kernel)
             steps.append(
                 (Launch(function, source.grid, source.block, source.dynamic_shared_bytes, len(positions)), positions)
             )
-        constants = tuple(to_device(t.value, self._device.index) for t in slots.constants)
+        constants = tuple(to_device(t.value, self.device.index) for t in slots.constants)
         if constants:
-            driver.synchronize(0, self._device.index)
+            driver.synchronize(0, self.device.index)
         return _Loaded(plan, slots, tuple(steps), constants, tuple(c.pointer for c in constants))
 
-    def _run(self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], stream: int) -> None:
-        loaded = self._variant([v.pointer for v in (*inputs, *outputs)])
-        pushed = driver.enter(self._device.index)
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        loaded = self._variant(inputs, outputs)
+        pushed = driver.enter(self.device.index)
         try:
             workspace = self._workspace(loaded.plan.memory.size, stream)
             pointers = loaded.slots.pointers(inputs, outputs, loaded.constant_pointers, workspace)
@@ -104,14 +107,14 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _workspace(self, size: int, stream: int) -> int:
         if not size:
             return 0
-        if driver.is_capturing(stream, self._device.index):
+        if driver.is_capturing(stream, self.device.index):
             # A captured graph may be replayed beside other calls: its intermediates are its own.
-            buffer = driver.allocate(size, self._device.index)
+            buffer = driver.allocate(size, self.device.index)
             self._captured.append(buffer)
             return buffer.pointer
         found = self._workspaces.get(stream)
         if found is None or found.nbytes < size:
             if found is not None:
-                driver.synchronize(stream, self._device.index)
-            found = self._workspaces[stream] = driver.allocate(size, self._device.index)
+                driver.synchronize(stream, self.device.index)
+            found = self._workspaces[stream] = driver.allocate(size, self.device.index)
         return found.pointer

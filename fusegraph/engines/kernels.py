@@ -12,7 +12,7 @@ from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Kernel, Plan, plan
-from fusegraph.runtime.arrays import ArrayView
+from fusegraph.runtime.arrays import Device
 
 Built = TypeVar("Built")
 
@@ -28,11 +28,17 @@ class KernelExecutable(Executable, Generic[Built]):
     """
 
     def __init__(
-        self, graph: Graph, options: Options, *, fusion: bool = True, workspace_limit: int | None = None
+        self,
+        graph: Graph,
+        options: Options,
+        device: Device,
+        *,
+        fusion: bool = True,
+        workspace_limit: int | None = None,
     ) -> None:
         self._options, self._fusion = options, fusion
         first = plan(graph, options, fusion=fusion)
-        super().__init__(graph, first)
+        super().__init__(graph, first, device)
         if workspace_limit is not None and first.memory.size > workspace_limit:
             largest = max(first.memory.offsets, key=lambda t: t.nbytes)
             raise WorkspaceError(
@@ -47,10 +53,12 @@ class KernelExecutable(Executable, Generic[Built]):
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
 
-    def _variant(self, pointers: Sequence[int]) -> Built:
+    def _variant(self, inputs: Sequence[int], outputs: Sequence[int]) -> Built:
         """The kernels for these pointers, built now if it is the first call that needs them."""
         bits = 0
-        for pointer in pointers:
+        for pointer in inputs:
+            bits |= pointer
+        for pointer in outputs:
             bits |= pointer
         alignment = self._options.alignment if not bits & (self._options.alignment - 1) else 1
         found = self._built.get(alignment)
@@ -85,12 +93,7 @@ class Slots:
         return tuple(self._index[t] for t in kernel.arguments)
 
     def pointers(
-        self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], constants: Sequence[int], workspace: int
+        self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
     ) -> list[int]:
         """Every pointer of one call."""
-        result = [v.pointer for v in inputs]
-        result += [v.pointer for v in outputs]
-        result += constants
-        if self._offsets:
-            result += [workspace + offset for offset in self._offsets]
-        return result
+        return [*inputs, *outputs, *constants, *(workspace + offset for offset in self._offsets)]

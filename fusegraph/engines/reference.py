@@ -11,8 +11,10 @@ import numpy as np
 
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.convert import convert, from_reference, round_to, to_reference
-from fusegraph.runtime.arrays import CPU, ArrayView, Device, to_numpy
+from fusegraph.ops import evaluate as ops
+from fusegraph.ops.convert import from_reference, round_to, to_reference
+from fusegraph.runtime.arrays import CPU
+from fusegraph.runtime.strides import numpy_over
 
 Array = np.ndarray[Any, Any]
 
@@ -20,29 +22,8 @@ Array = np.ndarray[Any, Any]
 def apply(node: Node, operands: Sequence[Array]) -> Array:
     """A node's result as a reference array (floats unrounded in float64), from reference arrays of its operands."""
     types = tuple(t.type for t in node.inputs)
-    dtypes = node.op.operand_dtypes(types)
-    converted = [
-        to_reference(x, d) if t.dtype.is_float and d.is_float else convert(x, t.dtype, d) if t.dtype != d else x
-        for x, t, d in zip(operands, node.inputs, dtypes)
-    ]
-    value = np.asarray(node.op.reference(*converted, **node.attributes))
-    produced, wanted = node.op.promoted(types), node.output.dtype
-    if node.op.name == "identity":
-        return convert(value, produced, wanted) if produced != wanted and not _widens(produced, wanted) else value
-    if wanted.is_float:
-        return value.astype(np.float64)
-    if value.dtype == np.float64:
-        return convert(value, produced, wanted)
-    return value.astype(wanted.numpy)
-
-
-def _widens(source: Any, target: Any) -> bool:
-    return bool(
-        source.is_float
-        and target.is_float
-        and target.unit_roundoff <= source.unit_roundoff
-        and target.max >= source.max
-    )
+    real = node.output.graph.compute_dtype
+    return ops.evaluate(node.op, types, node.attributes, node.output.dtype, operands, real)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:
@@ -66,15 +47,17 @@ class ReferenceExecutable(Executable):
     engine = "reference"
 
     def __init__(self, graph: Graph, *, strict: bool = False) -> None:
-        super().__init__(graph, None)
+        super().__init__(graph, None, CPU)
         self._strict = strict
 
-    @property
-    def device(self) -> Device:
-        return CPU
-
-    def _run(self, inputs: Sequence[ArrayView], outputs: Sequence[ArrayView], stream: int) -> None:
-        arrays = {t.name: to_numpy(v) for t, v in zip(self.graph.inputs, inputs)}
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        arrays = {t.name: _array(t, address) for t, address in zip(self.graph.inputs, inputs)}
         values = evaluate(self.graph, arrays, strict=self._strict)
-        for tensor, target in zip(self.graph.outputs, outputs):
-            to_numpy(target)[...] = from_reference(values[tensor], tensor.dtype)
+        for tensor, address in zip(self.graph.outputs, outputs):
+            _array(tensor, address)[...] = from_reference(values[tensor], tensor.dtype)
+
+
+def _array(tensor: Tensor, address: int) -> Array:
+    """The memory of a tensor as a NumPy array."""
+    array: Array = numpy_over(address, tensor.shape, tensor.strides, tensor.dtype.numpy, None)
+    return array

@@ -33,6 +33,7 @@ __all__ = [
     "hand_over",
     "to_device",
     "to_numpy",
+    "torch_dtype",
     "view",
 ]
 
