@@ -1,0 +1,10 @@
+"""``python -m fusegraph.cli``."""
+
+from __future__ import annotations
+
+import sys
+
+from fusegraph.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

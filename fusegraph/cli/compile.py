@@ -1,0 +1,247 @@
+"""``fusegraph compile``: a folder of sources, cubins and a manifest for every graph and architecture."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fusegraph
+from fusegraph.cli.console import note, print_json, print_table, progress, say
+from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.errors import CompileError, FusegraphError, GraphError
+from fusegraph.graph import Graph
+from fusegraph.loader import load_graphs
+from fusegraph.lowering.base import Options
+from fusegraph.plan import Kernel, Plan
+from fusegraph.plan import plan as plan_graph
+from fusegraph.report import artifacts
+from fusegraph.report.explain import count_text, describe, describe_graph, size_text
+from fusegraph.runtime import driver, host_compiler, nvrtc
+from fusegraph.runtime.cache import default_cache
+
+DEFAULT_ARCH = "sm_90a"
+
+#: Keys of a kernel in ``compile --json``.
+KERNEL_KEYS = (
+    "name",
+    "family",
+    "nodes",
+    "source",
+    "cubin",
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+    "bytes_saved",
+    "compile_ms",
+    "cached",
+)
+#: Keys of a graph in ``compile --json``.
+GRAPH_KEYS = ("name", "engine", "arch", "folder", "kernels", "decisions", "workspace_bytes")
+
+Step = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One graph for one target, and the folder it is written to."""
+
+    graph: Graph
+    engine: str
+    arch: str | None
+    folder: Path
+    strict: bool
+    fusion: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.graph.name} for {self.arch or self.engine}"
+
+
+def compile_file(
+    file: str, engine: str, archs: Sequence[str], *, out: str, strict: bool, fusion: bool, as_json: bool
+) -> int:
+    """Compiles every graph of a file and writes the folders; prints what came out.
+
+    Registers and spills are those of a thread, ``shared_bytes`` static and dynamic shared memory of a block; ``arch``
+    and ``cubin`` are None for engines that run on the CPU.  Engine cpu builds all kernels of a graph in one run of the
+    host's compiler: ``compile_ms`` is that run's for each of them, registers and spills are None.  Engine reference has
+    no kernels.
+    """
+    targets: list[str | None] = list(_archs(archs)) if engine == "cuda" else [None]
+    if engine != "cuda" and archs:
+        raise FusegraphError(f"--arch {archs[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
+    graphs = load_graphs(file)
+    folder = artifacts.prepare(Path(out))
+    names = artifacts.UniqueNames()
+    jobs = []
+    for graph in graphs:
+        for arch in targets:
+            name = graph.name if len(targets) == 1 else f"{artifacts.safe_name(graph.name)}-{arch}"
+            jobs.append(_Job(graph, engine, arch, folder / names.unique(name), strict, fusion))
+    for job in jobs:
+        artifacts.check_replaceable(job.folder)
+    entries = []
+    with progress(len(jobs)) as step:
+        for job in jobs:
+            step(job.title)
+            entries.append(_MAKERS[engine](job, step))
+            step(job.title, advance=1)
+    if as_json:
+        print_json({"graphs": [_json_entry(entry) for entry in entries]})
+    else:
+        for number, (job, entry) in enumerate(zip(jobs, entries)):
+            if number:
+                say()
+            _print(job, entry, Path(out) / job.folder.name)
+    return 0
+
+
+def _archs(given: Sequence[str]) -> list[str]:
+    """The architectures meant by ``--arch``, each once; the GPU's or the default one if there is none.
+
+    Raises CompileError for one that NVRTC does not know.
+    """
+    archs = list(dict.fromkeys(part.strip() for text in given for part in text.split(",")))
+    for arch in archs:
+        if not re.fullmatch(r"sm_\d+[a-z]?", arch):
+            raise CompileError(f"{arch!r} is no architecture; give one such as {DEFAULT_ARCH} or sm_120")
+        nvrtc.compile_kernels([], arch)
+    if not archs and driver.available():
+        return [driver.properties(0).arch]
+    if not archs:
+        note(f"no GPU here: compiling for {DEFAULT_ARCH} (another: --arch)")
+    return archs or [DEFAULT_ARCH]
+
+
+# --- engines
+
+
+def _compile_cuda(job: _Job, step: Step) -> dict[str, Any]:
+    executable = fusegraph.compile(
+        job.graph,
+        "cuda",
+        arch=job.arch,
+        strict=job.strict,
+        fusion=job.fusion,
+        progress=lambda source, _: step(f"{job.title}: {source.name}"),
+    )
+    assert isinstance(executable, CudaExecutable)
+    assert executable.plan is not None
+    built: list[dict[str, Any]] = []
+    cubins = {}
+    for kernel, compiled in zip(executable.plan.kernels, executable.kernels):
+        cubins[f"{kernel.name}.cubin"] = compiled.cubin
+        built.append(
+            {
+                "cubin": f"{kernel.name}.cubin",
+                "registers": compiled.registers,
+                "spill_bytes": compiled.spill_bytes,
+                "shared_bytes": compiled.shared_bytes + kernel.source.dynamic_shared_bytes,
+                "compile_ms": compiled.compile_ms,
+                "cached": compiled.cached,
+                "warnings": list(compiled.warnings),
+            }
+        )
+    versions = {"nvrtc": ".".join(map(str, nvrtc.nvrtc_version())), "cuda-bindings": metadata.version("cuda-bindings")}
+    return _write(job, executable.plan, built, cubins, versions)
+
+
+def _compile_cpu(job: _Job, step: Step) -> dict[str, Any]:
+    plan = plan_graph(job.graph, Options(strict=job.strict), fusion=job.fusion)
+    step(f"{job.title}: {count_text(len(plan.kernels), 'kernel')}")
+    module = host_compiler.build([k.source for k in plan.kernels], cache=default_cache())
+    built: list[dict[str, Any]] = [
+        {
+            "cubin": None,
+            "registers": None,
+            "spill_bytes": None,
+            "shared_bytes": kernel.source.dynamic_shared_bytes,
+            "compile_ms": module.build_seconds * 1e3,
+            "cached": module.cached,
+            "warnings": [],
+        }
+        for kernel in plan.kernels
+    ]
+    return _write(job, plan, built, {}, {"compiler": " ".join(host_compiler.find_compiler().command)})
+
+
+def _compile_reference(job: _Job, step: Step) -> dict[str, Any]:
+    if not job.graph.outputs:
+        raise GraphError(f"graph {job.graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+    facts = {**describe_graph(job.graph), "kernels": [], "decisions": [], "workspace_bytes": 0}
+    return _finish(job, facts, {}, {})
+
+
+_MAKERS = {"cuda": _compile_cuda, "cpu": _compile_cpu, "reference": _compile_reference}
+
+
+# --- what is written and printed
+
+
+def _write(
+    job: _Job, plan: Plan, built: Sequence[Mapping[str, Any]], cubins: Mapping[str, bytes], versions: Mapping[str, str]
+) -> dict[str, Any]:
+    facts = describe(plan)
+    for kernel, its_facts, more in zip(plan.kernels, facts["kernels"], built):
+        its_facts.update(source=_source_name(kernel), **more)
+    return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.kernels]), **cubins}, versions)
+
+
+def _finish(
+    job: _Job, facts: Mapping[str, Any], files: Mapping[str, bytes], versions: Mapping[str, str]
+) -> dict[str, Any]:
+    manifest = {
+        **facts,
+        "engine": job.engine,
+        "arch": job.arch,
+        "options": {"strict": job.strict, "fusion": job.fusion},
+        "versions": {"fusegraph": fusegraph.__version__, "python": platform.python_version(), **versions},
+    }
+    artifacts.write_folder(job.folder, files, manifest)
+    return {**manifest, "folder": str(job.folder)}
+
+
+def _source_name(kernel: Kernel) -> str:
+    return f"{kernel.name}.cu"
+
+
+def _json_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    kernels = [{key: kernel[key] for key in KERNEL_KEYS} for kernel in entry["kernels"]]
+    return {key: kernels if key == "kernels" else entry[key] for key in GRAPH_KEYS}
+
+
+def _print(job: _Job, entry: Mapping[str, Any], folder: Path) -> None:
+    kernels = entry["kernels"]
+    say(
+        f"{job.title}: {count_text(len(entry['nodes']), 'node')} in {count_text(len(kernels), 'kernel')}, "
+        f"{size_text(sum(k['bytes_saved'] for k in kernels))} of traffic saved"
+    )
+    if kernels:
+        headings = ("kernel", "family", "saved", "regs", "spills", "shared", "ms", "cached")
+        rows = [
+            (
+                k["name"],
+                k["family"],
+                size_text(k["bytes_saved"]),
+                _number(k["registers"]),
+                _number(k["spill_bytes"]),
+                _number(k["shared_bytes"]),
+                f"{k['compile_ms']:.1f}",
+                "yes" if k["cached"] else "no",
+            )
+            for k in kernels
+        ]
+        print_table(headings, rows, right=range(2, 7), details=[f"nodes: {', '.join(k['nodes'])}" for k in kernels])
+    declined = sum(not d["fused"] for d in entry["decisions"])
+    if declined:
+        say(f"{count_text(declined, 'fusion')} declined; 'fusegraph explain' shows why")
+    say(f"written to {folder}")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)

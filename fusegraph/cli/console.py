@@ -1,0 +1,162 @@
+"""What all commands share: how they print, how long work shows, and what an error becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import textwrap
+import traceback
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, ParamSpec
+
+from fusegraph.errors import FusegraphError
+
+NOT_OK, ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
+
+P = ParamSpec("P")
+
+
+def guarded(command: Callable[P, int]) -> Callable[P, None]:
+    """A command that ends the process with the status it returns, or with that of the error it raises."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a name that the terminal's encoding has not is no reason to fail
+                stream.reconfigure(errors="backslashreplace")
+        status = _guard(lambda: command(*args, **kwargs), as_json=bool(kwargs.get("as_json")))
+        if status:
+            raise SystemExit(status)
+
+    return run
+
+
+def _guard(body: Callable[[], int], *, as_json: bool) -> int:
+    try:
+        try:
+            status = body()
+        except FusegraphError as error:
+            status = _report(type(error).__name__, str(error), ERROR, as_json=as_json)
+        except MemoryError as error:
+            message = f"not enough memory: {error or 'an allocation failed'}"
+            status = _report("MemoryError", message, ERROR, as_json=as_json)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            message = f"a defect of fusegraph, not of your graph: {type(error).__name__}: {error}"
+            status = _report(type(error).__name__, message, DEFECT, as_json=as_json)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # what is still buffered must not fail at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        note("interrupted")
+        return INTERRUPTED
+
+
+def _report(kind: str, message: str, status: int, *, as_json: bool) -> int:
+    note(f"error: {message}")
+    if as_json:
+        print_json({"error": {"type": kind, "message": message}})
+    return status
+
+
+# --- printing
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which a terminal would obey: they are shown as escapes; lines and tabs stay."""
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else _escaped(c)
+        for c in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def say(text: str = "") -> None:
+    """A line of the result, on stdout."""
+    print(printable(text))
+
+
+def note(text: str) -> None:
+    """A line about the run, on stderr."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"fusegraph: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    from fusegraph.report.artifacts import json_text
+
+    sys.stdout.write(json_text(value))
+
+
+def columns() -> int:
+    """Width of text on stdout: the terminal's, at most 120; 80 in a pipe."""
+    return min(shutil.get_terminal_size((80, 24)).columns, 120) if sys.stdout.isatty() else 80
+
+
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), details: Sequence[str] = ()
+) -> None:
+    """A table on stdout; ``right`` are the columns aligned to the right, ``details`` a text below each row."""
+    from rich.cells import cell_len
+
+    shown = [[printable(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*shown)]
+    for number, row in enumerate(shown):
+        cells = []
+        for column, (cell, width) in enumerate(zip(row, widths)):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if column in right else cell + space)
+        print("  ".join(cells).rstrip())
+        if number and details:
+            say("\n".join(wrapped(details[number - 1], columns(), "    ", "      ")))
+
+
+def wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns; long words keep a line of their own."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[..., None]]:
+    """Shows ``total`` steps of work on stderr where that is a terminal.
+
+    Gives a function ``step(text, advance=0)`` that says what is being done and how many more steps are.
+    """
+    if not _is_terminal(sys.stderr):
+        yield lambda text, advance=0: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    text_column = TextColumn("{task.description}", markup=False)
+    parts = (SpinnerColumn(), text_column, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=total)
+
+        def step(text: str, advance: int = 0) -> None:
+            bars.update(task, description=printable(text), advance=advance)
+
+        yield step
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

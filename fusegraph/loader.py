@@ -1,0 +1,265 @@
+"""The graphs of a Python file, for the command line.
+
+What is found, in the order of its definition:
+
+- every `Graph` that is bound to a module-level name when the file has run;
+- the result of every module-level function that is defined in the file itself, is public (its name starts without an
+  underscore), can be called without arguments, and has the return annotation ``-> Graph``.
+
+A graph found twice is listed once: the same object under two names, or a function whose graph equals one found before
+(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation.
+
+The file runs as ``python FILE`` would run it, its folder first on ``sys.path``, but ``__name__`` is not ``"__main__"``.
+What it prints goes to stderr, as stdout is the command's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+import codegen
+import fusegraph
+from fusegraph.errors import FileError, FusegraphError
+from fusegraph.graph import Graph
+
+_LOOKED_FOR = (
+    "looked for module-level names bound to a fusegraph.Graph, and for public functions without required parameters "
+    "annotated '-> Graph'"
+)
+_numbers = itertools.count()
+
+
+def load_graphs(file: str) -> list[Graph]:
+    """The graphs of ``FILE`` or ``FILE:name``, at least one.
+
+    Raises FileError where the file is missing, a folder, no text, no Python, raises, exits, or holds no graph (or none
+    of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.
+    """
+    path, name = _split(file)
+    code = _compiled(path)
+    module = ModuleType(f"fusegraph_file_{next(_numbers)}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up
+    with _stdout_to_stderr(), _first_on_path(path.parent), _blamed_on(path):
+        exec(code, vars(module))
+        candidates = _candidates(module) if name is None else [_selected(path, module, name)]
+        graphs = [(label, _graph_of(path, label, value)) for label, value in candidates]
+    found: list[Graph] = []
+    seen: set[Any] = set()
+    for _, graph in graphs:
+        fingerprint = _fingerprint(graph)
+        if fingerprint not in seen:
+            seen.add(fingerprint)
+            found.append(graph)
+    if not found:
+        raise FileError(f"{path} holds no graph: {_LOOKED_FOR}{_near_misses(module)}")
+    return found
+
+
+# --- reading
+
+
+def _split(file: str) -> tuple[Path, str | None]:
+    """The absolute path and the name of ``FILE`` or ``FILE:name``; a file that exists is taken as it is."""
+    text, colon, name = file.rpartition(":")
+    if not os.path.lexists(file) and colon and name.isidentifier():
+        return Path(os.path.abspath(text)), name
+    return Path(os.path.abspath(file)), None
+
+
+def _compiled(path: Path) -> CodeType:
+    if not path.exists():
+        raise FileError(f"{path} does not exist; give a Python file that builds graphs")
+    if not path.is_file():
+        raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; give a Python file")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    if b"\0" in source:
+        raise FileError(f"{path} is not Python source: it holds NUL bytes, as binary files do")
+    try:
+        return compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise FileError(_syntax_error(error)) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FileError(f"{path} cannot be parsed as Python: {error or type(error).__name__}") from None
+
+
+def _syntax_error(error: SyntaxError) -> str:
+    lines = traceback.format_exception_only(error)
+    place = f"{error.filename}:{error.lineno}" if error.lineno else str(error.filename)
+    excerpt = "".join(line for line in lines[:-1] if not line.lstrip().startswith("File ")).rstrip()
+    return f"{place}: {type(error).__name__}: {error.msg}" + (f"\n{excerpt}" if excerpt else "")
+
+
+# --- running
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Prints go to stderr, also those of C libraries and child processes."""
+    kept = None
+    with contextlib.suppress(OSError):  # a closed stdout needs no diversion
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(entry)
+
+
+@contextlib.contextmanager
+def _blamed_on(path: Path) -> Iterator[None]:
+    """Turns what the user's code raises into a FileError with the user's part of the traceback."""
+    try:
+        yield
+    except FileError:
+        raise
+    except FusegraphError as error:
+        frames = _own_frames(error.__traceback__, path)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        raise type(error)(f"{place}{error}") from None
+    except SystemExit as error:
+        raise FileError(
+            f"{path} exits while it is imported (status {error.code!r}); "
+            "put what is not for import under: if __name__ == '__main__'"
+        ) from None
+    except SyntaxError as error:  # of a module that the file imports, or of compile() in it
+        raise FileError(f"{path} cannot be imported: {_syntax_error(error)}") from None
+    except Exception as error:
+        frames = _own_frames(error.__traceback__, path)
+        trace = "".join(traceback.format_list(frames)).rstrip()
+        what = "".join(traceback.format_exception_only(error)).rstrip()
+        lines = [f"{path} raised {type(error).__name__}", trace, what]
+        raise FileError("\n".join(line for line in lines if line)) from None
+
+
+def _own_frames(trace: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:
+    """The frames in the user's file and in modules beside it: neither ours nor Python's nor those of packages."""
+    ours = [Path(str(package.__file__)).parent for package in (fusegraph, codegen)]
+    installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
+
+    def own(filename: str) -> bool:
+        if filename == str(path):
+            return True
+        file = Path(filename)
+        return file.is_relative_to(path.parent) and not any(file.is_relative_to(f) for f in (*ours, *installed))
+
+    frames = [frame for frame in traceback.extract_tb(trace) if own(frame.filename)]
+    return frames if len(frames) <= 12 else [*frames[:4], *frames[-8:]]
+
+
+# --- choosing
+
+
+def _candidates(module: ModuleType) -> list[tuple[str, Any]]:
+    return [
+        (name, value)
+        for name, value in list(vars(module).items())
+        if isinstance(value, Graph)
+        or (not name.startswith("_") and _returns_graph(value, module) and not _required(value))
+    ]
+
+
+def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
+    if name not in vars(module):
+        known = ", ".join(label for label, _ in _candidates(module)) or "none"
+        raise FileError(f"{path} has no name {name!r}; graphs in it: {known}")
+    value = vars(module)[name]
+    if not isinstance(value, Graph) and not _is_function(value):
+        raise FileError(
+            f"{name!r} of {path} is a {type(value).__name__}; a Graph, or a function that returns one, is wanted"
+        )
+    if required := _required(value):
+        raise FileError(
+            f"function {name!r} of {path} cannot be called without arguments: {required[0]!r} has no default"
+        )
+    return name, value
+
+
+def _graph_of(path: Path, name: str, value: Any) -> Graph:
+    if isinstance(value, Graph):
+        return value
+    result = value()
+    if not isinstance(result, Graph):
+        raise FileError(f"function {name!r} of {path} returned a {type(result).__name__}; a fusegraph.Graph is wanted")
+    return result
+
+
+def _is_function(value: Any) -> bool:
+    return inspect.isfunction(inspect.unwrap(value)) if callable(value) else False
+
+
+def _returns_graph(value: Any, module: ModuleType) -> bool:
+    """Whether a value is a function of the module with the return annotation Graph, written as a text or not."""
+    if not _is_function(value) or getattr(value, "__module__", None) != module.__name__:
+        return False
+    annotation = getattr(inspect.unwrap(value), "__annotations__", {}).get("return")
+    if not isinstance(annotation, str):
+        return annotation is Graph
+    try:
+        return eval(annotation, vars(module)) is Graph
+    except Exception:  # a name that exists for type checkers only
+        return annotation.rpartition(".")[2] == "Graph"
+
+
+def _required(value: Any) -> list[str]:
+    """Parameters without a default of a function; none for a Graph."""
+    if isinstance(value, Graph):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p.name
+        for p in inspect.signature(value).parameters.values()
+        if p.default is inspect.Parameter.empty and p.kind not in optional
+    ]
+
+
+def _near_misses(module: ModuleType) -> str:
+    """What to change, if a function of the file comes close."""
+    for name, value in vars(module).items():
+        if _is_function(value) and getattr(value, "__module__", None) == module.__name__:
+            if _returns_graph(value, module) and (required := _required(value)):
+                return f"; function {name!r} needs a default for {', '.join(map(repr, required))}"
+            if _returns_graph(value, module):
+                return f"; function {name!r} is private: rename it, or select it with FILE:{name}"
+    return ""
+
+
+def _fingerprint(graph: Graph) -> tuple[Any, ...]:
+    """What two graphs have in common if they are the same, down to the bytes of their constants."""
+    tensors = tuple(
+        (t.name, t.shape, t.strides, t.dtype.name, None if t.value is None else t.value.tobytes())
+        for t in graph.tensors.values()
+    )
+    nodes = tuple(
+        (n.op.name, tuple(t.name for t in n.inputs), repr(sorted(n.attributes.items())), n.name) for n in graph.nodes
+    )
+    ends = tuple(t.name for t in graph.inputs), tuple(t.name for t in graph.outputs)
+    return graph.name, graph.io_dtype.name, graph.compute_dtype.name, tensors, nodes, ends

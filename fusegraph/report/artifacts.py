@@ -1,0 +1,213 @@
+"""Output folders: each written whole under a temporary name and swapped into place, never over what is not ours.
+
+A folder of ours holds a ``manifest.json`` that lists the folder's files.  A folder without one, or with files that it
+does not list, is left alone with a FileError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from codegen.cpu import DEVICE_DIR
+from codegen.spec import KernelSource
+from fusegraph.errors import FileError
+
+MANIFEST = "manifest.json"
+GENERATOR = "fusegraph"
+FORMAT = 1
+
+_MOST_NAME_BYTES = 100
+_STALE_SECONDS = 3600.0
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([A-Za-z0-9_]+\.cuh)"', re.MULTILINE)
+
+
+# --- names
+
+
+def safe_name(text: str) -> str:
+    """A file name that resembles a text: letters, digits, ``_ . + -``, no dot or dash in front, at most 100 bytes."""
+    name = re.sub(r"[^\w.+-]+", "_", text).encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
+    return name.lstrip(".-").rstrip(".") or "graph"
+
+
+class UniqueNames:
+    """File names no two of which are equal, upper and lower case alike: ``net``, ``net-2``, ``net-3``."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def unique(self, text: str) -> str:
+        stem = name = safe_name(text)
+        count = 2
+        while name.casefold() in self._taken:
+            name = f"{stem}-{count}"
+            count += 1
+        self._taken.add(name.casefold())
+        return name
+
+
+# --- contents
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: tuples become lists, floats that are no finite numbers None, other objects their text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def json_text(value: Any) -> str:
+    """``value`` as JSON text, indented, without the NaN and Infinity that JSON has not."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def source_files(sources: Iterator[KernelSource] | list[KernelSource]) -> dict[str, bytes]:
+    """Path in the folder -> contents: each kernel's ``.cu``, and under ``include/`` the device headers they include."""
+    files: dict[str, bytes] = {}
+    pending: list[str] = []
+    for source in sources:
+        files[f"{source.name}.cu"] = source.code.encode()
+        pending += _INCLUDE.findall(source.code)
+    while pending:
+        name = pending.pop()
+        if f"include/{name}" not in files and (DEVICE_DIR / name).is_file():
+            text = (DEVICE_DIR / name).read_bytes()
+            files[f"include/{name}"] = text
+            pending += _INCLUDE.findall(text.decode())
+    return files
+
+
+# --- folders
+
+
+def prepare(out: Path) -> Path:
+    """Makes the folder that output folders go to; returns its absolute path.  Raises FileError where it cannot be."""
+    out = Path(os.path.abspath(out))
+    with _named(out):
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            blocker = next(p for p in (out, *out.parents) if os.path.lexists(p))
+            raise FileError(f"output folder {out}: {blocker} is a file; give a folder or an unused path") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise FileError(f"output folder {out} is read-only; give --out a folder that can be written")
+    return out
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raises FileError unless the folder is absent, empty, or holds exactly files that fusegraph wrote."""
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise FileError(f"{folder} is no folder of fusegraph's and is left alone; remove it or give another --out")
+    with _named(folder):
+        found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+        if not found:
+            return
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+            listed = set(manifest["files"]) if manifest["generator"] == GENERATOR else None
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            listed = None
+    if listed is None:
+        raise FileError(
+            f"{folder} was not written by fusegraph (it has no {MANIFEST} of ours) and is left alone; "
+            "remove it or give another --out"
+        )
+    if foreign := sorted(found - listed - {MANIFEST}):
+        raise FileError(
+            f"{folder} holds {foreign[0]!r}, which fusegraph did not write, and is left alone; move that file away or "
+            "give another --out"
+        )
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+    """Writes a folder of files (path in the folder -> contents) and its manifest, in place of an older one of ours.
+
+    Everything is written to a hidden sibling first and swapped in by one rename, so that a reader, also after a kill,
+    sees the old folder or the new one.  Raises FileError where it cannot be written or the folder is not ours.
+    """
+    check_replaceable(folder)
+    new = _sibling(folder)
+    with _named(folder):
+        _remove_stale(folder)
+        try:
+            new.mkdir()
+            for name, contents in files.items():
+                target = new / name
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(contents)
+            whole = {"generator": GENERATOR, "format": FORMAT, **manifest, "files": sorted(files)}
+            (new / MANIFEST).write_text(json_text(whole), "utf-8")
+            check_replaceable(folder)
+            _swap_in(new, folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _swap_in(new: Path, folder: Path) -> None:
+    """Renames new to folder; what was there before ends up under new's name or is removed."""
+    if not os.path.lexists(folder):
+        os.rename(new, folder)
+    elif not _exchange(new, folder):
+        old = _sibling(folder)
+        os.rename(folder, old)
+        try:
+            os.rename(new, folder)
+        except BaseException:
+            os.rename(old, folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swaps two paths in one step (Linux' renameat2); False where system or file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    at_working_directory, exchange = -100, 2
+    return bool(
+        renameat2(at_working_directory, os.fsencode(a), at_working_directory, os.fsencode(b), ctypes.c_uint(exchange))
+        == 0
+    )
+
+
+def _sibling(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what writers of this folder left behind that were killed over an hour ago."""
+    pattern = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{16}}\.partial")
+    for entry in os.scandir(folder.parent):
+        if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turns errors of the file system into a FileError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}") from None

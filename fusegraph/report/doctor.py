@@ -1,0 +1,215 @@
+"""What this machine has of what fusegraph can use, and what to install where something is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fusegraph
+from codegen.spec import KernelSource
+from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.report.explain import size_text
+from fusegraph.runtime import driver, host_compiler, nvrtc
+from fusegraph.runtime.cache import default_cache
+
+_PROBE = KernelSource(
+    "fusegraph_doctor",
+    'extern "C" __global__ void fusegraph_doctor(int* x)\n{\n    x[threadIdx.x] = threadIdx.x;\n}\n',
+    grid=(1, 1, 1),
+    block=(4, 1, 1),
+)
+_PIP_NVRTC = "pip install 'cuda-python>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
+_GET_COMPILER = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), or name one in FUSEGRAPH_CXX"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing fusegraph can use.
+
+    name     what it is.  found: whether it is there and works.  version, path: empty where unknown.
+    detail   what else there is to say; why it is missing.
+    needed   what fusegraph uses it for.  install: what to do where it is missing, else empty.
+    """
+
+    name: str
+    found: bool
+    version: str = ""
+    path: str = ""
+    detail: str = ""
+    needed: str = ""
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings; compiles, runs_on_gpu, runs_on_cpu say what they amount to."""
+
+    findings: tuple[Finding, ...]
+
+    def _found(self, name: str) -> bool:
+        return any(f.found for f in self.findings if f.name == name)
+
+    @property
+    def compiles(self) -> bool:
+        """Cubins can be made."""
+        return self._found("NVRTC")
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        return self.compiles and self._found("CUDA driver")
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """The emitted CUDA C can be run on this machine's CPU."""
+        return self._found("C++ compiler")
+
+    @property
+    def ok(self) -> bool:
+        """Something works: kernels can be compiled, or run on the CPU."""
+        return self.compiles or self.runs_on_cpu
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, ready for JSON."""
+        return {
+            "ok": self.ok,
+            "compiles": self.compiles,
+            "runs_on_gpu": self.runs_on_gpu,
+            "runs_on_cpu": self.runs_on_cpu,
+            "findings": [asdict(f) for f in self.findings],
+        }
+
+
+def diagnose() -> Diagnosis:
+    """Looks at everything.  What fails is a finding; nothing is raised."""
+    probes: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("Python", _python),
+        ("cuda-bindings", _cuda_bindings),
+        ("NVRTC", _nvrtc),
+        ("CUDA driver", _driver),
+        ("C++ compiler", _compiler),
+        ("cuDNN frontend", _cudnn_frontend),
+        ("cuDNN library", _cudnn_library),
+        ("cache folder", _cache),
+    ]
+    findings: list[Finding] = []
+    for name, probe in probes:
+        try:
+            findings += probe()
+        except Exception as error:  # a broken installation may fail in any way; the other findings still count
+            findings.append(Finding(name, False, detail=f"{type(error).__name__}: {error}"))
+    return Diagnosis(tuple(findings))
+
+
+def _python() -> list[Finding]:
+    return [
+        Finding("Python", True, platform.python_version(), needed="everything"),
+        Finding(
+            "fusegraph", True, fusegraph.__version__, str(Path(str(fusegraph.__file__)).parent), needed="everything"
+        ),
+    ]
+
+
+def _cuda_bindings() -> list[Finding]:
+    return [_distribution("cuda-bindings", "cuda-bindings", "NVRTC and the CUDA driver", _PIP_NVRTC)]
+
+
+def _nvrtc() -> list[Finding]:
+    needed = "engine cuda and cubins for any GPU; needs no driver"
+    try:
+        version = ".".join(map(str, nvrtc.nvrtc_version()))
+        archs = nvrtc.supported_archs()
+        nvrtc.compile_kernels([_PROBE], "sm_90a" if "sm_90a" in archs else archs[-1])
+    except FusegraphError as error:
+        return [Finding("NVRTC", False, detail=str(error), needed=needed, install=_PIP_NVRTC)]
+    return [Finding("NVRTC", True, version, _nvrtc_path(), f"compiles for {', '.join(archs)}", needed)]
+
+
+def _nvrtc_path() -> str:
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except Exception:  # a system installation that only the loader finds: it works, its place is unknown
+        return ""
+
+
+def _driver() -> list[Finding]:
+    needed = "running kernels on a GPU"
+    install = "install NVIDIA's driver for CUDA 13 (release 580 or newer) on a machine with a GPU; or use --engine cpu"
+    reason = driver.unavailable_reason()
+    if reason is not None:
+        return [Finding("CUDA driver", False, detail=reason, needed=needed, install=install)]
+    findings = [Finding("CUDA driver", True, ".".join(map(str, driver.driver_version())), needed=needed)]
+    for index in range(driver.device_count()):
+        try:
+            gpu = driver.properties(index)
+        except DeviceError as error:
+            findings.append(Finding(f"GPU {index}", False, detail=str(error), needed=needed))
+            continue
+        capability = "compute capability {}.{}".format(*gpu.compute_capability)
+        detail = f"{capability}, {gpu.arch}, {gpu.sm_count} SMs, {size_text(gpu.total_memory)}"
+        findings.append(Finding(f"GPU {index}", True, gpu.name, detail=detail, needed=needed))
+    return findings
+
+
+def _compiler() -> list[Finding]:
+    needed = "engine cpu: running the emitted CUDA C without a GPU"
+    try:
+        compiler = host_compiler.find_compiler()
+        host_compiler.build([_PROBE], cache=default_cache())
+    except FusegraphError as error:
+        return [Finding("C++ compiler", False, detail=str(error), needed=needed, install=_GET_COMPILER)]
+    result = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, errors="replace")
+    return [Finding("C++ compiler", True, result.stdout.partition("\n")[0], " ".join(compiler.command), "", needed)]
+
+
+def _cudnn_frontend() -> list[Finding]:
+    install = "optional: pip install 'fusegraph[cudnn]'"
+    return [_distribution("cuDNN frontend", "nvidia-cudnn-frontend", "comparing with cuDNN", install)]
+
+
+def _cudnn_library() -> list[Finding]:
+    """The library of the PyPI package, else one that the system's loader finds."""
+    name, needed = "cuDNN library", "comparing with cuDNN"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        package = importlib.metadata.distribution("nvidia-cudnn-cu13")
+        library = next((f for f in package.files or () if f.name.startswith("libcudnn.so")), None)
+        path = str(Path(str(package.locate_file(library))).resolve()) if library else ""
+        return [Finding(name, True, package.version, path, needed=needed)]
+    try:
+        version = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
+    except (OSError, AttributeError) as error:
+        install = "optional: pip install 'fusegraph[cudnn]'"
+        return [Finding(name, False, detail=str(error), needed=needed, install=install)]
+    return [Finding(name, True, f"{version // 10000}.{version // 100 % 100}.{version % 100}", needed=needed)]
+
+
+def _distribution(name: str, package: str, needed: str, install: str) -> Finding:
+    """An installed Python distribution."""
+    try:
+        found = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, False, detail=f"{package} is not installed", needed=needed, install=install)
+    return Finding(name, True, found.version, needed=needed)
+
+
+def _cache() -> list[Finding]:
+    cache, needed = default_cache(), "keeping compiled kernels"
+    if cache.folder is None:
+        install = "set FUSEGRAPH_CACHE_DIR to a folder that can be written"
+        return [Finding("cache folder", False, detail="no home directory to put it in", needed=needed, install=install)]
+    place = cache.folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    detail = f"{size_text(cache.size())} of at most {size_text(cache.limit_bytes)}"
+    install = "" if writable else f"{place} cannot be written; set FUSEGRAPH_CACHE_DIR to a folder that can"
+    return [Finding("cache folder", writable, path=str(cache.folder), detail=detail, needed=needed, install=install)]

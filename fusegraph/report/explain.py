@@ -1,0 +1,195 @@
+"""What a plan does: every kernel, what it reads, writes and saves, every fusion made or declined with its reason."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.passes.partition import Decision
+from fusegraph.plan import Kernel, Plan
+
+#: Names of nodes listed in a row before the text form says how many more there are.
+_MOST_LISTED = 24
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, ready for JSON.
+
+    name, inputs, outputs, nodes  as `describe_graph`, after simplification.
+    simplified_away        nodes of the graph as built that need no computation any more.
+    kernels                as `describe_kernel`, in the order in which they run.
+    kernels_unfused        kernels that one a node of the graph as built would make.
+    bytes_unfused          bytes those would move through device memory; ``bytes_moved`` what the kernels move.
+    decisions              as `describe_decision`, for every edge and every pair of siblings.
+    workspace_bytes        device memory for intermediates; ``workspace`` maps each to ``offset`` and ``bytes``.
+    """
+    kernel_of = {node: kernel.name for kernel in plan.kernels for node in kernel.group.nodes}
+    kept = {node.name for node in plan.simplified.nodes}
+    return {
+        **describe_graph(plan.simplified, kernel_of),
+        "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
+        "kernels": [describe_kernel(kernel) for kernel in plan.kernels],
+        "kernels_unfused": len(plan.graph.nodes),
+        "bytes_unfused": _unfused_bytes(plan.graph),
+        "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
+        "decisions": [describe_decision(d) for d in plan.partition.decisions],
+        "workspace_bytes": plan.memory.size,
+        "workspace": {t.name: {"offset": at, "bytes": t.nbytes} for t, at in plan.memory.offsets.items()},
+    }
+
+
+def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) -> dict[str, Any]:
+    """A graph: ``name``; ``inputs[]``, ``outputs[]`` with ``name, shape, strides`` (elements) ``, dtype``; ``nodes[]``
+    with ``name, op, inputs, attributes, shape, dtype, kernel``."""
+    kernels = kernel_of or {}
+    return {
+        "name": graph.name,
+        "inputs": [_tensor(t) for t in graph.inputs],
+        "outputs": [_tensor(t) for t in graph.outputs],
+        "nodes": [_node(n, kernels.get(n)) for n in graph.nodes],
+    }
+
+
+def describe_kernel(kernel: Kernel) -> dict[str, Any]:
+    """A kernel: ``name, family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
+    node, ``grid, block, dynamic_shared_bytes``."""
+    group, source = kernel.group, kernel.source
+    return {
+        "name": kernel.name,
+        "family": group.family,
+        "nodes": [n.name for n in group.nodes],
+        "reads": [{"name": t.name, "bytes": t.nbytes} for t in group.reads],
+        "writes": [{"name": t.name, "bytes": t.nbytes} for t in group.writes],
+        "bytes_saved": group.bytes_saved,
+        "grid": list(source.grid),
+        "block": list(source.block),
+        "dynamic_shared_bytes": source.dynamic_shared_bytes,
+    }
+
+
+def describe_decision(decision: Decision) -> dict[str, Any]:
+    """A decision: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
+    return {
+        "producer": decision.producer,
+        "consumer": decision.consumer,
+        "fused": decision.fused,
+        "reason": decision.reason,
+        "bytes_saved": decision.bytes_saved,
+        "shared_input": decision.shared_input,
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "strides": list(tensor.strides),
+        "dtype": tensor.dtype.name,
+    }
+
+
+def _node(node: Node, kernel: str | None) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op.name,
+        "inputs": [t.name for t in node.inputs],
+        "attributes": {key: _attribute(value) for key, value in node.attributes.items()},
+        "shape": list(node.output.shape),
+        "dtype": node.output.dtype.name,
+        "kernel": kernel,
+    }
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute's value; numbers that JSON has not (an infinite clip) and other objects as their text."""
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_attribute(item) for item in value]
+    return value
+
+
+def _moved(kernel: Kernel) -> int:
+    return sum(t.nbytes for t in kernel.arguments)
+
+
+def _unfused_bytes(graph: Graph) -> int:
+    return sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in graph.nodes)
+
+
+# --- text
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for a reader: ``"512 B"``, ``"12.6 MB"`` (powers of 1000)."""
+    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 999.95 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """``"1 kernel"``, ``"2 kernels"``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
+    """What `describe` returns as text, in lines of at most ``width`` columns (a longer name keeps its line)."""
+    lines = [f"graph {facts['name']}", ""]
+    kernels = facts["kernels"]
+    before, after = facts["bytes_unfused"], facts["bytes_moved"]
+    lines += _wrapped(
+        f"{count_text(facts['kernels_unfused'], 'node')} in {count_text(len(kernels), 'kernel')} (one a node would be "
+        f"{facts['kernels_unfused']}). Device-memory traffic {size_text(after)} instead of {size_text(before)}, "
+        f"{size_text(before - after)} saved. Workspace {size_text(facts['workspace_bytes'])}.",
+        width,
+        "  ",
+    )
+    if facts["simplified_away"]:
+        lines += _wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
+    for number, kernel in enumerate(kernels, start=1):
+        lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']})"]
+        lines += _wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
+        lines += _wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
+        lines += _wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
+        lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
+    for title, fused in (("fused", True), ("declined", False)):
+        chosen = [d for d in facts["decisions"] if d["fused"] is fused]
+        lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
+        for decision in chosen:
+            lines += _decision(decision, width)
+    if facts["workspace"]:
+        lines += ["", "  workspace:"]
+        for name, place in facts["workspace"].items():
+            lines.append(f"    {name}: {size_text(place['bytes'])} at offset {place['offset']}")
+    return "\n".join(lines) + "\n"
+
+
+def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
+    sign = "->" if decision["shared_input"] is None else "beside"
+    saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
+    head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
+    return _wrapped(head, width, "    ") + _wrapped(decision["reason"], width, "        ")
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _MOST_LISTED
+    return ", ".join(listed) if more <= 0 else f"{', '.join(listed[:_MOST_LISTED])} and {more} more"
+
+
+def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{t['name']} ({size_text(t['bytes'])})" for t in tensors) or "nothing"
+
+
+def _wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
