@@ -1,7 +1,7 @@
 """Scalar programs: the expression DAG a kernel evaluates for every element, and its CUDA C.
 
-A program is in static single assignment: instruction i may use loads, literals, indices, the anchor's value (a matmul's or
-convolution's accumulator) and the results of instructions before it.
+A program is in static single assignment: instruction i may use loads, literals, indices, the anchor's value (a
+matmul's or convolution's accumulator) and the results of instructions before it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from codegen.naming import Names, Writer
 class Operand:
     """A tensor that a kernel reads or writes.
 
-    strides count elements, one an iteration dimension; 0 repeats the element along it.  alignment is what the base pointer
-    is known to be a multiple of, in bytes.
+    strides count elements, one an iteration dimension; 0 repeats the element along it.  alignment is what the base
+    pointer is known to be a multiple of, in bytes.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Program:
 
     indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``.
     real is the C type in which floats of 32 bits or fewer are computed ("float", or "double" on request).
+    exact forbids approximate instructions even where they could not be seen in what is stored.
     """
 
     loads: tuple[Operand, ...] = ()
@@ -99,11 +100,12 @@ class Program:
     stores: tuple[Store, ...] = ()
     notes: tuple[str, ...] = ()
     real: str = "float"
+    exact: bool = False
 
     @property
     def approximate(self) -> bool:
         """Whether approximate instructions cannot be seen: everything is stored as a float of 16 bits or fewer."""
-        return all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
+        return not self.exact and all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
 
     @property
     def operands(self) -> tuple[Operand, ...]:

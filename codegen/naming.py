@@ -15,7 +15,8 @@ RESERVED = frozenset(
     protected public register reinterpret_cast requires return short signed sizeof static static_assert
     static_cast struct switch template this thread_local throw true try typedef typeid typename union
     unsigned using virtual void volatile wchar_t while xor xor_eq float16 bfloat16 float8_e4m3 float8_e5m2
-    int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert load store threadIdx blockIdx blockDim
+    int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert round_to infinity quiet_nan math load store
+    load_shared store_shared threadIdx blockIdx blockDim
     gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow rint
     round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
     asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write

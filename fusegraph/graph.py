@@ -11,6 +11,7 @@ attributes, then ``name`` for the result.  Shapes and dtypes are inferred and ch
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -391,7 +392,13 @@ class Graph:
                 self._own(operand, f"{label}, operand {op.operands[index]!r}")
                 yield operand
             elif isinstance(operand, (bool, int, float)) and tensors:
-                yield self.constant(operand, dtype=_scalar_dtype(operand, tensors[0].dtype))
+                dtype = _scalar_dtype(operand, tensors[0].dtype)
+                if not dtype.min <= operand <= dtype.max and math.isfinite(operand):
+                    raise DTypeError(
+                        f"{label}, operand {op.operands[index]!r}: {operand} does not fit in {dtype}, "
+                        f"whose values go from {dtype.min} to {dtype.max}"
+                    )
+                yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)
             elif isinstance(operand, (bool, int, float, np.ndarray, np.generic)):
                 yield self.constant(operand)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen import render
@@ -34,10 +35,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie."""
+    """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie.
+
+    counterpart gives for each tensor of the graph the one of the simplified graph that stands for it.
+    """
 
     graph: Graph
     simplified: Graph
+    counterpart: Mapping[Tensor, Tensor]
     partition: Partition
     kernels: tuple[Kernel, ...]
     memory: MemoryPlan
@@ -57,10 +62,11 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
     options = options or Options()
     simplified = simplify(graph, enabled=fusion)
-    partition = fuse(simplified, options, enabled=fusion)
+    partition = fuse(simplified.graph, options, enabled=fusion)
     names = Names()
     kernels = []
     for group in partition.groups:
         spec = group.lowered.spec
         kernels.append(Kernel(group, render(replace(spec, name=names.unique(spec.name)))))
-    return Plan(graph, simplified, partition, tuple(kernels), plan_memory(partition))
+    memory = plan_memory(partition)
+    return Plan(graph, simplified.graph, simplified.counterpart, partition, tuple(kernels), memory)

@@ -26,6 +26,7 @@ from codegen.expr import (
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops.convert import convert, to_reference
+from fusegraph.ops.evaluate import compute_dtype
 
 #: (tensor) -> strides over the kernel's iteration space, 0 where the tensor is repeated.
 StridesOf = Callable[[Tensor], tuple[int, ...]]
@@ -64,7 +65,10 @@ class ProgramBuilder:
         self._indices: list[tuple[int, ...]] = []
         self._instructions: list[Instruction] = []
         self._values: dict[Tensor, Value] = {}
-        self.real = "double" if view.graph.compute_dtype.name == "float64" else "float"
+        #: what was rounded -> (its exact value, the dtype it was rounded to)
+        self._exact: dict[Value, tuple[Value, DType]] = {}
+        self._real_dtype = view.graph.compute_dtype
+        self.real = compute_type(self._real_dtype)
         self._anchor = anchor
         self._anchor_type = compute_type(anchor.output.dtype, self.real) if anchor else "float"
 
@@ -75,7 +79,7 @@ class ProgramBuilder:
                 self._values[node.output] = self._rounded(node.output, Anchor())
             else:
                 self._values[node.output] = self._apply(node)
-        stores = tuple(Store(self._operand(t), self._values[t]) for t in self._view.writes)
+        stores = tuple(Store(self._operand(t), self._stored(t)) for t in self._view.writes)
         program = Program(
             tuple(self._loads),
             tuple(self._indices),
@@ -83,6 +87,7 @@ class ProgramBuilder:
             stores,
             tuple(describe(n) for n in self._view.nodes),
             self.real,
+            self._options.strict,
         )
         program, reads = _without_dead_code(program, self._parameter_order())
         return program, tuple(self._reads[n] for n in reads), self._view.writes
@@ -151,8 +156,8 @@ class ProgramBuilder:
         wanted = compute_type(target, self.real)
         if isinstance(value, Literal):
             if value.ctype != wanted:
-                number = convert(to_reference(np.asarray(value.value).astype(source.numpy), source), source, target)
-                value = Literal(number.item(), wanted)
+                number = to_reference(np.asarray(value.value).astype(source.numpy), source)
+                value = Literal(convert(number, source, compute_dtype(target, self._real_dtype)).item(), wanted)
             return value, f"{{{position}}}"
         same = self._ctype(value) == wanted
         return value, f"{{{position}}}" if same else f"convert<{wanted}>({{{position}}})"
@@ -163,20 +168,35 @@ class ProgramBuilder:
         value = self._value(node.inputs[0])
         if source == target:
             return value
-        value, text = self._converted(value, source, target, 0)
         wanted = compute_type(target, self.real)
-        narrower = target.is_float and target.ctype != wanted
-        if text == "{0}" and not (narrower or isinstance(value, Literal)):
-            return value
-        if narrower:
-            text = f"round_to<{target.ctype}>({text})"
-        return self._emit(node.name, text, [value], wanted)
+        if target.is_float and target.ctype != wanted:
+            return self._round(node.name, value, target)
+        value, text = self._converted(value, source, target, 0)
+        return value if text == "{0}" else self._emit(node.name, text, [value], wanted)
+
+    def _round(self, name: str, value: Value, dtype: DType) -> Value:
+        """The value rounded, once, to what a float dtype narrower than its compute type holds."""
+        wanted, ctype = compute_type(dtype, self.real), dtype.ctype
+        text = (
+            f"round_to<{ctype}>({{0}})"
+            if self._ctype(value) == wanted
+            else f"convert<{wanted}>(convert<{ctype}>({{0}}))"
+        )
+        result = self._emit(name, text, [value], wanted)
+        self._exact[result] = value, dtype
+        return result
+
+    def _stored(self, tensor: Tensor) -> Value:
+        """What to store: storing rounds, so a value that is merely rounded to the same dtype need not be before."""
+        value = self._values[tensor]
+        exact, dtype = self._exact.get(value, (value, tensor.dtype))
+        return exact if dtype == tensor.dtype else value
 
     def _rounded(self, tensor: Tensor, value: Value) -> Value:
         """In strict mode, the value rounded to the tensor's dtype; otherwise as it is."""
         dtype = tensor.dtype
         if self._options.strict and dtype.is_float and dtype.ctype != compute_type(dtype, self.real):
-            return self._emit(tensor.name, f"round_to<{dtype.ctype}>({{0}})", [value], compute_type(dtype, self.real))
+            return self._round(tensor.name, value, dtype)
         return value
 
     def _emit(self, name: str, template: str, args: list[Value], ctype: str) -> Result:

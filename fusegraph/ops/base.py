@@ -89,6 +89,11 @@ class Op:
         template = self.cuda[kind]
         return template if isinstance(template, str) else template(attributes)
 
+    @property
+    def reads_values(self) -> bool:
+        """Whether the result depends on the operands' values; that of gen_index depends on their shape alone."""
+        return self.kind is not Kind.POINTWISE or bool(self.cuda)
+
     def __hash__(self) -> int:
         return hash(self.name)
 

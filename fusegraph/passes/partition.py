@@ -87,7 +87,8 @@ class Partition:
                 raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
             if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
-            if place[producer] != place[consumer] and tensor not in self.groups[place[consumer]].reads:
+            read = tensor in self.groups[place[consumer]].reads or not consumer.op.reads_values
+            if place[producer] != place[consumer] and not read:
                 raise GraphError(f"tensor {tensor.name!r} is not read by the kernel of {consumer.name!r}")
         written = self.materialized
         for tensor in self.graph.outputs:

@@ -1,27 +1,42 @@
 """Simplification: removes what cannot be seen in the results.
 
 Dead nodes, common subexpressions, nodes of constants only, and identities that hold in floating point for every input,
-NaN, infinity and the sign of zero included: x * 1, x / 1, x - 0, -(-x), abs(abs(x)), relu(relu(x)), not(not(x)), a cast to the
-same dtype.  (x + 0 is not x: it turns -0 into +0.)
+NaN, infinity and the sign of zero included: x * 1, x / 1, x - 0, -(-x), abs(abs(x)), relu(relu(x)), not(not(x)), a cast
+to the same dtype.  (x + 0 is not x: it turns -0 into +0.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Kind
-from fusegraph.ops.convert import convert, from_reference, to_reference
+from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.ops.evaluate import evaluate
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
 
 
-def simplify(graph: Graph, *, enabled: bool = True) -> Graph:
-    """An equivalent graph with the same inputs and outputs.  With ``enabled=False`` only dead nodes are removed."""
+@dataclass(frozen=True)
+class Simplified:
+    """An equivalent graph with the same inputs and outputs.
+
+    counterpart gives for each tensor of the old graph the one of the new graph that has its value.
+    """
+
+    graph: Graph
+    counterpart: Mapping[Tensor, Tensor]
+
+
+def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
+    """Simplifies a graph.  With ``enabled=False`` only dead nodes are removed."""
     live = _live(graph)
     result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
     new: dict[Tensor, Tensor] = {}
@@ -37,7 +52,7 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Graph:
             replacement = _replacement(node, inputs)
             if replacement is None:
                 replacement = seen.get(_key(node, inputs))
-            if replacement is None and node.kind is Kind.POINTWISE and all(t.is_constant for t in inputs):
+            if replacement is None:
                 replacement = _folded(result, node, inputs)
             if replacement is not None:
                 new[node.output] = replacement
@@ -48,7 +63,8 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Graph:
         if node.output not in outputs or _key(node, inputs) not in seen:
             seen[_key(node, inputs)] = output
     result.outputs = [new[t] for t in graph.outputs]
-    return result
+    _remove_dead(result)
+    return Simplified(result, new)
 
 
 def _live(graph: Graph) -> set[Node]:
@@ -63,6 +79,15 @@ def _live(graph: Graph) -> set[Node]:
     return live
 
 
+def _remove_dead(graph: Graph) -> None:
+    """Removes the nodes that replacements have left without a consumer."""
+    live = _live(graph)
+    for node in graph.nodes:
+        if node not in live:
+            graph.network.remove_node(node)
+            del graph.tensors[node.name], graph._producer[node.output]
+
+
 def _taken(result: Graph, new: dict[Tensor, Tensor], tensor: Tensor) -> Tensor:
     """The new graph's counterpart of a tensor; constants come over when they are first used."""
     if tensor not in new:
@@ -75,14 +100,16 @@ def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:
     operands = tuple(
         (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t for t in inputs
     )
-    return (node.op.name, operands, tuple(sorted(node.attributes.items(), key=lambda kv: kv[0])), node.output.dtype)
+    attributes = sorted((key, repr(value)) for key, value in node.attributes.items())  # repr tells -0.0 from 0.0
+    return (node.op.name, operands, tuple(attributes), node.output.dtype)
 
 
-def _number(tensor: Tensor) -> float | None:
-    """The value of a constant that is one number."""
+def _is(tensor: Tensor, number: float) -> bool:
+    """Whether a tensor is a constant of one element that is this number, the sign of zero included."""
     if tensor.value is None or tensor.size != 1:
-        return None
-    return float(tensor.value.reshape(-1)[0])
+        return False
+    value = float(tensor.value.reshape(-1)[0])
+    return value == number and math.copysign(1, value) == math.copysign(1, number)
 
 
 def _replacement(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -98,9 +125,9 @@ def _replacement(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
 def _neutral(number: float, *, left: bool) -> Callable[[Node, tuple[Tensor, ...]], Tensor | None]:
     def rule(_: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = inputs
-        if _number(b) == number and not (number == 0 and np.signbit(_number(b))):
+        if _is(b, number):
             return a
-        return b if left and _number(a) == number else None
+        return b if left and _is(a, number) else None
 
     return rule
 
@@ -133,6 +160,7 @@ _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
     "div": _neutral(1.0, left=False),
     "sub": _neutral(0.0, left=False),
     "neg": _twice,
+    "logical_not": _twice,
     "abs": _idempotent,
     "relu": _plain_relu,
     "floor": _idempotent,
@@ -142,24 +170,16 @@ _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
 
 
 def _folded(result: Graph, node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """The node's value as a constant, if it is small."""
-    if node.output.nbytes > MAX_FOLDED_BYTES:
+    """The value of a pointwise node of constants as a constant, if it is small."""
+    foldable = node.kind is Kind.POINTWISE and node.op.reads_values and all(t.is_constant for t in inputs)
+    if not foldable or node.output.nbytes > MAX_FOLDED_BYTES:
         return None
-    dtypes = node.op.operand_dtypes(tuple(t.type for t in inputs))
-    operands = [
-        convert(to_reference(t.value, t.dtype), t.dtype, d)
-        if t.value is not None and t.dtype != d
-        else to_reference(np.asarray(t.value), t.dtype)
-        for t, d in zip(inputs, dtypes)
-    ]
-    value = node.op.reference(*operands, **node.attributes)
-    common = node.op.promoted(tuple(t.type for t in inputs))
-    source = common if node.op.name == "identity" else node.output.dtype
-    stored = from_reference(convert(value, source, node.output.dtype), node.output.dtype)
+    types = tuple(t.type for t in inputs)
+    operands = [to_reference(np.asarray(t.value), t.dtype) for t in inputs]
+    value = evaluate(node.op, types, node.attributes, node.output.dtype, operands, result.compute_dtype)
+    stored = from_reference(value, node.output.dtype)
     stored = np.array(np.broadcast_to(stored, node.output.shape), order="C")
     stored.setflags(write=False)
-    from fusegraph.layout import packed_strides
-
     return result._add_tensor(
         node.name, node.output.shape, packed_strides(node.output.shape), node.output.dtype, stored
     )

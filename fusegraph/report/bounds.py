@@ -1,16 +1,17 @@
 """How far a correct kernel may be from the reference: a running error analysis along the graph.
 
-Every tensor gets a value (float64, `engines.reference`) and a bound on the absolute error of computing it in the compute type,
-rounding where the compiled graph rounds.  A pointwise node's bound is what its result moves by when its operands move by
-their bounds, plus the rounding of the node itself; where an operand may cross a discontinuity (floor, a comparison, a cast to
-an integer) the bound grows to the jump by itself.  Contractions use the classical bound of a sum of products (Higham,
-"Accuracy and Stability of Numerical Algorithms", section 3.1).
+Every tensor gets a value (float64, `engines.reference`) and a bound on the absolute error of computing it in the
+compute type, rounding where the compiled graph rounds.  A pointwise node's bound is what its result moves by when its
+operands move by their bounds, plus the rounding of the node itself; where an operand may cross a discontinuity (floor,
+a comparison, a cast to an integer) the bound grows to the jump by itself.  Contractions use the classical bound of a
+sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import round_to, to_reference
+from fusegraph.ops.evaluate import compute_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -66,28 +68,22 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _contraction(graph, node, operands, value)
     else:
         error = _propagated(node, operands, value)
-    compute = compute_dtype(tensor.dtype, graph)
-    if tensor.dtype.is_float:
-        magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
-        if node.kind is not Kind.CONTRACTION:
-            unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff
-            if tensor.name in rounding.approximate:
-                unit += APPROXIMATE
-            error = error + unit * magnitude + 8 * tiny(compute)
-        error = np.where(magnitude > compute.max * (1 - 2.0**-10), np.inf, error)
-        error = np.where(np.isfinite(value) | (error > 0), error, 0.0)
-        if rounding.strict:
-            value = round_to(value, tensor.dtype)
-        if rounding.strict or tensor.name in rounding.materialized:
-            error = error + _rounded(np.where(np.isnan(value), 0.0, np.abs(value)) + error, tensor.dtype)
-        error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
-        error = np.where(np.isnan(error), np.inf, error)
-    return value, error
-
-
-def compute_dtype(dtype: DType, graph: Graph) -> DType:
-    """The dtype in which values of a dtype are computed."""
-    return dtype if not dtype.is_float or dtype == float64 else float64 if graph.compute_dtype == float64 else float32
+    if not tensor.dtype.is_float:
+        return value, error
+    compute = compute_dtype(tensor.dtype, graph.compute_dtype)
+    settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN whatever the rounding
+    magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
+    if node.kind is not Kind.CONTRACTION and node.op.ulps:
+        unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff
+        if tensor.name in rounding.approximate:
+            unit += APPROXIMATE
+        error = error + unit * magnitude + 8 * tiny(compute)
+    error = np.where(magnitude > compute.max * (1 - 2.0**-10), np.inf, error)
+    error = np.where(settled, 0.0, error)
+    if rounding.strict or tensor.name in rounding.materialized:
+        value, error = _rounded(value, error, tensor.dtype, strict=rounding.strict)
+    error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
+    return value, np.where(np.isnan(error), np.inf, error)
 
 
 def tiny(dtype: DType) -> float:
@@ -95,10 +91,15 @@ def tiny(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).tiny)
 
 
-def _rounded(magnitude: Array, dtype: DType) -> Array:
-    """What rounding to a dtype may add: half a unit in the last place, and what saturation or overflow takes away."""
-    error = dtype.unit_roundoff * 2 * magnitude + tiny(dtype) * dtype.unit_roundoff * 2
-    return np.where(magnitude > dtype.max * (1 - dtype.unit_roundoff), np.inf, error)
+def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple[Array, Array]:
+    """The reference (itself rounded in strict mode) and how far from it a rounded value may be.
+
+    Rounding is monotonic, saturation and overflow included: it keeps values between their rounded limits.
+    """
+    center = round_to(value, dtype) if strict else value
+    slack = error + 2 * np.abs(np.where(np.isfinite(value), value, 0.0)) * float64.unit_roundoff
+    ends = [_distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
+    return center, np.where(np.isinf(error), np.inf, np.maximum(*ends))
 
 
 def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
@@ -115,12 +116,12 @@ def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array
         return np.asarray(node.op.reference(np.abs(x), np.abs(y), **attributes))
 
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-    unit = compute_dtype(dtypes[0], graph).unit_roundoff if dtypes[0].is_float else 0.0
+    unit = compute_dtype(dtypes[0], graph.compute_dtype).unit_roundoff if dtypes[0].is_float else 0.0
     magnitude = sums(a, b)
     finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
     error = (products + 2) * unit * magnitude + products * tiny(float32)
     # Whether a partial sum overflows depends on the order of summation.
-    largest = compute_dtype(dtypes[0], graph).max * (1 - 2.0**-10)
+    largest = compute_dtype(dtypes[0], graph.compute_dtype).max * (1 - 2.0**-10)
     error = np.where(finite > largest, np.inf, error)
     if ea.any() or eb.any():
         error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
@@ -128,42 +129,70 @@ def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array
 
 
 def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
-    """The sum over operands of how far the result moves when that operand moves by its bound, either way or onto the
-    place where a discontinuity is likely (zero, or another operand)."""
-    values = [v for v, _ in operands]
+    """How far the result moves when the operands move by their bounds.
+
+    The sum over operands of how far each moves it alone, either way or onto the place where a discontinuity is likely
+    (zero, or another operand), or what all of them do together at their ends if that is more.
+    """
+    values = [_known(v, e) for v, e in operands]
+    inexact = [k for k, (_, e) in enumerate(operands) if e.any()]
+    moves = {k: _moved(values, k, operands[k][1], node.inputs[k].dtype) for k in inexact}
+
+    def distance(moved: Mapping[int, Array]) -> Array:
+        other = apply(node, [moved.get(k, v) for k, v in enumerate(values)])
+        return _distance(value, np.broadcast_to(other, value.shape))
+
     total = np.zeros(value.shape)
-    for position, (v, e) in enumerate(operands):
-        if not e.any():
-            continue
-        moved = 0.0
-        for candidate in _moved(values, position, v, e, node.inputs[position].dtype):
-            other = np.broadcast_to(apply(node, [*values[:position], candidate, *values[position + 1 :]]), value.shape)
-            moved = np.maximum(moved, _distance(value, other))
-        total = total + moved
+    for k in inexact:
+        total = total + np.maximum.reduce([distance({k: candidate}) for candidate in moves[k]])
+    if len(inexact) > 1:
+        for ends in product(*(moves[k][:2] for k in inexact)):
+            total = np.maximum(total, distance(dict(zip(inexact, ends))))
+    if inexact and node.op.name in _OSCILLATING:
+        total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
     return total
 
 
-def _moved(values: Sequence[Array], position: int, v: Array, e: Array, dtype: DType) -> list[Array]:
+#: Ops that have turning points or jumps anywhere, so that values between two ends may lie beyond those at the ends.
+_OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
+
+
+def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:
+    """Where operands may move so far that an oscillating op gives anything it can give."""
+
+    def turns(x: Array, y: Array) -> Array:
+        """The number of jumps before x (and y), or for those that have none a number that moves by half a period."""
+        if name == "mod":
+            return np.trunc(np.asarray(x, np.float64) / np.asarray(y, np.float64))
+        return np.floor(x / np.pi + 0.5) if name == "tan" else x / np.pi
+
+    second = moves.get(1, (values[-1],))
+    corners = [turns(x, y) for x in moves.get(0, (values[0],)) for y in second]
+    spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
+    return np.asarray(~(spread < 1))
+
+
+def _known(value: Array, error: Array) -> Array:
+    """The values, 0 where nothing is known of one, not even that it is NaN."""
+    return np.where(np.isnan(value) & np.isinf(error), 0.0, value) if value.dtype.kind == "f" else value
+
+
+def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -> list[Array]:
+    """Values of an operand within its bound: the two ends first, then where a discontinuity is likely."""
+    v = values[position]
     if dtype.is_bool:
-        return [np.where(e > 0, ~v, v)]
-    if dtype.is_int:
-        step = np.minimum(e, 2.0**40).astype(np.int64)
-        wide = v.astype(np.int64)
-        moved = [np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (step, -step)]
-        return moved
-    v = np.where(np.isnan(v) & np.isinf(e), 0.0, v)  # nothing is known of such a value, not even that it is NaN
-    low, high = v - e, v + e
-    targets = [np.zeros(())] + [x for k, x in enumerate(values) if k != position and x.dtype.kind == "f"]
+        return [np.where(error > 0, ~v, v), v]
+    targets = [np.zeros(())] + [x for k, x in enumerate(values) if k != position and x.dtype != np.bool_]
+    if dtype.is_float:
+        low, high = v - error, v + error
+    else:
+        wide, step = v.astype(np.int64), np.minimum(error, 2.0**40).astype(np.int64)
+        low, high = (np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (-step, step))
     result = [low, high]
     for target in targets:
-        try:
-            shape = np.broadcast_shapes(v.shape, target.shape)
-        except ValueError:
-            continue
-        if shape == v.shape:
-            result.append(np.clip(target, low, high))
-        else:
-            result.append(np.clip(np.broadcast_to(target, shape), low, high))
+        with np.errstate(all="ignore"):
+            place = target.astype(np.float64) if dtype.is_float else np.nan_to_num(np.rint(target)).astype(np.int64)
+        result.append(np.clip(place, low, high).astype(v.dtype))
     return result
 
 
@@ -174,7 +203,7 @@ def _distance(a: Array, b: Array) -> Array:
     x, y = a.astype(np.float64), b.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     distance = np.abs(x - y)
-    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+    return np.asarray(np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)))
 
 
 def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
@@ -186,11 +215,12 @@ def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
     if not dtype.is_float:
         exact = seen == value
         if dtype.is_bool:
-            return exact | (error > 0)
-        with np.errstate(all="ignore"):
-            return exact | (np.abs(seen.astype(np.float64) - value.astype(np.float64)) <= error)
+            return np.asarray(exact | (error > 0))
+        with np.errstate(all="ignore"):  # as float64, large integers that differ may be equal
+            near = np.abs(seen.astype(np.float64) - value.astype(np.float64)) <= error
+        return np.asarray(exact | (near & (error > 0)))
     with np.errstate(all="ignore"):
         slack = error + 2 * np.abs(value) * 2.0**-53
         low, high = round_to(value - slack, dtype), round_to(value + slack, dtype)
         inside = (low <= seen) & (seen <= high)
-    return inside | (np.isnan(seen) & np.isnan(value)) | np.isinf(error)
+    return np.asarray(inside | (np.isnan(seen) & np.isnan(value)) | np.isinf(error))

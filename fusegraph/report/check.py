@@ -106,8 +106,14 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     plan = executable.plan
     if plan is None:
         return Rounding(strict=strict)
-    approximate = {n.name for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes}
-    return Rounding(frozenset(t.name for t in plan.partition.materialized), frozenset(approximate), strict)
+    approximate = {n.output for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes}
+    stored = plan.partition.materialized
+    live = plan.counterpart.items()
+    return Rounding(
+        frozenset(old.name for old, new in live if new in stored or new.is_constant),
+        frozenset(old.name for old, new in live if new in approximate),
+        strict,
+    )
 
 
 def compare(
@@ -146,7 +152,7 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
     """An Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be."""
     device = executable.device
     arrays = {n: to_device(a, device.index) if device.is_cuda else a for n, a in inputs.items()}
-    results = executable(**arrays) if all(n.isidentifier() for n in arrays) else executable(*arrays.values())
+    results = executable(*(arrays[t.name] for t in executable.graph.inputs))
     results = results if isinstance(results, tuple) else (results,)
     return {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
 

@@ -1,0 +1,58 @@
+"""One application of an op to reference arrays: what the reference engine and constant folding compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType, float32, float64
+from fusegraph.ops.base import Op, TensorType
+from fusegraph.ops.convert import convert, to_reference
+
+Array = np.ndarray[Any, Any]
+
+
+def compute_dtype(dtype: DType, real: DType) -> DType:
+    """The dtype in which values of a dtype are computed; real (the graph's compute_dtype) for floats up to 32 bits."""
+    return dtype if not dtype.is_float or dtype == float64 else float64 if real == float64 else float32
+
+
+def evaluate(
+    op: Op,
+    types: tuple[TensorType, ...],
+    attributes: Mapping[str, Any],
+    result: DType,
+    operands: Sequence[Array],
+    real: DType = float32,
+) -> Array:
+    """An op's result as a reference array (floats unrounded in float64), from reference arrays of its operands.
+
+    Operands are converted as kernels do: exactly, but an integer that meets floats rounds to the compute type.
+    """
+    converted = []
+    for x, t, d in zip(operands, types, op.operand_dtypes(types)):
+        if t.dtype.is_float and d.is_float:
+            converted.append(to_reference(x, d))
+        else:
+            converted.append(convert(x, t.dtype, compute_dtype(d, real)) if t.dtype != d else x)
+    value = np.asarray(op.reference(*converted, **attributes))
+    produced = op.promoted(types)
+    if op.name == "identity":
+        return convert(value, produced, result) if produced != result and not _widens(produced, result) else value
+    if result.is_float:
+        return value.astype(np.float64)
+    if value.dtype == np.float64:
+        return convert(value, produced, result)
+    return value.astype(result.numpy)
+
+
+def _widens(source: DType, target: DType) -> bool:
+    """Whether every value of a float dtype is one of another."""
+    return (
+        source.is_float
+        and target.is_float
+        and target.unit_roundoff <= source.unit_roundoff
+        and target.max >= source.max
+    )
