@@ -1,7 +1,8 @@
 """The pointwise family: a DAG of pointwise ops over one space, one element read and written once.
 
-Every thread handles vectors of consecutive elements (16-byte accesses) and issues the loads of several of them before the
-first is used.  The space is walked in the memory order of the first output, with neighbouring dimensions merged.  Two forms:
+Every thread handles vectors of consecutive elements (16-byte accesses) and issues the loads of several of them before
+the first is used.  The space is walked in the memory order of the first output, with neighbouring dimensions merged.
+Two forms:
 
 flat    a thread's vectors are a block's width apart along the merged space;
 rows    when an operand repeats along the second-fastest dimension (a bias), a thread takes the same columns of
@@ -10,12 +11,13 @@ rows    when an operand repeats along the second-fastest dimension (a bias), a t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 from codegen.expr import Anchor, Emitter, Index, Literal, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Coordinates, bounds, index_type, linear, memory_order, packed, rebase
-from codegen.kernel import Pointers, converted, heading, headers, signature, uses
+from codegen.kernel import Pointers, converted, headers, heading, signature, uses
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, PointwiseSpec
 
@@ -116,9 +118,8 @@ class _Renderer:
         self.shape, self.program = normalize(spec)
         self.total = prod(self.shape)
         self.names = Names(
-            {spec.name, "size", "first", "i", "u", "e", "col", "row", "row0", "outer", "v"}
-            | {f"i{d}" for d in range(8)}
-            | {f"o{d}" for d in range(8)}
+            {spec.name, "size", "first", "i", "o", "u", "e", "col", "row", "row0", "outer", "v"}
+            | {f"{letter}{d}" for letter in "io" for d in range(len(self.shape))}
         )
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
@@ -159,23 +160,23 @@ class _Renderer:
         if not exact:
             w.line(f"constexpr {s.itype} size = {self.total};")
         block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
-        thread = f"({block} * {THREADS * s.unroll} + threadIdx.x)"
-        w.line(f"const {s.itype} first = {thread if s.vector == 1 else f'{thread} * {s.vector}'};")
-        self._scalars()
+        thread = f"{block} * {THREADS * s.unroll} + threadIdx.x"
+        position = thread if s.vector == 1 else f"({thread}) * {s.vector}"
         count = "size - i" if ragged else ""
-        phases = [self._load_phase, self._compute_phase]
         if s.unroll == 1:
-            w.line("const " + s.itype + " i = first;")
+            w.line(f"const {s.itype} i = {position};")
             if not exact:
                 w.line("if (i >= size) return;")
+            self._scalars()
             space = Coordinates(w, "i", self.shape, s.itype, "i")
-            for phase in phases:
-                phase(space, count)
+            self._load_phase(space, count)
+            self._compute_phase(space, count)
             return self._blocks(tile)
+        w.line(f"const {s.itype} first = {position};")
+        self._scalars()
         self._declare_vectors()
-        for phase in phases:
-            if phase == self._load_phase and not self._vector_loads():
-                continue
+        phases: list[Callable[[Coordinates, str], None]] = [self._load_phase] if self._vector_loads() else []
+        for phase in (*phases, self._compute_phase):
             w.line("#pragma unroll")
             w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
             w.line(f"const {s.itype} i = first + u * {tile};")
@@ -209,36 +210,29 @@ class _Renderer:
         self._load_phase(space, "", only=repeated, suffix="")
         if s.unroll > 1:
             self._declare_vectors(except_=repeated)
+        others = [n for n in self._vector_loads() if n not in repeated]
+        if s.unroll == 1:
+            self._load_phase(space, "", only=others)
+            self._compute_phase(space, "", invariant=repeated)
+            return -(-threads // THREADS)
         exact = rows % s.unroll == 0
-        for phase in (self._load_phase, self._compute_phase):
-            others = [n for n in self._vector_loads() if n not in repeated]
-            if phase == self._load_phase and not others:
-                continue
-            if s.unroll > 1:
-                w.line("#pragma unroll")
-                w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
-                w.line(f"const {s.itype} row = row0 + u;")
-            elif phase == self._load_phase:
-                w.line(f"const {s.itype} row = row0;")
+        for loading in (True, False) if others else (False,):
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
+            w.line(f"const {s.itype} row = row0 + u;")
             if not exact:
                 w.open(f"if (row < {rows})")
-            if phase == self._load_phase:
+            if loading:
                 self._load_phase(space.at_row(), "", only=others)
             else:
-                if s.unroll == 1 and not others:
-                    w.line(f"const {s.itype} row = row0;")
                 self._compute_phase(space.at_row(), "", invariant=repeated)
             if not exact:
                 w.close()
-            if s.unroll > 1:
-                w.close()
-        return self._blocks_of(threads)
+            w.close()
+        return -(-threads // THREADS)
 
     def _blocks(self, per_block: int) -> int:
         return -(-self.total // per_block)
-
-    def _blocks_of(self, threads: int) -> int:
-        return -(-threads // THREADS)
 
     # ---- operands
 
@@ -302,15 +296,10 @@ class _Renderer:
             else:
                 if not at:
                     w.line(f"{target};")
-                self._per_element(
-                    space,
-                    operand.strides,
-                    count,
-                    lambda offset, p=pointer, r=register: f"{r}{at}[e] = {p}[{offset}];",  # type: ignore[misc]
-                )
+                self._per_element(space, operand.strides, count, f"{register}{at}[e] = {pointer}[{{}}];")
 
-    def _per_element(self, space: Coordinates | _RowSpace, strides: tuple[int, ...], count: str, line) -> None:  # type: ignore[no-untyped-def]
-        """A loop over a vector's elements with one access each."""
+    def _per_element(self, space: Coordinates | _RowSpace, strides: tuple[int, ...], count: str, line: str) -> None:
+        """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
         w, s = self.w, self.schedule
         if self.shape[-1] % s.vector == 0:
             base = space.offset((*strides[:-1], 0)) if any(strides[:-1]) else ""
@@ -318,7 +307,7 @@ class _Renderer:
             terms = [(f"({col} + e)", strides[-1])] if strides[-1] else []
             offset = " + ".join(t for t in (base, linear(terms) if terms else "") if t)
             w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {s.vector}; ++e) {line(offset)}")
+            w.line(f"for (int e = 0; e < {s.vector}; ++e) {line.format(offset)}")
             return
         # Vectors run over the ends of rows: every element finds its own coordinates.
         w.line("#pragma unroll")
@@ -327,7 +316,7 @@ class _Renderer:
         if count:
             w.open("if (o < size)")
         inner = Coordinates(w, "o", self.shape, s.itype, "o")
-        w.line(line(inner.offset(strides)))
+        w.line(line.format(inner.offset(strides)))
         if count:
             w.close()
         w.close()
@@ -380,12 +369,7 @@ class _Renderer:
             if kind == "vector":
                 w.line(f"store({_add(pointer, offset)}, {name}{', ' + count if count else ''});")
             else:
-                self._per_element(
-                    space,
-                    store.operand.strides,
-                    count,
-                    lambda at, p=pointer, r=name: f"{p}[{at}] = {r}[e];",  # type: ignore[misc]
-                )
+                self._per_element(space, store.operand.strides, count, f"{pointer}[{{}}] = {name}[e];")
 
     def _name_if_shared(self, value: Value, text: str, stem: str) -> str:
         """A constant for a converted value that is used more than once; the expression itself otherwise."""

@@ -199,7 +199,7 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
 def _distance(a: Array, b: Array) -> Array:
     """|a - b|; infinite where only one is NaN or they are different infinities."""
     if a.dtype == np.bool_:
-        return (a != b).astype(np.float64)
+        return np.asarray(a != b, np.float64)
     x, y = a.astype(np.float64), b.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     distance = np.abs(x - y)
