@@ -55,5 +55,9 @@ class FileError(FusegraphError):
     """A file given on the command line cannot be read, is not Python, raises, or holds no graph."""
 
 
+class NotSupportedError(FusegraphError):
+    """An engine that cannot run every graph (cuDNN) refuses this one; the message has its reason and the nodes."""
+
+
 class KernelError(FusegraphError):
     """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of bounds."""

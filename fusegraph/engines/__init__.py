@@ -11,7 +11,7 @@ from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
 
-ENGINES = ("cuda", "cpu", "reference")
+ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
 
 def default_engine() -> str:
@@ -33,6 +33,8 @@ def compile(
     cache: DiskCache | None = None,
     jobs: int | None = None,
     progress: Callable[..., Any] | None = None,
+    partition: bool = False,
+    autotune: bool = False,
 ) -> Executable:
     """Compiles a graph.
 
@@ -44,6 +46,8 @@ def compile(
     workspace_limit  bytes; a graph that needs more raises WorkspaceError.
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
                      (KernelSource, CompiledKernel) as each is done.
+    partition        cudnn: run the largest pieces that cuDNN takes instead of refusing what it does not take whole.
+    autotune         cudnn: time all its plans and keep the fastest.
 
     Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no
     driver).
@@ -58,6 +62,17 @@ def compile(
         from fusegraph.engines.cpu import CpuExecutable
 
         return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+    if engine == "cudnn":
+        from fusegraph.engines.cudnn import CudnnExecutable
+
+        return CudnnExecutable(
+            graph,
+            options,
+            partition=partition,
+            autotune=autotune,
+            workspace_limit=workspace_limit,
+            device=device,
+        )
     if engine == "cuda":
         from fusegraph.engines.cuda import CudaExecutable
 

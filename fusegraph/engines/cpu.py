@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fusegraph.engines.kernels import KernelExecutable, Slots
+from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
@@ -62,7 +63,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
         for number, kernel in enumerate(built.plan.kernels):
-            arguments = [pointers[k] for k in built.slots.of(kernel)]
+            arguments = [pointers[k] for k in built.slots.positions(kernel.arguments)]
             built.module.launch(built.first + number, arguments, order=self.order)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codegen.spec import KernelSource
-from fusegraph.engines.kernels import KernelExecutable, Slots
+from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
@@ -83,7 +84,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             if 0 in source.grid:
                 continue
             function = load_module(cubin.cubin, self.device.index).function(source.name)
-            positions = slots.of(kernel)
+            positions = slots.positions(kernel.arguments)
             steps.append(
                 (Launch(function, source.grid, source.block, source.dynamic_shared_bytes, len(positions)), positions)
             )

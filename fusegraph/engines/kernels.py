@@ -1,4 +1,4 @@
-"""What the engines that run kernels share: variants by alignment, the workspace limit, and which pointer goes where."""
+"""What the engines that run kernels share: variants by alignment and the workspace limit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from fusegraph.engines.base import Executable
 from fusegraph.errors import WorkspaceError
-from fusegraph.graph import Graph, Tensor
+from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Kernel, Plan, plan
+from fusegraph.plan import Plan, plan
 from fusegraph.runtime.arrays import Device
 
 Built = TypeVar("Built")
@@ -73,27 +73,3 @@ class KernelExecutable(Executable, Generic[Built]):
                     )
                 self._built[alignment] = self._build(self._plans[alignment])
             return self._built[alignment]
-
-
-class Slots:
-    """Where the pointers of a plan's kernels come from: the call's arrays, constants, or the workspace."""
-
-    def __init__(self, plan: Plan) -> None:
-        simplified = plan.simplified
-        self.constants = plan.constants
-        fixed: list[Tensor] = [*simplified.inputs, *simplified.outputs, *self.constants]
-        self._index = {t: k for k, t in enumerate(fixed)}
-        self.intermediates = tuple(plan.memory.offsets)
-        for tensor in self.intermediates:
-            self._index[tensor] = len(self._index)
-        self._offsets = [plan.memory.offsets[t] for t in self.intermediates]
-
-    def of(self, kernel: Kernel) -> tuple[int, ...]:
-        """Positions of a kernel's arguments in what `pointers` returns."""
-        return tuple(self._index[t] for t in kernel.arguments)
-
-    def pointers(
-        self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
-    ) -> list[int]:
-        """Every pointer of one call."""
-        return [*inputs, *outputs, *constants, *(workspace + offset for offset in self._offsets)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from codegen.naming import identifier
 from fusegraph.lowering import contraction, pointwise, window
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 
-__all__ = ["GroupView", "Lowered", "Options", "Refusal", "accept", "kernel_name", "lower"]
+__all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Refusal", "Target", "accept", "kernel_name", "lower"]
 
 
 def kernel_name(view: GroupView) -> str:
@@ -35,3 +35,16 @@ def lower(view: GroupView, options: Options) -> Lowered:
     if window.suits(view.contractions[0], view.graph) is None:
         return window.lower(view, options, name)
     return contraction.lower(view, options, name)
+
+
+class _Kernels:
+    """The kernel families as a target of fusion."""
+
+    def accept(self, view: GroupView, options: Options) -> None:
+        accept(view, options)
+
+    def lower(self, view: GroupView, options: Options) -> Lowered:
+        return lower(view, options)
+
+
+KERNELS: Target = _Kernels()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
@@ -65,3 +65,13 @@ class GroupView:
     @property
     def contractions(self) -> list[Node]:
         return [n for n in self.nodes if n.kind is Kind.CONTRACTION]
+
+
+class Target(Protocol):
+    """What groups are lowered to: says which it takes, and lowers them."""
+
+    def accept(self, view: GroupView, options: Options) -> None:
+        """Raises Refusal, whose text is the reason, if the group cannot be one unit."""
+
+    def lower(self, view: GroupView, options: Options) -> Lowered:
+        """The unit of a group.  Raises Refusal if it cannot be one."""

@@ -14,10 +14,10 @@ from math import prod
 
 import networkx as nx
 
+from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering import accept, lower
-from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.lowering.base import GroupView, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 
@@ -87,8 +87,12 @@ class _Quotient:
         return list(nx.lexicographical_topological_sort(network, key=first.__getitem__))
 
 
-def fuse(graph: Graph, options: Options | None = None, *, enabled: bool = True) -> Partition:
-    """The partition of a graph.  With ``enabled=False`` every node is a kernel of its own (to compare against).
+def fuse(
+    graph: Graph, options: Options | None = None, *, enabled: bool = True, target: Target = lowering.KERNELS
+) -> Partition:
+    """The partition of a graph into groups that a target takes (default: the kernel families).
+
+    With ``enabled=False`` every node is a kernel of its own (to compare against).
 
     Raises GraphError if a single node has no lowering, which would be a defect of fusegraph.
     """
@@ -96,20 +100,20 @@ def fuse(graph: Graph, options: Options | None = None, *, enabled: bool = True) 
     quotient = _Quotient(graph)
     siblings: list[Decision] = []
     if enabled:
-        siblings = _merge_all(quotient, options)
+        siblings = _merge_all(quotient, options, target)
     groups = []
     for g in quotient.topological():
         view = quotient.view(g)
         try:
-            groups.append(Group(view.nodes, lower(view, options)))
+            groups.append(Group(view.nodes, target.lower(view, options)))
         except Refusal as refusal:
             raise GraphError(f"no kernel for node {view.nodes[0].name!r}: {refusal}") from None
-    partition = Partition(graph, tuple(groups), tuple(_decisions(quotient, options, enabled)) + tuple(siblings))
+    partition = Partition(graph, tuple(groups), tuple(_decisions(quotient, options, enabled, target)) + tuple(siblings))
     partition.check()
     return partition
 
 
-def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
+def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[Decision]:
     """Merges pairs until none is legal; returns the decisions for readers of one input fused side by side."""
     heap: list[tuple[int, int, int, int, int, int]] = []
     version = dict.fromkeys(quotient.members, 0)
@@ -143,7 +147,7 @@ def _merge_all(quotient: _Quotient, options: Options) -> list[Decision]:
         _, _, a, b, version_a, version_b = heapq.heappop(heap)
         if version.get(a) != version_a or version.get(b) != version_b:
             continue
-        if refusal(quotient, a, b, options) is not None:
+        if refusal(quotient, a, b, options, target) is not None:
             continue
         if b not in quotient.successors[a] and a not in quotient.successors[b]:
             view_a, view_b = quotient.view(a), quotient.view(b)
@@ -176,19 +180,19 @@ def _saved(quotient: _Quotient, a: int, b: int) -> int:
     return before - sum(t.nbytes for t in (*both.reads, *both.writes))
 
 
-def refusal(quotient: _Quotient, a: int, b: int, options: Options) -> str | None:
+def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> str | None:
     """Why two groups cannot be merged, None if they can."""
     through = quotient.path_outside(a, b)
     if through is not None:
         return f"would form a cycle: a path between them leaves through {through.name!r}"
     try:
-        accept(quotient.view(a, b), options)
+        target.accept(quotient.view(a, b), options)
     except Refusal as reason:
         return str(reason)
     return None
 
 
-def _decisions(quotient: _Quotient, options: Options, enabled: bool) -> Iterator[Decision]:
+def _decisions(quotient: _Quotient, options: Options, enabled: bool, target: Target) -> Iterator[Decision]:
     reasons: dict[tuple[int, int], str] = {}
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
@@ -205,7 +209,7 @@ def _decisions(quotient: _Quotient, options: Options, enabled: bool) -> Iterator
             yield Decision(producer.name, consumer.name, False, "fusion is switched off")
             continue
         if (a, b) not in reasons:
-            reasons[a, b] = refusal(quotient, a, b, options) or ""
+            reasons[a, b] = refusal(quotient, a, b, options, target) or ""
             if not reasons[a, b]:
                 raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
         yield Decision(producer.name, consumer.name, False, reasons[a, b])

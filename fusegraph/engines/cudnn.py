@@ -1,0 +1,257 @@
+"""The cudnn engine: the same graph through NVIDIA's cuDNN, to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import float32
+from fusegraph.engines.base import Executable
+from fusegraph.engines.slots import Slots
+from fusegraph.errors import NotSupportedError, WorkspaceError
+from fusegraph.graph import Graph, Node
+from fusegraph.lowering import cudnn as lowering
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.ops.base import Kind
+from fusegraph.passes.fuse import fuse
+from fusegraph.passes.memory import plan_memory
+from fusegraph.passes.partition import Group, Partition
+from fusegraph.passes.simplify import simplify
+from fusegraph.plan import Plan
+from fusegraph.runtime import driver
+from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
+from fusegraph.runtime.timing import ColdTimer
+
+#: Timed runs of a plan when autotuning.
+_REPEATS = 7
+
+
+@dataclass(frozen=True)
+class CudnnPlan:
+    """What cuDNN runs for one group: the plan's name as cuDNN reports it, its workspace in bytes, the nodes."""
+
+    name: str
+    workspace_bytes: int
+    nodes: tuple[str, ...]
+
+
+@dataclass
+class _Segment:
+    """One cuDNN graph, built: which plan of it runs and where its pointers come from."""
+
+    described: lowering.Described
+    index: int
+    plan: CudnnPlan
+    uids: tuple[int, ...]
+    positions: tuple[int, ...]
+    fixed: dict[int, int]
+
+
+class CudnnExecutable(Executable):
+    """A graph as cuDNN runs it.
+
+    partition  False: the whole graph as one cuDNN graph; NotSupportedError with cuDNN's reason if it refuses.  True:
+               the largest pieces that cuDNN takes, one after another.
+    autotune   times every plan cuDNN proposes and keeps the fastest; otherwise the one its heuristics put first.
+
+    `plans` names what runs.  Needs a GPU, a driver and the packages of the extra ``cudnn``.
+    """
+
+    engine = "cudnn"
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        *,
+        partition: bool = False,
+        autotune: bool = False,
+        workspace_limit: int | None = None,
+        device: int = 0,
+    ) -> None:
+        self._cudnn = lowering.frontend()
+        driver.properties(device)  # the driver's own error if there is no GPU
+        self._ordinal = device
+        with driver.using(device):
+            self._handle = self._cudnn.create_handle()
+        simplified = simplify(graph)
+        self.partition = self._partition(simplified.graph, options, partition)
+        memory = plan_memory(self.partition)
+        plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory)
+        super().__init__(graph, plan, cuda_device(device))
+        self._slots = Slots(plan)
+        self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)
+        self._constant_pointers = tuple(c.pointer for c in self._constants)
+        with driver.using(device):
+            self._segments = [self._segment(g, autotune) for g in self.partition.groups]
+        self.plans = [s.plan for s in self._segments]
+        if workspace_limit is not None and self.workspace_bytes > workspace_limit:
+            raise WorkspaceError(
+                f"graph {graph.name!r} needs a workspace of {self.workspace_bytes} bytes with cuDNN "
+                f"({', '.join(p.name for p in self.plans)}), the limit is {workspace_limit}"
+            )
+        self._workspaces: dict[int, driver.DeviceBuffer] = {}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Intermediates between cuDNN's graphs, and the largest workspace one of them asks for."""
+        return super().workspace_bytes + max((s.plan.workspace_bytes for s in self._segments), default=0)
+
+    # ---- what cuDNN takes
+
+    def _partition(self, graph: Graph, options: Options, pieces: bool) -> Partition:
+        target = _Target(self)
+        if pieces:
+            try:
+                return fuse(graph, options, target=target)
+            except Refusal as refusal:
+                raise NotSupportedError(f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}") from None
+        order = {n: k for k, n in enumerate(graph.nodes)}
+        view = GroupView(graph, graph.nodes, order)
+        try:
+            lowered = target.lower(view, options)
+        except Refusal as refusal:
+            nodes = ", ".join(f"{n.op.name} {n.name!r}" for n in view.nodes[:12]) + (
+                " ..." if len(view.nodes) > 12 else ""
+            )
+            raise NotSupportedError(
+                f"cuDNN refuses graph {graph.name!r} ({nodes}): {refusal}; "
+                "partition=True runs the largest pieces that it takes"
+            ) from None
+        return Partition(graph, (Group(view.nodes, lowered),), ())
+
+    def planned(self, spec: lowering.CudnnSpec) -> lowering.Described:
+        """The pygraph of a spec with its execution plans.  Raises Refusal with cuDNN's reason."""
+        described = lowering.build(spec, self._handle)
+        graph, modes, notes = described.pygraph, self._cudnn.heur_mode, self._cudnn._compiled_module.numerical_note
+        try:
+            with driver.using(self._ordinal):
+                graph.validate()
+                graph.build_operation_graph()
+                graph.create_execution_plans([modes.A, modes.FALLBACK])
+                if any(t.dtype == float32 for n in spec.nodes if n.kind is Kind.CONTRACTION for t in n.inputs):
+                    # float32 is multiplied as float32, as everywhere in fusegraph, not as tf32.
+                    graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+                graph.check_support()
+        except (
+            Exception
+        ) as error:  # cuDNN's own kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
+            raise Refusal(_one_line(error)) from None
+        return described
+
+    def _segment(self, group: Group, autotune: bool) -> _Segment:
+        described = self.planned(group.lowered.spec)
+        graph = described.pygraph
+        index = self._autotuned(group, described) if autotune else self._first(group, described)
+        uids = tuple(described.uids.values())
+        positions = self._slots.positions(tuple(described.uids))
+        plan = CudnnPlan(
+            str(graph.get_plan_name_at_index(index)),
+            int(graph.get_workspace_size_plan_at_index(index)),
+            tuple(n.name for n in group.nodes),
+        )
+        fixed = {uid: int(value.__array_interface__["data"][0]) for uid, value in described.scalars.items()}
+        return _Segment(described, index, plan, uids, positions, fixed)
+
+    def _first(self, group: Group, described: lowering.Described) -> int:
+        """The first plan, in the order of cuDNN's heuristics, that builds."""
+        graph = described.pygraph
+        reasons = []
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(index)
+            except Exception as error:
+                reasons.append(_one_line(error))
+                continue
+            return index
+        nodes = ", ".join(n.name for n in group.nodes)
+        raise NotSupportedError(f"cuDNN proposes plans for {nodes} but builds none: {'; '.join(reasons[:3])}")
+
+    def _autotuned(self, group: Group, described: lowering.Described) -> int:
+        """The fastest plan on random data; plans that fail to build or run are passed over."""
+        graph = described.pygraph
+        buffers = [_random_like(t, self._ordinal) for t in described.uids]
+        pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
+        pointers |= {uid: int(v.__array_interface__["data"][0]) for uid, v in described.scalars.items()}
+        timer = ColdTimer(self._ordinal)
+        best, fastest = self._first(group, described), float("inf")
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(index)
+                workspace = driver.allocate(max(int(graph.get_workspace_size_plan_at_index(index)), 1), self._ordinal)
+
+                def run(index: int = index, workspace: driver.DeviceBuffer = workspace) -> None:
+                    graph.execute_plan_at_index(pointers, workspace.pointer, index, handle=self._handle)
+
+                if timer.once(run) > 3 * fastest:
+                    continue
+                time = timer.median(run, repeats=_REPEATS, warmup=1)
+            except Exception:
+                continue
+            if time < fastest:
+                best, fastest = index, time
+        graph.build_plan_at_index(best)
+        return best
+
+    # ---- running
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        pushed = driver.enter(self._ordinal)
+        try:
+            self._cudnn.set_stream(self._handle, stream)
+            base = self._workspace(stream)
+            pointers = self._slots.pointers(inputs, outputs, self._constant_pointers, base)
+            scratch = base + super().workspace_bytes
+            for segment in self._segments:
+                pack = dict(zip(segment.uids, [pointers[k] for k in segment.positions]))
+                pack |= segment.fixed
+                segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=self._handle)
+        finally:
+            if pushed:
+                driver.leave()
+
+    def _workspace(self, stream: int) -> int:
+        found = self._workspaces.get(stream)
+        if found is None:
+            found = self._workspaces[stream] = driver.allocate(max(self.workspace_bytes, 1), self._ordinal)
+        return found.pointer
+
+
+class _Target:
+    """cuDNN as a target of fusion: takes a group if cuDNN makes plans for it.  Answers are remembered."""
+
+    def __init__(self, executable: CudnnExecutable) -> None:
+        self._executable = executable
+        self._answers: dict[frozenset[Node], str | None] = {}
+
+    def accept(self, view: GroupView, options: Options) -> None:
+        if view.members not in self._answers:
+            self._answers[view.members] = self._ask(view, options)
+        reason = self._answers[view.members]
+        if reason is not None:
+            raise Refusal(reason)
+
+    def _ask(self, view: GroupView, options: Options) -> str | None:
+        try:
+            self._executable.planned(lowering.lower(view, options, view.graph.name).spec)
+        except Refusal as refusal:
+            return str(refusal)
+        return None
+
+    def lower(self, view: GroupView, options: Options) -> Lowered:
+        self.accept(view, options)
+        return lowering.lower(view, options, view.graph.name)
+
+
+def _random_like(tensor: Any, device: int) -> DeviceArray:
+    """A device array of a tensor's extent with random values."""
+    from fusegraph.report.check import laid_out, random_values
+
+    return to_device(laid_out(random_values(np.random.default_rng(0), tensor), tensor), device)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,219 @@
+"""Group -> a graph of cudnn-frontend: the sibling of the kernel families, for the cudnn engine.
+
+The same nodes are described to NVIDIA's cuDNN through the Python API of nvidia-cudnn-frontend.  Building a `pygraph`
+and reading it needs neither a driver nor a GPU; whether cuDNN takes it is only known when plans are made
+(`engines.cudnn`).
+
+cuDNN wants all tensors of a graph to have one rank, at least 3: dimensions of size 1 are put in front, and before the
+last one for 1-D convolutions, which cuDNN knows as 2-D ones of height 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.errors import ToolchainError
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.ops.base import Kind
+
+#: dtype name -> name in cudnn.data_type.
+DATA_TYPES = {
+    "float64": "DOUBLE",
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BFLOAT16",
+    "float8_e4m3": "FP8_E4M3",
+    "float8_e5m2": "FP8_E5M2",
+    "int8": "INT8",
+    "uint8": "UINT8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "bool": "BOOLEAN",
+}
+#: op -> {our attribute: cuDNN's keyword} for the attributes cuDNN's method takes.
+_KEYWORDS: dict[str, dict[str, str]] = {
+    "relu": {"negative_slope": "negative_slope", "lower_clip": "lower_clip", "upper_clip": "upper_clip"},
+    "relu_backward": {"negative_slope": "negative_slope", "lower_clip": "lower_clip", "upper_clip": "upper_clip"},
+    "leaky_relu": {"negative_slope": "negative_slope"},
+    "leaky_relu_backward": {"negative_slope": "negative_slope"},
+    "swish": {"beta": "swish_beta"},
+    "swish_backward": {"beta": "swish_beta"},
+}
+
+
+def frontend() -> Any:
+    """The module ``cudnn``.  Raises ToolchainError, saying what to install, if it cannot be imported."""
+    try:
+        import cudnn
+    except Exception as error:
+        raise ToolchainError(
+            f"engine 'cudnn' needs NVIDIA's cudnn-frontend, which cannot be imported ({error}); "
+            "install it with: pip install 'fusegraph[cudnn]'"
+        ) from error
+    return cudnn
+
+
+@dataclass(frozen=True)
+class CudnnSpec:
+    """The nodes cuDNN gets as one graph; `build` makes the pygraph."""
+
+    name: str
+    graph: Graph
+    nodes: tuple[Node, ...]
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A pygraph with the uids of the tensors that cross its border, and its scalars, which cuDNN reads on the host."""
+
+    pygraph: Any
+    uids: Mapping[Tensor, int]
+    scalars: Mapping[int, np.ndarray[Any, Any]]
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal, naming the node, for what cuDNN's graph API has no word for."""
+    if options.strict:
+        raise Refusal("cuDNN does not round every intermediate to its tensor's dtype (strict)")
+    for node in view.nodes:
+        if node.op.cudnn is None:
+            raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
+        known = _KEYWORDS.get(node.op.name, {})
+        for key, value in node.attributes.items():
+            structural = node.kind is Kind.CONTRACTION or key in ("dtype", "axis")
+            if key not in known and not structural and value != node.op.attributes.get(key):
+                raise Refusal(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
+        for tensor in (*node.inputs, node.output):
+            if tensor.size == 0:
+                raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The group as one cuDNN graph."""
+    accept(view, options)
+    spec = CudnnSpec(name, view.graph, view.nodes, view.reads, view.writes)
+    return Lowered("cudnn", spec, view.reads, view.writes)
+
+
+def build(spec: CudnnSpec, handle: Any = None) -> Described:
+    """The pygraph of a spec.  Needs no driver."""
+    return _Builder(spec, handle).build()
+
+
+class _Builder:
+    def __init__(self, spec: CudnnSpec, handle: Any) -> None:
+        self.cudnn = frontend()
+        self.spec = spec
+        self.one_dimensional = any(n.op.name == "conv_fprop" and n.inputs[0].rank == 3 for n in spec.nodes)
+        every = {t for n in spec.nodes for t in (*n.inputs, n.output)}
+        self.rank = max(3, *(t.rank for t in every), 4 if self.one_dimensional else 0)
+        compute = self._type(spec.graph.compute_dtype)
+        self.graph = self.cudnn.pygraph(
+            name=spec.name,
+            io_data_type=self._type(spec.graph.io_dtype),
+            intermediate_data_type=compute,
+            compute_data_type=compute,
+            handle=handle,
+        )
+        self.tensors: dict[Tensor, Any] = {}
+        self.uids: dict[Tensor, int] = {}
+        self.scalars: dict[int, np.ndarray[Any, Any]] = {}
+
+    def build(self) -> Described:
+        for tensor in self.spec.reads:
+            self.tensors[tensor] = self._input(tensor)
+        for node in self.spec.nodes:
+            self.tensors[node.output] = self._result(node, self._apply(node))
+        return Described(self.graph, self.uids, self.scalars)
+
+    def _type(self, dtype: DType) -> Any:
+        return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
+
+    def _shaped(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+        """A shape and strides with dimensions of size 1 added up to the graph's rank."""
+        sizes, steps = list(shape), list(strides)
+        if self.one_dimensional and sizes:
+            sizes.insert(-1, 1)
+            steps.insert(-1, steps[-1] * sizes[-1])
+        outer = max((size * step for size, step in zip(sizes, steps)), default=1)
+        missing = self.rank - len(sizes)
+        return [1] * missing + sizes, [outer] * missing + steps
+
+    def _input(self, tensor: Tensor) -> Any:
+        uid = len(self.uids) + len(self.scalars) + 1
+        sizes, steps = self._shaped(tensor.shape, tensor.strides)
+        if tensor.value is not None and tensor.size == 1:
+            self.scalars[uid] = np.ascontiguousarray(tensor.value.reshape(-1))
+            ones = [1] * self.rank
+            return self.graph.tensor(
+                dim=ones,
+                stride=ones,
+                data_type=self._type(tensor.dtype),
+                is_pass_by_value=True,
+                name=tensor.name,
+                uid=uid,
+            )
+        self.uids[tensor] = uid
+        return self.graph.tensor(dim=sizes, stride=steps, data_type=self._type(tensor.dtype), name=tensor.name, uid=uid)
+
+    def _apply(self, node: Node) -> Any:
+        operands = [self.tensors[t] for t in node.inputs]
+        name = f"{node.op.name} {node.name}"
+        common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
+        compute = self._type(self.spec.graph.compute_dtype if common.is_float else node.output.dtype)
+        if node.op.name == "matmul":
+            return self.graph.matmul(*operands, compute_data_type=compute, name=name)
+        if node.op.name == "conv_fprop":
+            attributes = node.attributes
+            one = (1,) * self.one_dimensional
+            zero = (0,) * self.one_dimensional
+            return self.graph.conv_fprop(
+                image=operands[0],
+                weight=operands[1],
+                pre_padding=[*zero, *(p[0] for p in attributes["padding"])],
+                post_padding=[*zero, *(p[1] for p in attributes["padding"])],
+                stride=[*one, *attributes["stride"]],
+                dilation=[*one, *attributes["dilation"]],
+                convolution_mode=self._convolution_mode(attributes["mode"]),
+                compute_data_type=compute,
+                name=name,
+            )
+        keywords = {
+            word: node.attributes[key]
+            for key, word in _KEYWORDS.get(node.op.name, {}).items()
+            if node.attributes[key] != node.op.attributes[key]
+        }
+        if node.op.name == "gen_index":
+            keywords["axis"] = self._axis(node)
+        method = getattr(self.graph, str(node.op.cudnn))
+        return method(*operands, name=name, **keywords)
+
+    def _convolution_mode(self, mode: str) -> Any:
+        """The enumeration is in the compiled module only."""
+        modes = self.cudnn._compiled_module.convolution_mode
+        return modes.CONVOLUTION if mode == "convolution" else modes.CROSS_CORRELATION
+
+    def _axis(self, node: Node) -> int:
+        rank, axis = node.inputs[0].rank, int(node.attributes["axis"])
+        inserted = self.one_dimensional and axis == rank - 1
+        return axis + self.rank - rank - (self.one_dimensional and not inserted)
+
+    def _result(self, node: Node, result: Any) -> Any:
+        tensor = node.output
+        if tensor in self.spec.writes:
+            sizes, steps = self._shaped(tensor.shape, tensor.strides)
+            uid = len(self.uids) + len(self.scalars) + 1
+            self.uids[tensor] = uid
+            result.set_output(True).set_uid(uid).set_name(tensor.name)
+            result.set_dim(sizes).set_stride(steps).set_data_type(self._type(tensor.dtype))
+        elif not tensor.dtype.is_float or node.attributes.get("dtype") is not None:
+            result.set_data_type(self._type(tensor.dtype))
+        return result
