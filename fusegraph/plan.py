@@ -49,8 +49,8 @@ class Plan:
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
-        """Constant arrays that kernels read from memory."""
-        return tuple(dict.fromkeys(t for k in self.kernels for t in k.arguments if t.is_constant))
+        """Constant arrays that are read from memory."""
+        return tuple(dict.fromkeys(t for g in self.partition.groups for t in g.reads if t.is_constant))
 
 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -> Plan:

@@ -70,10 +70,11 @@ def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[
     special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
     """
     rng = np.random.default_rng(seed)
-    return {t.name: laid_out(_random(rng, t, special), t) for t in graph.inputs}
+    return {t.name: laid_out(random_values(rng, t, special), t) for t in graph.inputs}
 
 
-def _random(rng: np.random.Generator, tensor: Tensor, special: float) -> Array:
+def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0) -> Array:
+    """Random values of a tensor's shape and dtype, as `random_inputs` makes them."""
     dtype = tensor.dtype
     if dtype.is_bool:
         return rng.random(tensor.shape) < 0.5
@@ -106,7 +107,9 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     plan = executable.plan
     if plan is None:
         return Rounding(strict=strict)
-    approximate = {n.output for g in plan.partition.groups if g.lowered.spec.program.approximate for n in g.nodes}
+    # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
+    programs = [(g, getattr(g.lowered.spec, "program", None)) for g in plan.partition.groups]
+    approximate = {n.output for g, program in programs if program is None or program.approximate for n in g.nodes}
     stored = plan.partition.materialized
     live = plan.counterpart.items()
     return Rounding(
