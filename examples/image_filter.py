@@ -79,9 +79,7 @@ def main(argv: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     Image.fromarray(picture).save(folder / "before.png")
     Image.fromarray(np.ascontiguousarray(filtered[0].transpose(1, 2, 0))).save(folder / "after.png")
-    print(
-        f"{len(executable.plan.kernels)} kernels on {executable.engine}: {folder / 'before.png'}, {folder / 'after.png'}"
-    )
+    print(f"{len(executable.plan.kernels)} kernels on {executable.engine}, before.png and after.png in {folder}")
 
 
 if __name__ == "__main__":

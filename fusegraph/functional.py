@@ -2,10 +2,10 @@
 
     y = fusegraph.functional.conv2d(x, w, stride=2, padding=1, bias=b, activation="relu")
 
-The arrays' own shapes, strides, dtypes and device say what to build: NCHW and channels_last arrays, and views with gaps,
-are read where they lie.  Arrays on the CPU run on the cpu engine, arrays on a GPU on the cuda engine and on their
-framework's current stream.  The result is a new array of the same framework.  What was built is kept for the next call with
-arrays of the same form, the last `CACHE_SIZE` of them.
+The arrays' own shapes, strides, dtypes and device say what to build: NCHW and channels_last arrays, and views with
+gaps, are read where they lie.  Arrays on the CPU run on the cpu engine, arrays on a GPU on the cuda engine and on their
+framework's current stream.  The result is a new array of the same framework.  What was built is kept for the next call
+with arrays of the same form, the last `CACHE_SIZE` of them.
 
 Gradients are not computed: torch tensors that want one are refused.
 """
