@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen import window as family
+from codegen import window_schedule as family
 from codegen.expr import Operand, compute_type
 from codegen.spec import WindowSpec
 from fusegraph.graph import Graph, Node, Tensor
