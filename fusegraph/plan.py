@@ -10,7 +10,7 @@ from codegen.naming import Names
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
-from fusegraph.lowering.base import Options
+from fusegraph.lowering.base import Options, Refusal
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.partition import Group, Partition
@@ -62,7 +62,10 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
     options = options or Options()
     simplified = simplify(graph, enabled=fusion)
-    partition = fuse(simplified.graph, options, enabled=fusion)
+    try:
+        partition = fuse(simplified.graph, options, enabled=fusion)
+    except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
+        raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
     names = Names()
     kernels = []
     for group in partition.groups:

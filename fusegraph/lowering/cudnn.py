@@ -137,6 +137,10 @@ class _Builder:
     def _type(self, dtype: DType) -> Any:
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
+    def _stored_type(self, dtype: DType) -> Any:
+        """The type of a tensor in memory: cuDNN's BOOLEAN packs 8 in a byte, ours are bytes."""
+        return self.cudnn.data_type.UINT8 if dtype.is_bool else self._type(dtype)
+
     def _shaped(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
         """A shape and strides with dimensions of size 1 added up to the graph's rank."""
         sizes, steps = list(shape), list(strides)
@@ -156,13 +160,13 @@ class _Builder:
             return self.graph.tensor(
                 dim=ones,
                 stride=ones,
-                data_type=self._type(tensor.dtype),
+                data_type=self._stored_type(tensor.dtype),
                 is_pass_by_value=True,
                 name=tensor.name,
                 uid=uid,
             )
         self.uids[tensor] = uid
-        return self.graph.tensor(dim=sizes, stride=steps, data_type=self._type(tensor.dtype), name=tensor.name, uid=uid)
+        return self.graph.tensor(dim=sizes, stride=steps, data_type=self._stored_type(tensor.dtype), name=tensor.name, uid=uid)
 
     def _apply(self, node: Node) -> Any:
         operands = [self.tensors[t] for t in node.inputs]
@@ -213,7 +217,7 @@ class _Builder:
             uid = len(self.uids) + len(self.scalars) + 1
             self.uids[tensor] = uid
             result.set_output(True).set_uid(uid).set_name(tensor.name)
-            result.set_dim(sizes).set_stride(steps).set_data_type(self._type(tensor.dtype))
+            result.set_dim(sizes).set_stride(steps).set_data_type(self._stored_type(tensor.dtype))
         elif not tensor.dtype.is_float or node.attributes.get("dtype") is not None:
             result.set_data_type(self._type(tensor.dtype))
         return result

@@ -94,7 +94,7 @@ def fuse(
 
     With ``enabled=False`` every node is a kernel of its own (to compare against).
 
-    Raises GraphError if a single node has no lowering, which would be a defect of fusegraph.
+    Raises Refusal if the target does not even take a single node.
     """
     options = options or Options()
     quotient = _Quotient(graph)
@@ -106,8 +106,9 @@ def fuse(
         view = quotient.view(g)
         try:
             groups.append(Group(view.nodes, target.lower(view, options)))
-        except Refusal as refusal:
-            raise GraphError(f"no kernel for node {view.nodes[0].name!r}: {refusal}") from None
+        except Refusal as reason:
+            node = view.nodes[0]
+            raise Refusal(f"{node.op.name} {node.name!r}: {reason}") from None
     partition = Partition(graph, tuple(groups), tuple(_decisions(quotient, options, enabled, target)) + tuple(siblings))
     partition.check()
     return partition
