@@ -194,7 +194,7 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
     value = vars(module)[name]
     if not isinstance(value, Graph) and not _is_function(value):
         raise FileError(
-            f"{name!r} of {path} is a {type(value).__name__}; a Graph, or a function that returns one, is wanted"
+            f"{name!r} of {path} has type {type(value).__name__}; a Graph, or a function that returns one, is wanted"
         )
     if required := _required(value):
         raise FileError(
@@ -208,7 +208,7 @@ def _graph_of(path: Path, name: str, value: Any) -> Graph:
         return value
     result = value()
     if not isinstance(result, Graph):
-        raise FileError(f"function {name!r} of {path} returned a {type(result).__name__}; a fusegraph.Graph is wanted")
+        raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
     return result
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -72,7 +72,7 @@ def _common(
 def compile_command(
     file: File,
     arch: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer reads it at run time
+        list[str] | None,
         typer.Option(
             metavar="ARCH[,ARCH...]",
             help="Target such as sm_90a; may be repeated. Default: the GPU's, sm_90a without a GPU.",
@@ -96,13 +96,13 @@ def compile_command(
 def run_command(
     file: File,
     engine: Annotated[
-        Optional[Engine],  # noqa: UP045 - typer reads it at run time
+        Engine | None,
         typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.", show_default=False),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the reference; exit 1 if one differs.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     out: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads it at run time
+        str | None,
         typer.Option(metavar="DIR", help="Save outputs as .npy files.", show_default=False),
     ] = None,
     as_json: Json = False,
@@ -121,7 +121,7 @@ def run_command(
 def explain_command(
     file: File,
     kernel: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads it at run time
+        str | None,
         typer.Option(metavar="NAME", help="Show the source of this kernel.", show_default=False),
     ] = None,
     as_json: Json = False,

@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import sys
-import textwrap
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +110,8 @@ def print_table(
     """A table on stdout; ``right`` are the columns aligned to the right, ``details`` a text below each row."""
     from rich.cells import cell_len
 
+    from fusegraph.report.explain import wrapped
+
     shown = [[printable(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*shown)]
     for number, row in enumerate(shown):
@@ -121,18 +122,6 @@ def print_table(
         print("  ".join(cells).rstrip())
         if number and details:
             say("\n".join(wrapped(details[number - 1], columns(), "    ", "      ")))
-
-
-def wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
-    """Lines of at most ``width`` columns; long words keep a line of their own."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent if further is None else further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fusegraph.cli.console import NOT_OK, columns, print_json, say, wrapped
+from fusegraph.cli.console import NOT_OK, columns, print_json, say
 from fusegraph.report.doctor import Diagnosis, Finding, diagnose
+from fusegraph.report.explain import wrapped
 
 
 def examine(*, as_json: bool) -> int:

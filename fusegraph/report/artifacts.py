@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 def json_text(value: Any) -> str:
     """``value`` as JSON text, indented, without the NaN and Infinity that JSON has not."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
 def source_files(sources: Iterator[KernelSource] | list[KernelSource]) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ _MOST_LISTED = 24
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, ready for JSON.
+    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
     simplified_away        nodes of the graph as built that need no computation any more.
@@ -95,20 +95,11 @@ def _node(node: Node, kernel: str | None) -> dict[str, Any]:
         "name": node.name,
         "op": node.op.name,
         "inputs": [t.name for t in node.inputs],
-        "attributes": {key: _attribute(value) for key, value in node.attributes.items()},
+        "attributes": dict(node.attributes),
         "shape": list(node.output.shape),
         "dtype": node.output.dtype.name,
         "kernel": kernel,
     }
-
-
-def _attribute(value: Any) -> Any:
-    """An attribute's value; numbers that JSON has not (an infinite clip) and other objects as their text."""
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return [_attribute(item) for item in value]
-    return value
 
 
 def _moved(kernel: Kernel) -> int:
@@ -140,7 +131,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     lines = [f"graph {facts['name']}", ""]
     kernels = facts["kernels"]
     before, after = facts["bytes_unfused"], facts["bytes_moved"]
-    lines += _wrapped(
+    lines += wrapped(
         f"{count_text(facts['kernels_unfused'], 'node')} in {count_text(len(kernels), 'kernel')} (one a node would be "
         f"{facts['kernels_unfused']}). Device-memory traffic {size_text(after)} instead of {size_text(before)}, "
         f"{size_text(before - after)} saved. Workspace {size_text(facts['workspace_bytes'])}.",
@@ -148,12 +139,12 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         "  ",
     )
     if facts["simplified_away"]:
-        lines += _wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
+        lines += wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
     for number, kernel in enumerate(kernels, start=1):
         lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']})"]
-        lines += _wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
-        lines += _wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
-        lines += _wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
+        lines += wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
+        lines += wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
+        lines += wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
@@ -171,7 +162,7 @@ def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
     sign = "->" if decision["shared_input"] is None else "beside"
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
-    return _wrapped(head, width, "    ") + _wrapped(decision["reason"], width, "        ")
+    return wrapped(head, width, "    ") + wrapped(decision["reason"], width, "        ")
 
 
 def _names(names: Iterable[str]) -> str:
@@ -184,7 +175,9 @@ def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{t['name']} ({size_text(t['bytes'])})" for t in tensors) or "nothing"
 
 
-def _wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
+def wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns, the first after ``indent``, the others after ``further`` (default: the same);
+    a long word keeps a line of its own."""
     return textwrap.wrap(
         text,
         width,

@@ -1,0 +1,67 @@
+"""The command line as a process of its own: its streams, and signals."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAD = "import fusegraph as fg\n"
+POINTWISE = (
+    HEAD
+    + """
+graph = fg.Graph("fma")
+a, b, c = (graph.tensor(name, (8, 33)) for name in "abc")
+graph.output(graph.sigmoid(a + b * c), name="y")
+"""
+)
+ENTRY = [sys.executable, "-m", "fusegraph"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "graphs.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_stdout_is_json_whatever_the_file_prints(write, out):
+    file = write("import os\nprint('noise')\nos.system('echo more noise')\n" + POINTWISE)
+    command = [*ENTRY, "compile", file, "--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["graphs"][0]["name"] == "fma"
+    assert "more noise" in done.stderr
+
+
+def test_a_reader_that_goes_away(write):
+    read, end = os.pipe()
+    os.close(read)
+    done = subprocess.run([*ENTRY, "explain", write(POINTWISE)], stdout=end, stderr=subprocess.PIPE, text=True)
+    os.close(end)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_ctrl_c(write, tmp_path):
+    ready = tmp_path / "ready"
+    file = write(f"import pathlib, time\npathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n")
+    # A shell starts what runs in the background with SIGINT ignored.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen([*ENTRY, "explain", file], stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
+        for _ in range(1000):
+            if ready.exists():
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == "fusegraph: interrupted\n"

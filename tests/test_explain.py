@@ -1,0 +1,122 @@
+"""Plans described as data and as text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fusegraph as fg
+from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
+from fusegraph.report.artifacts import json_text
+from fusegraph.report.explain import count_text, describe, explain_text, size_text
+
+
+def conv_block() -> fg.Graph:
+    graph = fg.Graph("block")
+    x = graph.tensor("x", (1, 8, 6, 6))
+    w1, w2 = (graph.tensor(name, (8, 8, 3, 3)) for name in ("w1", "w2"))
+    hidden = graph.relu(graph.conv_fprop(x, w1, padding=1, name="conv1"), name="hidden")
+    graph.output(graph.conv_fprop(hidden, w2, padding=1, name="conv2") + x, name="y")
+    return graph
+
+
+def diamond() -> fg.Graph:
+    """p -> conv -> q and p -> q: fusing p with q would leave the conv on a path that goes out and comes back."""
+    graph = fg.Graph("diamond")
+    a, w = graph.tensor("a", (4, 4)), graph.tensor("w", (4, 4))
+    p = graph.exp(a, name="p")
+    graph.output(graph.add(graph.relu(graph.matmul(p, w, name="mm"), name="r"), p, name="q"), name="q")
+    return graph
+
+
+def test_every_node_is_in_its_kernel():
+    facts = describe(plan(conv_block()))
+    assert len(facts["kernels"]) == 2
+    for node in facts["nodes"]:
+        (kernel,) = (k for k in facts["kernels"] if node["name"] in k["nodes"])
+        assert node["kernel"] == kernel["name"]
+
+
+def test_bytes_add_up():
+    graph = conv_block()
+    facts = describe(plan(graph))
+    image, filters = 4 * 8 * 6 * 6, 4 * 8 * 8 * 3 * 3
+    assert facts["bytes_moved"] == (image + filters + image) + (image + filters + image + image)
+    assert facts["bytes_unfused"] == 2 * (image + filters + image) + 2 * image + 3 * image
+    saved = sum(k["bytes_saved"] for k in facts["kernels"])
+    assert saved == facts["bytes_unfused"] - facts["bytes_moved"] == 4 * image
+    assert facts["kernels_unfused"] == 4
+    assert facts["workspace"] == {"hidden": {"offset": 0, "bytes": image}}
+    assert facts["workspace_bytes"] >= image
+
+
+def test_without_fusion_nothing_is_saved():
+    facts = describe(plan(conv_block(), fusion=False))
+    assert len(facts["kernels"]) == facts["kernels_unfused"] == 4
+    assert facts["bytes_moved"] == facts["bytes_unfused"]
+    assert {d["fused"] for d in facts["decisions"]} == {False}
+
+
+def test_a_split_has_its_reason():
+    facts = describe(plan(diamond()))
+    declined = [d for d in facts["decisions"] if not d["fused"]]
+    assert declined
+    assert all(d["reason"] for d in facts["decisions"])
+    text = explain_text(facts)
+    for decision in declined:
+        assert f"{decision['producer']} -> {decision['consumer']}" in text
+
+
+def test_siblings_are_told():
+    graph = fg.Graph("siblings")
+    a = graph.tensor("a", (64, 64))
+    graph.output(graph.exp(a, name="e"), name="e")
+    graph.output(graph.sin(a, name="s"), name="s")
+    facts = describe(plan(graph))
+    (decision,) = facts["decisions"]
+    assert decision["shared_input"] == "a"
+    assert "e beside s" in explain_text(facts)
+
+
+def test_simplified_away():
+    graph = fg.Graph("simple")
+    a = graph.tensor("a", (8,))
+    graph.exp(a, name="unused")
+    graph.output(graph.neg(a * 1.0, name="y"), name="y")
+    facts = describe(plan(graph))
+    assert facts["simplified_away"] == ["unused", "mul"]
+    assert "simplified away: unused, mul" in explain_text(facts)
+
+
+def test_json_of_awkward_attributes():
+    graph = fg.Graph("awkward")
+    a = graph.tensor("a", (8,))
+    graph.output(graph.cast(graph.relu(a, name="r"), "bf16"), name="y")
+    facts = json.loads(json_text(describe(plan(graph, Options(strict=True)))))
+    relu, cast = facts["nodes"]
+    assert relu["attributes"] == {"lower_clip": 0.0, "upper_clip": None, "negative_slope": 0.0}
+    assert cast["attributes"] == {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_fit(width):
+    graph = conv_block()
+    for number in range(30):
+        graph.output(graph.exp(graph.outputs[0] + float(number)), name=f"out{number}")
+    lines = explain_text(describe(plan(graph)), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("more" in line for line in lines)
+
+
+def test_sizes_in_words():
+    assert [size_text(n) for n in (0, 999, 1000, 12_600_000, 999_960, 3 * 10**15)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "12.6 MB",
+        "1.0 MB",
+        "3000.0 TB",
+    ]
+    assert [count_text(n, "kernel") for n in (0, 1, 2)] == ["0 kernels", "1 kernel", "2 kernels"]
