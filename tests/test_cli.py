@@ -363,49 +363,6 @@ def test_on_the_gpu(write, out, tell):
     assert told["graphs"][0]["arch"] == driver.properties(0).arch
 
 
-# --- explain
-
-
-def test_explain(write, capsys, tell):
-    file = write(DIAMOND)
-    assert main(["explain", file]) == 0
-    text = capsys.readouterr().out
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert "graph diamond" in text
-    assert "m1 -> m2" in text
-    _, told, _ = tell("explain", file)
-    (graph,) = told["graphs"]
-    assert set(graph) == {
-        "name",
-        "inputs",
-        "outputs",
-        "nodes",
-        "simplified_away",
-        "kernels",
-        "kernels_unfused",
-        "bytes_unfused",
-        "bytes_moved",
-        "decisions",
-        "workspace_bytes",
-        "workspace",
-    }
-    for decision in graph["decisions"]:
-        assert decision["reason"] in " ".join(text.split())
-
-
-def test_explain_a_kernel(write, capsys, tell):
-    file = write(POINTWISE)
-    assert main(["explain", file, "--kernel", "fma_kernel"]) == 0
-    code = capsys.readouterr().out
-    assert '#include "types.cuh"' in code
-    assert code.rstrip().endswith("}")
-    _, told, _ = tell("explain", file, "--kernel", "fma_kernel")
-    assert told["kernels"][0]["code"].rstrip() == code.rstrip()
-    status, told, _ = tell("explain", file, "--kernel", "nothing")
-    assert status == 2
-    assert "the kernels are: fma_kernel" in told["error"]["message"]
-
-
 # --- errors
 
 

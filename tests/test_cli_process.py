@@ -34,9 +34,9 @@ def write(tmp_path):
     return write
 
 
-def test_stdout_is_json_whatever_the_file_prints(write, out):
+def test_stdout_is_json_whatever_the_file_prints(write, tmp_path):
     file = write("import os\nprint('noise')\nos.system('echo more noise')\n" + POINTWISE)
-    command = [*ENTRY, "compile", file, "--out", str(out), "--json"]
+    command = [*ENTRY, "compile", file, "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert json.loads(done.stdout)["graphs"][0]["name"] == "fma"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import fusegraph as fg
+from fusegraph.cli import main
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.artifacts import json_text
@@ -120,3 +121,67 @@ def test_sizes_in_words():
         "3000.0 TB",
     ]
     assert [count_text(n, "kernel") for n in (0, 1, 2)] == ["0 kernels", "1 kernel", "2 kernels"]
+
+
+# --- the command
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(
+        "import fusegraph as fg\n"
+        "first = fg.Graph('first')\n"
+        "first.output(first.relu(first.tensor('a', (4, 9)) + 1.0), name='y')\n"
+        "second = fg.Graph('second')\n"
+        "a, w = second.tensor('a', (4, 4)), second.tensor('w', (4, 4))\n"
+        "second.output(second.matmul(second.matmul(a, w, name='m1'), w, name='m2'), name='z')\n"
+    )
+    return str(path)
+
+
+def test_the_text_in_a_pipe(file, capsys):
+    assert main(["explain", file]) == 0
+    text = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.index("graph first") < text.index("graph second")
+    assert main(["explain", file, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [g["name"] for g in told["graphs"]] == ["first", "second"]
+    words = " ".join(text.split())
+    for graph in told["graphs"]:
+        assert set(graph) == {
+            "name",
+            "inputs",
+            "outputs",
+            "nodes",
+            "simplified_away",
+            "kernels",
+            "kernels_unfused",
+            "bytes_unfused",
+            "bytes_moved",
+            "decisions",
+            "workspace_bytes",
+            "workspace",
+        }
+        for decision in graph["decisions"]:
+            assert decision["reason"] in words
+
+
+def test_options_reach_the_plan(file, capsys):
+    assert main(["explain", f"{file}:first", "--no-fusion", "--json"]) == 0
+    (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert [k["nodes"] for k in graph["kernels"]] == [["add"], ["y"]]
+
+
+def test_the_source_of_a_kernel(file, capsys):
+    assert main(["explain", file, "--kernel", "first_kernel"]) == 0
+    code = capsys.readouterr().out
+    assert '#include "types.cuh"' in code
+    assert code.rstrip().endswith("}")
+    assert main(["explain", file, "--kernel", "first_kernel", "--json"]) == 0
+    (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
+    assert set(kernel) == {"graph", "name", "family", "nodes", "code"}
+    assert kernel["code"].rstrip() == code.rstrip()
+    assert main(["explain", file, "--kernel", "nothing"]) == 2
+    assert "the kernels are: first_kernel" in capsys.readouterr().err
