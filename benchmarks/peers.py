@@ -1,0 +1,51 @@
+"""The workloads in torch, as a torch user would write them: run eagerly, and by torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Array = Any
+
+
+def functions(torch: Any) -> dict[str, Any]:
+    """Every workload's torch function, by the name `Workload.torch`."""
+    f = torch.nn.functional
+
+    def conv_bias_relu(stride: int, padding: int) -> Any:
+        def run(x: Array, w: Array, bias: Array) -> Array:
+            return torch.relu(f.conv2d(x, w, bias.reshape(-1), stride=stride, padding=padding))
+
+        return run
+
+    def batchnorm_relu(x: Array, weight: Array, bias: Array) -> Array:
+        return torch.relu(f.batch_norm(x, None, None, weight, bias, training=True))
+
+    def dgrad(loss: Array, w: Array) -> Array:
+        return torch.nn.grad.conv2d_input(loss.shape, w, loss, padding=1)
+
+    def wgrad(x: Array, loss: Array) -> Array:
+        return torch.nn.grad.conv2d_weight(x, (loss.shape[1], x.shape[1], 3, 3), loss, padding=1)
+
+    return {
+        "sigmoid_fma": lambda a, b, c: torch.sigmoid(a + b * c),
+        "gelu_tanh": lambda a, bias, b: f.gelu(a + bias) * torch.tanh(b) + a,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "layernorm": lambda x, w, b: f.layer_norm(x, x.shape[-1:], w, b),
+        "layernorm_gelu": lambda x, w, b: f.gelu(f.layer_norm(x, x.shape[-1:], w, b)),
+        "rmsnorm": lambda x, w: f.rms_norm(x, x.shape[-1:], w),
+        "batchnorm_relu": batchnorm_relu,
+        "maxpool": lambda x: f.max_pool2d(x, 3, 2, 1),
+        "conv": lambda x, w: f.conv2d(x, w, padding=1),
+        "depthwise": lambda x, w: f.conv2d(x, w, padding=1, groups=w.shape[0]),
+        "depthwise_swish": lambda x, w: f.silu(f.conv2d(x, w, padding=1, groups=w.shape[0])),
+        "conv1x1_bias_relu": conv_bias_relu(1, 0),
+        "conv3x3s1_bias_relu": conv_bias_relu(1, 1),
+        "conv3x3s2_bias_relu": conv_bias_relu(2, 1),
+        "conv7x7s2_bias_relu": conv_bias_relu(2, 3),
+        "matmul": lambda a, b: a @ b,
+        "linear_gelu": lambda a, b, bias: f.gelu(a @ b + bias, approximate="tanh"),
+        "dgrad": dgrad,
+        "wgrad": wgrad,
+        "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
+        "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),
+    }

@@ -1,0 +1,231 @@
+"""The board: every workload as a graph of ours and as torch code, over the same inputs.
+
+A workload whose graph needs an op that the table does not have yet has no `build`; its row then shows the peers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+from codegen.naming import identifier
+from fusegraph.graph import Graph, Tensor
+
+Build = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input: its name, logical shape, layout, and dtype where it is not the workload's."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: str = "contiguous"
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the board.
+
+    build        (graph, *tensors) -> the result; None if the op table cannot express it yet.
+    torch        name of the function in `benchmarks.peers` that computes the same with torch.
+    output       shape of the result.
+    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
+                 that bounds them.
+    extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
+    """
+
+    name: str
+    dtype: str
+    inputs: tuple[Input, ...]
+    output: tuple[int, ...]
+    torch: str
+    build: Build | None = None
+    flops: int = 0
+    unit: str = ""
+    extra_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Device-memory traffic that no implementation can avoid."""
+        size = {"float32": 4, "bfloat16": 2, "float16": 2}
+        each = [prod(i.shape) * size[i.dtype or self.dtype] for i in self.inputs]
+        return sum(each) + prod(self.output) * size[self.dtype] + self.extra_bytes
+
+    def graph(self) -> Graph | None:
+        """The workload as a graph, None if it cannot be expressed yet."""
+        if self.build is None:
+            return None
+        graph = Graph(identifier(self.name), io_dtype=self.dtype)
+        tensors = [graph.tensor(i.name, i.shape, i.dtype, i.layout) for i in self.inputs]
+        graph.output(self.build(graph, *tensors), name="out")
+        return graph
+
+
+def _short(dtype: str) -> str:
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
+
+
+def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return g.sigmoid(a + b * c)
+
+
+def _gelu_tanh(g: Graph, a: Tensor, bias: Tensor, b: Tensor) -> Tensor:
+    return g.gelu(a + bias) * g.tanh(b) + a
+
+
+def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
+    return g.conv_fprop(x, w, padding=1)
+
+
+def _depthwise_swish(g: Graph, x: Tensor, w: Tensor) -> Tensor:
+    return g.swish(g.conv_fprop(x, w, padding=1))
+
+
+def _linear_gelu(g: Graph, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    return g.gelu_approx_tanh(a @ b + bias)
+
+
+def _conv_bias_relu(stride: int, padding: int) -> Build:
+    def build(g: Graph, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return g.relu(g.conv_fprop(x, w, stride=stride, padding=padding) + bias)
+
+    return build
+
+
+def memory_bound() -> Iterator[Workload]:
+    """Workloads bound by device-memory bandwidth."""
+    for dtype in ("float32", "bfloat16"):
+        n = 1 << 26
+        abc = tuple(Input(name, (n,)) for name in "abc")
+        yield Workload(f"sigmoid(a+b*c) 64Mi {_short(dtype)}", dtype, abc, (n,), "sigmoid_fma", _sigmoid_fma)
+    for dtype in ("float32", "bfloat16"):
+        shape = (8192, 8192)
+        operands = (Input("a", shape), Input("bias", (8192,)), Input("b", shape))
+        name = f"gelu(a+bias)*tanh(b)+a 8192x8192 {_short(dtype)}"
+        yield Workload(name, dtype, operands, shape, "gelu_tanh", _gelu_tanh)
+    for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
+        for dtype in ("bfloat16", "float32"):
+            name = f"softmax {rows}x{cols} {_short(dtype)}"
+            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax")
+    for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
+        for rows, cols in ((16384, 4096), (8192, 8192)):
+            for dtype in ("bfloat16", "float32"):
+                weights = (Input("weight", (cols,)), Input("bias", (cols,)))
+                operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
+                name = f"{op.replace('_', '+')} {rows}x{cols} {_short(dtype)}"
+                yield Workload(name, dtype, operands, (rows, cols), op)
+    image = (64, 256, 56, 56)
+    for dtype in ("bfloat16", "float32"):
+        size = prod(image) * (2 if dtype == "bfloat16" else 4)
+        operands = (Input("x", image, "NHWC"), Input("weight", (256,)), Input("bias", (256,)))
+        name = f"batchnorm training+relu 64x256x56x56 NHWC {_short(dtype)}"
+        yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size)
+    for dtype in ("bfloat16", "float32"):
+        name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {_short(dtype)}"
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), (64, 256, 28, 28), "maxpool")
+    for height, width in ((1024, 2048), (8192, 16384)):
+        picture = (1, 1, height, width)
+        operands = (Input("x", picture), Input("w", (1, 1, 3, 3)))
+        yield Workload(f"conv 3x3 1 channel {height}x{width} fp32", "float32", operands, picture, "conv", _filter)
+    for layout in ("NHWC", "NCHW"):
+        operands = (Input("x", image, layout), Input("w", (256, 1, 3, 3)))
+        for swish in (False, True):
+            name = f"depthwise 3x3{'+swish' if swish else ''} 64x256x56x56 {layout} bf16"
+            build = _depthwise_swish if swish else _filter
+            yield Workload(name, "bfloat16", operands, image, "depthwise_swish" if swish else "depthwise", build)
+    operands = _conv_inputs(64, 64, 56, 256, 1)
+    name = "conv 1x1 64x64x56x56->256+bias+relu NHWC bf16"
+    yield Workload(name, "bfloat16", operands, (64, 256, 56, 56), "conv1x1_bias_relu", _conv_bias_relu(1, 0))
+
+
+def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, ...]:
+    return (
+        Input("x", (n, c, size, size), "NHWC"),
+        Input("w", (k, c, taps, taps), "NHWC"),
+        Input("bias", (k, 1, 1)),
+    )
+
+
+def tensor_core_bound() -> Iterator[Workload]:
+    """Workloads bound by the tensor cores."""
+    plain = (Input("a", (8192, 8192)), Input("b", (8192, 8192)))
+    yield Workload(
+        "matmul 8192x8192x8192 bf16",
+        "bfloat16",
+        plain,
+        (8192, 8192),
+        "matmul",
+        lambda g, a, b: a @ b,
+        2 * 8192**3,
+        "bf16",
+    )
+    for unit, dtype in (("bf16", "bfloat16"), ("tf32", "float32")):
+        sizes = [(8192, 8192, 8192), (4096, 4096, 4096)]
+        if unit == "bf16":
+            sizes += [(128, 8192, 8192), (16384, 1024, 4096)]
+        for m, n, k in sizes:
+            operands = (Input("a", (m, k)), Input("b", (k, n)), Input("bias", (n,)))
+            # The tf32 rows wait for a graph that can ask for tf32.
+            build = _linear_gelu if unit == "bf16" else None
+            name = f"matmul {m}x{n}x{k}+bias+gelu {unit}"
+            yield Workload(name, dtype, operands, (m, n), "linear_gelu", build, 2 * m * n * k, unit)
+    for n, c, size, k, taps, stride, padding in (
+        (64, 256, 56, 256, 3, 1, 1),
+        (32, 128, 28, 128, 3, 1, 1),
+        (8, 512, 14, 512, 3, 1, 1),
+        (64, 256, 56, 512, 3, 2, 1),
+        (64, 8, 224, 64, 7, 2, 3),
+    ):
+        out = (size + 2 * padding - taps) // stride + 1
+        flops = 2 * n * k * out * out * c * taps * taps
+        step = f" stride {stride}" if stride > 1 else ""
+        base = f"conv {taps}x{taps}{step} {n}x{c}x{size}x{size}->{k}+bias+relu"
+        operands = _conv_inputs(n, c, size, k, taps)
+        torch = f"conv{taps}x{taps}s{stride}_bias_relu"
+        build = _conv_bias_relu(stride, padding)
+        yield Workload(f"{base} bf16", "bfloat16", operands, (n, k, out, out), torch, build, flops, "bf16")
+        if (n, c, size) == (64, 256, 56) and stride == 1:
+            yield Workload(f"{base} tf32", "float32", operands, (n, k, out, out), torch, None, flops, "tf32")
+    image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
+    flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
+    loss = Input("loss", image, "NHWC")
+    yield Workload(
+        "dgrad 3x3 64x256x56x56 256 filters bf16",
+        "bfloat16",
+        (loss, Input("w", filters, "NHWC")),
+        image,
+        "dgrad",
+        None,
+        flops,
+        "bf16",
+    )
+    yield Workload(
+        "wgrad 3x3 64x256x56x56 256 filters bf16",
+        "bfloat16",
+        (Input("x", image, "NHWC"), loss),
+        filters,
+        "wgrad",
+        None,
+        flops,
+        "bf16",
+    )
+    for batch, heads, length, size, causal in (
+        (2, 32, 8192, 128, True),
+        (2, 32, 8192, 128, False),
+        (8, 32, 2048, 64, True),
+        (16, 16, 512, 64, False),
+    ):
+        shape = (batch, heads, length, size)
+        flops = 4 * batch * heads * length * length * size // (2 if causal else 1)
+        name = f"sdpa b{batch} h{heads} s{length} d{size} {'causal' if causal else 'full'} bf16"
+        operands = tuple(Input(q, shape) for q in "qkv")
+        torch = "sdpa_causal" if causal else "sdpa"
+        yield Workload(name, "bfloat16", operands, shape, torch, None, flops, "bf16")
+
+
+def board() -> list[Workload]:
+    """Every workload of the board, in its order."""
+    return [*memory_bound(), *tensor_core_bound()]

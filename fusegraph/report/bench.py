@@ -1,0 +1,258 @@
+"""Timing workloads on a GPU: ours and peers in one process, cold L2, random data, medians, against a measured floor.
+
+The floor of a row is measured in the same run: the time of a device copy that moves as many bytes or, for workloads
+bound by arithmetic, of as many operations at the rate of the library's own 8192^3 matrix product, whichever is longer.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from fusegraph.dtypes import as_dtype
+from fusegraph.engines import compile as compile_graph
+from fusegraph.errors import FusegraphError
+from fusegraph.graph import Graph
+from fusegraph.layout import layout_strides
+from fusegraph.runtime import driver
+from fusegraph.runtime.arrays import DeviceArray
+from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.scratch import random_array
+from fusegraph.runtime.timing import ColdTimer
+
+PEERS = ("cudnn", "torch", "compile", "cupy")
+HOST_CALLS = 40
+
+
+class Workload(Protocol):
+    """What is timed: see `benchmarks.workloads.Workload`."""
+
+    name: str
+    dtype: str
+    inputs: Any
+    torch: str
+    flops: int
+    unit: str
+
+    @property
+    def bytes(self) -> int: ...
+
+    def graph(self) -> Graph | None: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload on one engine; times are None, and note says why, where it does not run there.
+
+    floor_fraction is floor_us / median_us: 1.0 is as fast as the floor.
+    """
+
+    workload: str
+    engine: str
+    median_us: float | None
+    floor_us: float
+    floor_fraction: float | None
+    build_s: float | None
+    host_us: float | None
+    note: str = ""
+
+
+class Bench:
+    """Times workloads on one device."""
+
+    def __init__(self, device: int = 0, repeats: int = 15) -> None:
+        self.device, self.repeats = device, repeats
+        self.timer = ColdTimer(device)
+        self._copies: dict[int, float] = {}
+        self._rates: dict[str, float | None] = {}
+
+    # ---- floors
+
+    def copy_us(self, nbytes: int) -> float:
+        """Microseconds of a device copy that reads and writes ``nbytes`` altogether."""
+        half = max(nbytes // 2, 1)
+        if half not in self._copies:
+            source = random_array((half,), (1,), as_dtype("uint8"), self.device)
+            target = driver.allocate(half, self.device)
+            self._copies[half] = self.timer.median(
+                lambda: driver.copy_on_device(target.pointer, source.pointer, half, self.device), self.repeats
+            )
+        return self._copies[half]
+
+    def flops_per_us(self, unit: str) -> float | None:
+        """Rate of torch's own matrix product of 8192 x 8192 x 8192; None without torch."""
+        if unit not in self._rates:
+            try:
+                import torch
+            except ImportError:
+                self._rates[unit] = None
+                return None
+            torch.backends.cuda.matmul.allow_tf32 = unit == "tf32"
+            kind = torch.float32 if unit == "tf32" else torch.bfloat16
+            a, b = (torch.randn(8192, 8192, device=f"cuda:{self.device}", dtype=kind) for _ in range(2))
+            self._rates[unit] = 2 * 8192**3 / self.timer.median(lambda: a @ b, self.repeats)
+        return self._rates[unit]
+
+    def floor_us(self, workload: Workload) -> float:
+        floor = self.copy_us(workload.bytes)
+        rate = self.flops_per_us(workload.unit) if workload.flops else None
+        return max(floor, workload.flops / rate) if rate else floor
+
+    # ---- rows
+
+    def rows(self, workload: Workload, peers: Sequence[str]) -> Iterator[Row]:
+        """Ours, then every peer, on the same inputs."""
+        floor = self.floor_us(workload)
+        arrays = [
+            random_array(
+                i.shape,
+                layout_strides(i.shape, i.layout),
+                as_dtype(i.dtype or workload.dtype),
+                self.device,
+                seed=number,
+            )
+            for number, i in enumerate(workload.inputs)
+        ]
+        for engine in ("cuda", *peers):
+            prepare: Callable[..., Any] = {
+                "cuda": self._ours,
+                "cudnn": self._cudnn,
+                "torch": self._torch,
+                "compile": self._compiled,
+                "cupy": self._cupy,
+            }[engine]
+            yield self._row(workload, engine, floor, lambda prepare=prepare: prepare(workload, arrays))  # type: ignore[misc]
+
+    def _row(self, workload: Workload, engine: str, floor: float, prepare: Callable[[], Any]) -> Row:
+        try:
+            began = time.perf_counter()
+            run, note = prepare()
+            run()
+            driver.synchronize(0, self.device)
+            build = time.perf_counter() - began
+            us = self.timer.median(run, self.repeats)
+            host = self._host_us(run)
+        except (NotImplementedError, FusegraphError) as error:
+            return Row(workload.name, engine, None, floor, None, None, None, " ".join(str(error).split())[:300])
+        except Exception as error:  # a peer's own failure is a row of the table, not ours
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return Row(workload.name, engine, None, floor, None, None, None, text)
+        return Row(workload.name, engine, us, floor, floor / us, build, host, note)
+
+    def _host_us(self, run: Callable[[], Any]) -> float:
+        """Median microseconds until a call returns, its work still on the way."""
+        times = []
+        for _ in range(HOST_CALLS):
+            driver.synchronize(0, self.device)
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) * 1e6)
+        driver.synchronize(0, self.device)
+        return median(times)
+
+    def _graph(self, workload: Workload) -> Graph:
+        graph = workload.graph()
+        if graph is None:
+            raise NotImplementedError("not in the op table yet")
+        return graph
+
+    def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        graph = self._graph(workload)
+        executable = compile_graph(graph, "cuda", device=self.device, cache=DiskCache(limit_bytes=0))
+        out = executable(*arrays)
+        return (
+            lambda: executable(*arrays, out=out)
+        ), f"{len(executable.plan.kernels if executable.plan else ())} kernels"
+
+    def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
+        out = executable(*arrays)
+        names = ", ".join(p.name for p in executable.plans)  # type: ignore[attr-defined]
+        return (lambda: executable(*arrays, out=out)), names
+
+    def _torch_call(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[..., Any], list[Any]]:
+        try:
+            import torch
+
+            from benchmarks.peers import functions
+        except ImportError as error:
+            raise NotImplementedError(f"torch is not installed ({error})") from None
+        # float32 as this workload asks: tf32 only where the row says so.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = workload.unit == "tf32"
+        torch.backends.cudnn.benchmark = True
+        return functions(torch)[workload.torch], [torch.from_dlpack(a) for a in arrays]
+
+    def _torch(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        function, tensors = self._torch_call(workload, arrays)
+        return (lambda: function(*tensors)), "eager"
+
+    def _compiled(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        function, tensors = self._torch_call(workload, arrays)
+        import torch
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function)
+        return (lambda: compiled(*tensors)), "torch.compile, default mode"
+
+    def _cupy(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        if workload.torch != "sigmoid_fma" or workload.dtype != "float32":
+            raise NotImplementedError("no CuPy version of this workload")
+        try:
+            import cupy
+        except ImportError as error:
+            raise NotImplementedError(f"CuPy is not installed ({error})") from None
+        kernel = cupy.ElementwiseKernel("T a, T b, T c", "T y", "y = 1 / (1 + exp(-(a + b * c)))", "sigmoid_fma")
+        operands = [cupy.from_dlpack(a) for a in arrays]
+        out = cupy.empty_like(operands[0])
+        return (lambda: kernel(*operands, out)), "ElementwiseKernel"
+
+
+def environment(device: int = 0) -> dict[str, Any]:
+    """What a result depends on besides the code: device, driver, versions, the commit."""
+    properties = driver.properties(device)
+    names = ("fusegraph", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", "torch", "triton", "nvidia-cudnn-frontend")
+    return {
+        "device": properties.name,
+        "arch": properties.arch,
+        "driver": ".".join(map(str, driver.driver_version())),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in names},
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _version(package: str) -> str | None:
+    if package == "torch" and "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, with "+" if it has changes; None outside one."""
+    folder = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip()[:12] + ("+" if status.stdout.strip() else "")
+
+
+def document(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON of a run."""
+    return {**environment(bench.device), "repeats": bench.repeats, "rows": [asdict(row) for row in rows]}

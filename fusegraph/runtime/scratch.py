@@ -1,0 +1,40 @@
+"""Random device arrays for timing: made from a block of random values repeated on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.layout import extent
+from fusegraph.ops.convert import from_reference
+from fusegraph.runtime import driver
+from fusegraph.runtime.arrays import DeviceArray, cuda_device
+
+#: Random elements made on the host; larger arrays repeat them, which no kernel can tell.
+BLOCK = 1 << 22
+
+
+def random_array(
+    shape: Sequence[int], strides: Sequence[int], dtype: DType, device: int = 0, seed: int = 0
+) -> DeviceArray:
+    """An array on a device with these strides (elements) and random values: normal, small integers, coin tosses."""
+    count = max(extent(shape, strides), 1)
+    rng = np.random.default_rng(seed)
+    number = min(count, BLOCK)
+    if dtype.is_float:
+        block = from_reference(rng.standard_normal(number), dtype)
+    elif dtype.is_bool:
+        block = rng.random(number) < 0.5
+    else:
+        block = rng.integers(0 if dtype.min == 0 else -9, 10, number).astype(dtype.numpy)
+    nbytes, filled = count * dtype.itemsize, block.nbytes
+    buffer = driver.allocate(nbytes, device)
+    driver.copy_to_device(buffer.pointer, block.ctypes.data, filled, device)
+    while filled < nbytes:
+        step = min(filled, nbytes - filled)
+        driver.copy_on_device(buffer.pointer + filled, buffer.pointer, step, device)
+        filled += step
+    driver.synchronize(0, device)
+    return DeviceArray(buffer.pointer, tuple(shape), tuple(strides), dtype, cuda_device(device), buffer)
