@@ -26,7 +26,7 @@ from codegen.expr import (
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops.convert import convert, to_reference
-from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.ops.evaluate import compute_dtype, widens
 
 #: (tensor) -> strides over the kernel's iteration space, 0 where the tensor is repeated.
 StridesOf = Callable[[Tensor], tuple[int, ...]]
@@ -163,13 +163,13 @@ class ProgramBuilder:
         return value, f"{{{position}}}" if same else f"convert<{wanted}>({{{position}}})"
 
     def _cast(self, node: Node) -> Value:
-        """identity: nothing at all, or a conversion.  A cast to a narrower float rounds: it was asked for."""
+        """identity: nothing at all, or a conversion.  One that can lose digits rounds: it was asked for."""
         source, target = node.inputs[0].dtype, node.output.dtype
         value = self._value(node.inputs[0])
         if source == target:
             return value
         wanted = compute_type(target, self.real)
-        if target.is_float and target.ctype != wanted:
+        if target.is_float and target.ctype != wanted and not widens(source, target):
             return self._round(node.name, value, target)
         value, text = self._converted(value, source, target, 0)
         return value if text == "{0}" else self._emit(node.name, text, [value], wanted)

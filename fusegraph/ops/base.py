@@ -56,6 +56,8 @@ class Op:
     ulps        bound on the error of the CUDA expression in units of the compute type's last place, for results that
                 are finite and not subnormal.  Where terms cancel (relu with a clip, gradients that cross zero), in
                 units of the largest term.
+    scale       the magnitude of that term, called like ``reference``; None where it is the result.
+    reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
     keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
@@ -69,6 +71,8 @@ class Op:
     normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
     cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     ulps: float = 1.0
+    scale: Callable[..., np.ndarray[Any, Any]] | None = None
+    reference_ulps: float = 4.0
     cudnn: str | None = None
     keeps_layout: bool = False
     masks: tuple[str, ...] = ()

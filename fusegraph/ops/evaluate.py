@@ -40,7 +40,8 @@ def evaluate(
     value = np.asarray(op.reference(*converted, **attributes))
     produced = op.promoted(types)
     if op.name == "identity":
-        return convert(value, produced, result) if produced != result and not _widens(produced, result) else value
+        exact = produced == result or (produced.is_float and widens(produced, result))
+        return value if exact else convert(value, produced, result)
     if result.is_float:
         return value.astype(np.float64)
     if value.dtype == np.float64:
@@ -48,11 +49,13 @@ def evaluate(
     return value.astype(result.numpy)
 
 
-def _widens(source: DType, target: DType) -> bool:
-    """Whether every value of a float dtype is one of another."""
-    return (
-        source.is_float
-        and target.is_float
-        and target.unit_roundoff <= source.unit_roundoff
-        and target.max >= source.max
-    )
+def widens(source: DType, target: DType) -> bool:
+    """Whether a float dtype holds every value of another dtype, so that a cast does not round.
+
+    That of a float which is still unrounded in its compute type leaves it so.
+    """
+    if not target.is_float:
+        return False
+    if source.is_float:
+        return target.unit_roundoff <= source.unit_roundoff and target.max >= source.max
+    return max(-source.min, source.max) <= min(1 / target.unit_roundoff, target.max)

@@ -106,6 +106,8 @@ def pointwise(
     kinds: Sequence[str] = (),
     result: DType | None = None,
     ulps: float = 0.5,
+    scale: Callable[..., Array] | None = None,
+    reference_ulps: float = 4.0,
     cudnn: str | None = None,
     **cuda: Template,
 ) -> Op:
@@ -150,6 +152,8 @@ def pointwise(
         masks=masks,
         cuda=cuda,
         ulps=ulps,
+        scale=scale,
+        reference_ulps=reference_ulps,
         cudnn=cudnn,
         doc=doc,
     )

@@ -62,6 +62,11 @@ def _swish_backward(loss: Array, input: Array, beta: float) -> Array:
     return np.asarray(loss * (_sigmoid(beta * input) + beta * (input * _sigmoid_slope(beta * input))))
 
 
+def _loss_scale(loss: Array, input: Array, **_: float) -> Array:
+    """Magnitude of the terms of gradients that cross zero: their factors of the loss are close to 1 at most."""
+    return np.abs(loss)
+
+
 # ---- relu
 
 
@@ -130,6 +135,7 @@ unary(
     float=_relu_cuda,
     int=_relu_cuda,
     ulps=3,
+    scale=lambda x, negative_slope, lower_clip, upper_clip: np.abs(x) + abs(lower_clip),
     cudnn="relu",
 )
 backward(
@@ -237,6 +243,7 @@ backward(
     attributes={"beta": (1.0, number)},
     float=lambda values: "math::swish_backward({loss}, {input}" + (")" if values["beta"] == 1 else ", {beta})"),
     ulps=8,
+    scale=_loss_scale,
     cudnn="swish_backward",
 )
 unary("mish", _mish, "x * tanh(log(1 + exp(x)))", float="math::mish({x})", ulps=8)
@@ -249,6 +256,7 @@ unary(
     "x / 2 * (1 + erf(x / sqrt(2)))",
     float="math::gelu({x})",
     ulps=10,
+    reference_ulps=3000,  # far out in the tail, from the rounded argument of erfc
     cudnn="gelu",
 )
 backward(
@@ -257,6 +265,7 @@ backward(
     "Gradient of gelu.",
     float="math::gelu_backward({loss}, {input})",
     ulps=8,
+    scale=_loss_scale,
     cudnn="gelu_backward",
 )
 unary(
@@ -265,6 +274,7 @@ unary(
     "x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))",
     float="math::gelu_approx_tanh({x})",
     ulps=300,
+    reference_ulps=3000,  # far out in the tail, from the rounded argument of exp
     cudnn="gelu_approx_tanh",
 )
 backward(
@@ -273,6 +283,7 @@ backward(
     "Gradient of gelu_approx_tanh.",
     float="math::gelu_approx_tanh_backward({loss}, {input})",
     ulps=16,
+    scale=_loss_scale,
     cudnn="gelu_approx_tanh_backward",
 )
 

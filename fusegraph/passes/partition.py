@@ -87,8 +87,7 @@ class Partition:
                 raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
             if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
-            read = tensor in self.groups[place[consumer]].reads or not consumer.op.reads_values
-            if place[producer] != place[consumer] and not read:
+            if place[producer] != place[consumer] and tensor not in self.groups[place[consumer]].reads:
                 raise GraphError(f"tensor {tensor.name!r} is not read by the kernel of {consumer.name!r}")
         written = self.materialized
         for tensor in self.graph.outputs:

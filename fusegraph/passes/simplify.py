@@ -47,7 +47,10 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
     for node in graph.nodes:
         if node not in live:
             continue
-        inputs = tuple(_taken(result, new, t) for t in node.inputs)
+        if node.op.reads_values:
+            inputs = tuple(_taken(result, new, t) for t in node.inputs)
+        else:
+            inputs = tuple(_shape_of(result, t) for t in node.inputs)
         if enabled and node.output not in outputs:
             replacement = _replacement(node, inputs)
             if replacement is None:
@@ -75,8 +78,14 @@ def _live(graph: Graph) -> set[Node]:
         node = stack.pop()
         if node not in live:
             live.add(node)
-            stack += [n for n in map(graph.producer, node.inputs) if n is not None]
+            if node.op.reads_values:
+                stack += [n for n in map(graph.producer, node.inputs) if n is not None]
     return live
+
+
+def _shape_of(result: Graph, tensor: Tensor) -> Tensor:
+    """A tensor of the same type that nothing makes, for a node that asks for the shape only."""
+    return Tensor(result, tensor.name, tensor.shape, tensor.strides, tensor.dtype)
 
 
 def _remove_dead(graph: Graph) -> None:
@@ -97,9 +106,13 @@ def _taken(result: Graph, new: dict[Tensor, Tensor], tensor: Tensor) -> Tensor:
 
 
 def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:
-    operands = tuple(
-        (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t for t in inputs
-    )
+    operands: tuple[Any, ...]
+    if node.op.reads_values:
+        operands = tuple(
+            (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t for t in inputs
+        )
+    else:
+        operands = tuple(t.shape for t in inputs)
     attributes = sorted((key, repr(value)) for key, value in node.attributes.items())  # repr tells -0.0 from 0.0
     return (node.op.name, operands, tuple(attributes), node.output.dtype)
 

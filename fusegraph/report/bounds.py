@@ -73,17 +73,26 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
     settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN whatever the rounding
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
-    if node.kind is not Kind.CONTRACTION and node.op.ulps:
-        unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff
-        if tensor.name in rounding.approximate:
-            unit += APPROXIMATE
-        error = error + unit * magnitude + 8 * tiny(compute)
+    if node.kind is Kind.CONTRACTION:  # the accumulator may be wider than the result's compute type
+        _, error = _rounded(value, error, compute, strict=False)
+    elif node.op.ulps:
+        approximate = tensor.name in rounding.approximate
+        unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff + 2 * node.op.reference_ulps * float64.unit_roundoff
+        scale = magnitude if node.op.scale is None else np.maximum(magnitude, _scale(node, operands))
+        error = error + (unit + APPROXIMATE * approximate) * scale + (128 if approximate else 8) * tiny(compute)
     error = np.where(magnitude > compute.max * (1 - 2.0**-10), np.inf, error)
     error = np.where(settled, 0.0, error)
     if rounding.strict or tensor.name in rounding.materialized:
         value, error = _rounded(value, error, tensor.dtype, strict=rounding.strict)
     error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
     return value, np.where(np.isnan(error), np.inf, error)
+
+
+def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
+    """The magnitude of the terms of an op whose terms cancel."""
+    assert node.op.scale is not None
+    scale = np.broadcast_to(node.op.scale(*(v for v, _ in operands), **node.attributes), node.output.shape)
+    return np.where(np.isfinite(scale), scale, 0.0)
 
 
 def tiny(dtype: DType) -> float:
@@ -97,9 +106,16 @@ def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple
     Rounding is monotonic, saturation and overflow included: it keeps values between their rounded limits.
     """
     center = round_to(value, dtype) if strict else value
-    slack = error + 2 * np.abs(np.where(np.isfinite(value), value, 0.0)) * float64.unit_roundoff
+    slack = _slack(value, error)
     ends = [_distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
-    return center, np.where(np.isinf(error), np.inf, np.maximum(*ends))
+    rounded = np.where(np.isinf(error), np.inf, np.maximum(*ends))
+    # Without strict, consumers in the same kernel take the value before it was rounded.
+    return center, rounded if strict else np.maximum(rounded, error)
+
+
+def _slack(value: Array, error: Array) -> Array:
+    """The bound, and the rounding of adding it to the value in float64."""
+    return np.asarray(error + 2 * np.where(np.isfinite(value), np.abs(value), 0.0) * float64.unit_roundoff)
 
 
 def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
@@ -193,6 +209,8 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         with np.errstate(all="ignore"):
             place = target.astype(np.float64) if dtype.is_float else np.nan_to_num(np.rint(target)).astype(np.int64)
         result.append(np.clip(place, low, high).astype(v.dtype))
+    if dtype.is_float and np.isinf(error).any():  # a value that nothing is known of may be NaN
+        result.append(np.where(np.isinf(error), np.nan, v))
     return result
 
 
@@ -220,7 +238,7 @@ def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
             near = np.abs(seen.astype(np.float64) - value.astype(np.float64)) <= error
         return np.asarray(exact | (near & (error > 0)))
     with np.errstate(all="ignore"):
-        slack = error + 2 * np.abs(value) * 2.0**-53
+        slack = _slack(value, error)
         low, high = round_to(value - slack, dtype), round_to(value + slack, dtype)
         inside = (low <= seen) & (seen <= high)
     return np.asarray(inside | (np.isnan(seen) & np.isnan(value)) | np.isinf(error))

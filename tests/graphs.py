@@ -1,0 +1,487 @@
+"""Shared by the tests: many graphs through one run of the host compiler, and random graphs.
+
+A random graph is a `Recipe`: builder code that is executed to make the graph, so that what a failure prints is the graph.
+`draw_recipe` writes one with the help of a `Draw`: of hypothesis, which shrinks failures, or of a seed:
+
+    print(seeded(17))                  # the code
+    print(check_recipes([seeded(17)])) # what is wrong with it
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, TypeVar
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+import fusegraph as fg
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.lowering.base import Options
+from fusegraph.report.check import CheckResult, check_executable, random_inputs
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+
+FLOATS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2")
+INTEGERS = ("int32", "int8", "uint8", "int64")
+DTYPES = (*FLOATS, *INTEGERS, "bool")
+
+
+def executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CpuExecutable]:
+    """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
+    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True) for g in graphs]
+    build_together(made)
+    return made
+
+
+def check_all(
+    graphs: Sequence[fg.Graph],
+    *,
+    inputs: Callable[[fg.Graph], Mapping[str, Array]] = random_inputs,
+    fusion: bool = True,
+    **options: Any,
+) -> list[CheckResult]:
+    """Every graph's kernels on the CPU against the reference, built together; raises AssertionError for those wrong."""
+    strict = bool(options.get("strict"))
+    made = executables(graphs, fusion=fusion, **options)
+    results = [check_executable(e, inputs(e.graph), strict=strict) for e in made]
+    wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
+    assert not wrong, "\n\n".join(wrong)
+    return results
+
+
+def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:
+    """Share of output elements for which the error analysis lets anything pass."""
+    undecided = sum(o.undecided for r in results for o in r.outputs)
+    return undecided / max(sum(t.size for g in graphs for t in g.outputs), 1)
+
+
+def show(graph: fg.Graph) -> str:
+    """A graph's tensors and nodes, one a line."""
+    tensors = [f"  {t!r}{' constant' if t.is_constant else ''}" for t in graph.tensors.values()]
+    nodes = [f"  {n!r} {dict(n.attributes)}" for n in graph.nodes]
+    return "\n".join([repr(graph), *tensors, *nodes])
+
+
+# ---- random graphs
+
+
+class Draw(Protocol):
+    """Where the decisions of a random graph come from.  What comes first is simplest."""
+
+    def integer(self, low: int, high: int) -> int: ...
+
+    def pick(self, items: Sequence[T]) -> T: ...
+
+
+class Seeded:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+    def pick(self, items: Sequence[T]) -> T:
+        return self._random.choice(items)
+
+
+class Drawn:
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self._draw = draw
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self._draw(st.integers(low, high)))
+
+    def pick(self, items: Sequence[T]) -> T:
+        result: T = self._draw(st.sampled_from(items))
+        return result
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A graph as builder code, and how to check it."""
+
+    lines: tuple[str, ...]
+    strict: bool = False
+    special: float = 0.0
+    seed: int = 0
+
+    def build(self) -> fg.Graph:
+        scope: dict[str, Any] = {"fg": fg, "np": np, "ml_dtypes": ml_dtypes}
+        exec("\n".join(self.lines), scope)
+        graph: fg.Graph = scope["g"]
+        return graph
+
+    def inputs(self, graph: fg.Graph) -> dict[str, Array]:
+        return random_inputs(graph, self.seed, special=self.special)
+
+    def __str__(self) -> str:
+        how = f"# strict={self.strict}, inputs random_inputs(g, {self.seed}, special={self.special})"
+        return "\n".join([how, *self.lines])
+
+
+def seeded(seed: int, *, themes: Sequence[str] = ("pointwise", "matmul", "conv")) -> Recipe:
+    """The random graph of a seed."""
+    return draw_recipe(Seeded(seed), themes)
+
+
+@st.composite
+def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "matmul", "conv")) -> Recipe:
+    """Random graphs for hypothesis."""
+    return draw_recipe(Drawn(draw), themes)
+
+
+def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
+    """The recipes' graphs on the CPU engine against the reference, built together.  Raises AssertionError for one that is
+    wrong, with its code."""
+    graphs = [r.build() for r in given]
+    made = [CpuExecutable(g, Options(strict=r.strict), lazy=True) for g, r in zip(graphs, given)]
+    build_together(made)
+    results = [check_executable(e, r.inputs(e.graph), strict=r.strict) for e, r in zip(made, given)]
+    wrong = [f"{result}\n{recipe}" for result, recipe in zip(results, given) if not result.ok]
+    assert not wrong, "\n\n".join(wrong)
+    return results
+
+
+def draw_recipe(draw: Draw, themes: Sequence[str]) -> Recipe:
+    """Writes a random graph of pointwise nodes around what the theme names."""
+    author = _Author(draw, draw.pick(themes))
+    author.write_graph()
+    special = draw.pick((0.0, 0.0, 0.0, 0.02))
+    return Recipe(tuple(author.lines), draw.integer(0, 3) == 3, special, draw.integer(0, 99))
+
+
+_SIZES = (1, 2, 3, 5, 4, 7, 8, 16, 17, 33, 64, 130, 257, 1025)
+_UNARY = (
+    "relu", "neg", "abs", "sigmoid", "tanh", "gelu", "swish", "erf", "sin", "cos", "elu", "softplus", "hardswish",
+    "hardsigmoid", "mish", "gelu_approx_tanh", "sign", "floor", "ceil", "round", "expm1", "exp", "exp2", "log1p", "log",
+    "log2", "sqrt", "rsqrt", "reciprocal", "tan",
+)  # fmt: skip
+_UNARY_INTEGER = ("relu", "neg", "abs", "sign", "round", "floor")
+_BACKWARD = (
+    "relu_backward", "gelu_backward", "gelu_approx_tanh_backward", "sigmoid_backward", "tanh_backward",
+    "swish_backward", "softplus_backward", "elu_backward",
+)  # fmt: skip
+_WITH_ATTRIBUTES = (
+    "g.relu({x}, upper_clip=6.0)",
+    "g.relu({x}, negative_slope=0.1, lower_clip=-0.5)",
+    "g.leaky_relu({x}, 0.01)" if False else "g.leaky_relu({x}, negative_slope=0.01)",
+    "g.clamp({x}, -1.5, 2.0)",
+    "g.clamp({x}, min=-0.25)",
+    "g.swish({x}, beta=1.5)",
+    "g.softplus({x}, beta=2.0)",
+    "g.elu({x}, alpha=0.5)",
+)
+_COMPARE = ("cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "cmp_eq", "cmp_neq")
+_NAMES = ("a", "b", "x.1", "weight [0]", "int", "i", "o0", "größe", "size", "v")
+
+
+class _Author:
+    def __init__(self, draw: Draw, theme: str) -> None:
+        self.draw, self.theme = draw, theme
+        self.lines: list[str] = []
+        self.scope: dict[str, Any] = {"fg": fg, "np": np, "ml_dtypes": ml_dtypes}
+        self.names: list[str] = []  # variables that hold tensors, oldest first
+        self.taken: set[str] = set()
+        self.consumed: set[str] = set()
+
+    # ---- writing code
+
+    def write(self, line: str) -> None:
+        exec(line, self.scope)
+        self.lines.append(line)
+
+    def define(self, expression: str) -> str:
+        name = f"t{len(self.names)}"
+        self.write(f"{name} = {expression}")
+        self.names.append(name)
+        return name
+
+    def tensor(self, name: str) -> fg.Tensor:
+        found: fg.Tensor = self.scope[name]
+        return found
+
+    def chance(self, percent: int) -> bool:
+        return self.draw.integer(0, 99) >= 100 - percent
+
+    # ---- the graph
+
+    def write_graph(self) -> None:
+        compute = ', compute_dtype="float64"' if self.chance(10) else ""
+        self.write(f'g = fg.Graph("{self.draw.pick(("fuzz", "relu", "size"))}"{compute})')
+        self.dtypes = [self.draw.pick(FLOATS), self.draw.pick(FLOATS), self.draw.pick(DTYPES)]
+        self.base = self.base_shape()
+        for number in range(self.draw.integer(1, 4)):
+            self.input(self.base if number == 0 else self.broadcastable(self.base))
+        anchors = 0 if self.theme == "pointwise" else self.draw.pick((1, 1, 1, 2))
+        steps = ["anchor"] * anchors + ["pointwise"] * self.draw.integer(1, 8)
+        while steps:
+            step = steps.pop(self.draw.integer(0, len(steps) - 1))
+            if step == "anchor":
+                getattr(self, self.theme)()
+            else:
+                self.pointwise()
+        self.outputs()
+
+    def base_shape(self) -> tuple[int, ...]:
+        low, high = {"pointwise": (0, 6), "matmul": (2, 4), "conv": (3, 5)}[self.theme]
+        rank = max(low, min(self.draw.pick((2, 1, 3, 4, 0, 5, 6)), high))
+        left = 4096
+        shape = []
+        for _ in range(rank):
+            shape.append(self.draw.pick([s for s in _SIZES if s <= left]))
+            left //= shape[-1]
+        if self.theme == "pointwise" and rank and self.chance(2):
+            shape[0] = 0
+        order = self.draw.integer(0, 1)
+        return tuple(shape if order else reversed(shape))
+
+    def broadcastable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape that broadcasts to a shape: itself, with dimensions of 1, or without its first."""
+        kind = self.draw.pick(("same", "same", "ones", "short", "both"))
+        result = list(shape)
+        if kind in ("ones", "both"):
+            result = [1 if self.draw.integer(0, 1) else s for s in result]
+        if kind in ("short", "both"):
+            result = result[self.draw.integer(0, len(result)) :]
+        return tuple(result)
+
+    def input(self, shape: tuple[int, ...], dtype: str | None = None) -> str:
+        dtype = dtype or self.draw.pick(self.dtypes)
+        named = self.draw.pick(_NAMES) if self.chance(20) else f"input{len(self.names)}"
+        name = named if named not in self.taken else f"input{len(self.names)}"
+        self.taken.add(name)
+        return self.define(f"g.tensor({name!r}, {shape}, {dtype!r}{self.layout(shape)})")
+
+    def layout(self, shape: tuple[int, ...], *, repeats: bool = True) -> str:
+        """``, layout=...`` or ``, strides=...``: packed in some order, with gaps, or repeating along a dimension."""
+        rank = len(shape)
+        kind = self.draw.pick(("plain", "plain", "plain", "plain", "permuted", "padded", "repeated", "channels_last"))
+        if kind == "channels_last" and rank >= 3:
+            return ', layout="channels_last"'
+        if kind in ("plain", "channels_last") or rank == 0 or (kind == "repeated" and not repeats):
+            return ""
+        order = list(range(rank))
+        if kind == "permuted":
+            for place in range(rank - 1, 0, -1):
+                other = self.draw.integer(0, place)
+                order[place], order[other] = order[other], order[place]
+        strides, step = [0] * rank, 1
+        for place, dim in enumerate(reversed(order)):
+            strides[dim] = step
+            step *= max(shape[dim], 1)
+            if kind == "padded" and place == 0:
+                step += self.draw.pick((1, 3, 8))
+        if kind == "repeated":
+            strides[self.draw.integer(0, rank - 1)] = 0
+        return f", strides={tuple(strides)}"
+
+    # ---- operands
+
+    def any(self) -> str:
+        """Some tensor, more likely a recent one."""
+        if self.chance(60):
+            name = self.names[-1]
+        else:
+            name = self.names[self.draw.integer(0, len(self.names) - 1)]
+        self.consumed.add(name)
+        return name
+
+    def fitting(self, shape: tuple[int, ...]) -> str:
+        """A tensor that broadcasts with a shape without making it larger than a few thousand elements, else a new one."""
+        fits = []
+        for name in self.names:
+            try:
+                both = np.broadcast_shapes(shape, self.tensor(name).shape)
+            except ValueError:
+                continue
+            if prod(both) <= 20_000:
+                fits.append(name)
+        if fits and not self.chance(10):
+            name = self.draw.pick(fits[::-1])
+            self.consumed.add(name)
+            return name
+        if self.chance(50):
+            return self.constant(self.broadcastable(shape))
+        return self.input(self.broadcastable(shape))
+
+    def constant(self, shape: tuple[int, ...]) -> str:
+        dtype = self.draw.pick(self.dtypes)
+        seed = self.draw.integer(0, 9)
+        return self.define(f"g.constant(np.random.default_rng({seed}).integers(-4, 5, {shape}) / 4, dtype={dtype!r})")
+
+    def real(self, name: str) -> str:
+        """The tensor, cast to a float if it is none."""
+        if self.tensor(name).dtype.is_float:
+            return name
+        return self.define(f"g.cast({name}, {self.draw.pick(FLOATS[:3])!r})")
+
+    def number(self, name: str) -> str:
+        """The tensor, cast to a number if it is bool."""
+        if not self.tensor(name).dtype.is_bool:
+            return name
+        return self.define(f"g.cast({name}, {self.draw.pick(('float32', 'int32', 'int8'))!r})")
+
+    def pair(self) -> tuple[str, str]:
+        x = self.any()
+        y = self.fitting(self.tensor(x).shape)
+        return (x, y) if self.draw.integer(0, 1) else (y, x)
+
+    def name_argument(self) -> str:
+        if not self.chance(10):
+            return ""
+        name = f"node {len(self.names)}"
+        return f", name={name!r}"
+
+    # ---- nodes
+
+    def pointwise(self) -> None:
+        kind = self.draw.pick(
+            ("binary", "unary", "binary", "unary", "scalar", "attributes", "select", "backward", "cast", "compare",
+             "logical", "index", "float_binary", "again")
+        )  # fmt: skip
+        getattr(self, f"node_{kind}")()
+
+    def node_unary(self) -> None:
+        x = self.number(self.any())
+        if self.tensor(x).dtype.is_int and self.chance(50):
+            op = self.draw.pick(_UNARY_INTEGER)
+        else:
+            x = self.real(x)
+            op = self.draw.pick(_UNARY)
+            if op in ("log1p", "log", "log2", "sqrt", "rsqrt") and self.chance(80):
+                x = self.define(f"g.abs({x})")
+        self.define(f"g.{op}({x}{self.name_argument()})")
+
+    def node_attributes(self) -> None:
+        self.define(self.draw.pick(_WITH_ATTRIBUTES).format(x=self.real(self.any())))
+
+    def node_binary(self) -> None:
+        x, y = self.pair()
+        op = self.draw.pick(("+", "*", "-", "max", "min", "add_square", "bias", "scale"))
+        x, y = self.number(x), self.number(y)
+        self.define(f"{x} {op} {y}" if len(op) == 1 else f"g.{op}({x}, {y})")
+
+    def node_float_binary(self) -> None:
+        x, y = (self.real(name) for name in self.pair())
+        op = self.draw.pick(("div", "mod", "pow", "div"))
+        if op == "pow":
+            x = self.define(f"g.abs({x})")
+        if op == "div" and self.chance(70):
+            y = self.define(f"g.abs({y}) + 1")
+        self.define(f"g.{op}({x}, {y})")
+
+    def node_scalar(self) -> None:
+        x = self.number(self.any())
+        op = self.draw.pick(("+", "*", "-", "reversed -", "max", "/"))
+        value = (
+            self.draw.pick((2, 1, 0, 3)) if self.tensor(x).dtype.is_int else self.draw.pick((0.5, 1.0, 0.0, -1.25, 3))
+        )
+        if op == "/":
+            self.define(f"{self.real(x)} / {value or 2}")
+        elif op == "reversed -":
+            self.define(f"{value} - {x}")
+        else:
+            self.define(f"g.max({x}, {value})" if op == "max" else f"{x} {op} {value}")
+
+    def node_compare(self) -> None:
+        x, y = self.pair()
+        self.define(f"g.{self.draw.pick(_COMPARE)}({x}, {y})")
+
+    def node_logical(self) -> None:
+        x, y = self.pair()
+        op = self.draw.pick(("logical_and", "logical_or", "logical_not", "isnan"))
+        if op == "isnan":
+            self.define(f"g.isnan({self.real(x)})")
+        else:
+            self.define(f"g.{op}({x})" if op == "logical_not" else f"g.{op}({x}, {y})")
+
+    def node_select(self) -> None:
+        x, y = self.pair()
+        shape = np.broadcast_shapes(self.tensor(x).shape, self.tensor(y).shape)
+        mask = self.fitting(shape)
+        if not self.tensor(mask).dtype.is_bool and self.chance(70):
+            mask = self.define(f"g.cmp_gt({mask}, 0)")
+        self.define(f"g.binary_select({x}, {y}, {mask})")
+
+    def node_backward(self) -> None:
+        loss, x = (self.real(name) for name in self.pair())
+        self.define(f"g.{self.draw.pick(_BACKWARD)}({loss}, {x})")
+
+    def node_cast(self) -> None:
+        self.define(f"g.cast({self.any()}, {self.draw.pick(DTYPES)!r})")
+
+    def node_index(self) -> None:
+        x = self.any()
+        rank = self.tensor(x).rank
+        if rank:
+            self.define(f"g.gen_index({x}, axis={self.draw.integer(-rank, rank - 1)})")
+
+    def node_again(self) -> None:
+        """A line once more: a common subexpression."""
+        nodes = [line for line in self.lines if " = g." in line and "g.tensor(" not in line and "name=" not in line]
+        if nodes:
+            self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
+
+    def matmul(self) -> None:
+        found = [n for n in self.names if self.tensor(n).rank >= 2 and 0 not in self.tensor(n).shape]
+        x = self.draw.pick(found[::-1]) if found else self.input((5, 7))
+        self.consumed.add(x)
+        shape = self.tensor(x).shape
+        left = self.chance(20)
+        inner = shape[-2] if left else shape[-1]
+        other = self.draw.pick((3, 1, 8, 17, 32, 65))
+        while prod(shape) * other > 200_000:
+            other = max(other // 4, 1)
+        own = (other, inner) if left else (inner, other)
+        batch = self.broadcastable(shape[:-2])
+        w = self.input((*batch, *own), self.draw.pick((self.tensor(x).dtype.name, *self.dtypes)))
+        dtype = self.draw.pick(("", "", "", ', dtype="float32"'))
+        result = self.define(f"g.matmul({w}, {x}{dtype})" if left else f"g.matmul({x}, {w}{dtype})")
+        assert self.tensor(result).size <= 10**6
+
+    def conv(self) -> None:
+        found = [n for n in self.names if 3 <= self.tensor(n).rank <= 5 and 0 not in self.tensor(n).shape]
+        x = self.draw.pick(found[::-1]) if found else self.input((2, 3, 9))
+        self.consumed.add(x)
+        shape = self.tensor(x).shape
+        channels, spatial = shape[1], shape[2:]
+        groups = self.draw.pick([k for k in (1, 2, 3, channels) if channels % k == 0])
+        per_group = self.draw.pick((1, 2, 3, 8) if groups < 64 else (1,))
+        while prod(shape) // groups * groups * per_group > 100_000 and per_group > 1:
+            per_group -= 1
+        taps, stride, dilation, padding = [], [], [], []
+        for size in spatial:
+            t, d = self.draw.pick((1, 3, 2, 5)), self.draw.pick((1, 1, 1, 2))
+            before, after = self.draw.integer(0, 2), self.draw.integer(0, 2)
+            if (t - 1) * d + 1 > size + before + after or size * t > 600:
+                t = 1
+            taps.append(t)
+            dilation.append(d)
+            stride.append(self.draw.pick((1, 1, 2, 3)))
+            padding.append((before, after))
+        filters = groups * per_group
+        dtype = self.draw.pick((self.tensor(x).dtype.name, *self.dtypes))
+        w = self.input((filters, channels // groups, *taps), dtype)
+        mode = ', mode="convolution"' if self.chance(20) else ""
+        self.define(
+            f"g.conv_fprop({x}, {w}, stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{mode})"
+        )
+
+    # ---- outputs
+
+    def outputs(self) -> None:
+        leaves = [n for n in self.names if n not in self.consumed]
+        extra = [self.names[self.draw.integer(0, len(self.names) - 1)] for _ in range(self.draw.integer(0, 2))]
+        chosen = dict.fromkeys([self.names[-1], *leaves[-2:], *extra])
+        for number, name in enumerate(chosen):
+            tensor = self.tensor(name)
+            how = f', name="y{number}"' if self.chance(70) else ""
+            if self.chance(15):
+                how += f", dtype={self.draw.pick(DTYPES)!r}"
+            self.write(f"g.output({name}{how}{self.layout(tensor.shape, repeats=False)})")
