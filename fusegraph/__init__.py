@@ -6,30 +6,37 @@ graph = fg.Graph("sigmoid_fma")
 a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
 graph.output(graph.sigmoid(a + b * c), name="y")
 y = graph.compile()(x0, x1, x2)
+
+Names are imported from their modules when they are first used (PEP 562), so that ``import fusegraph`` and the command
+line's ``--help`` do not wait for NumPy and networkx.
 """
 
 from __future__ import annotations
 
-from fusegraph import errors
-from fusegraph.dtypes import (
-    DType,
-    bfloat16,
-    bool_,
-    float8_e4m3,
-    float8_e5m2,
-    float16,
-    float32,
-    float64,
-    int8,
-    int32,
-    int64,
-    uint8,
-)
-from fusegraph.engines import ENGINES, compile
-from fusegraph.engines.base import Executable
-from fusegraph.errors import FusegraphError
-from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusegraph import errors
+    from fusegraph.dtypes import (
+        DType,
+        bfloat16,
+        bool_,
+        float8_e4m3,
+        float8_e5m2,
+        float16,
+        float32,
+        float64,
+        int8,
+        int32,
+        int64,
+        uint8,
+    )
+    from fusegraph.engines import ENGINES, compile
+    from fusegraph.engines.base import Executable
+    from fusegraph.errors import FusegraphError
+    from fusegraph.graph import Graph, Node, Tensor
+    from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
 __version__ = "0.1.0"
 
@@ -46,15 +53,39 @@ __all__ = [
     "bool_",
     "compile",
     "errors",
+    "float8_e4m3",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
-    "float8_e4m3",
-    "float8_e5m2",
+    "int8",
     "int32",
     "int64",
-    "int8",
     "to_device",
     "to_numpy",
     "uint8",
 ]
+
+#: Public name -> the module that defines it.
+_HOME = {
+    **dict.fromkeys(("ENGINES", "compile"), "fusegraph.engines"),
+    **dict.fromkeys(("DeviceArray", "to_device", "to_numpy"), "fusegraph.runtime.arrays"),
+    **dict.fromkeys(("Graph", "Node", "Tensor"), "fusegraph.graph"),
+    "Executable": "fusegraph.engines.base",
+    "FusegraphError": "fusegraph.errors",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "errors":
+            return import_module("fusegraph.errors")
+        value = getattr(import_module(_HOME.get(name, "fusegraph.dtypes")), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

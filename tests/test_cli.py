@@ -327,6 +327,20 @@ def test_a_wrong_result_fails_the_check(write, tell, capsys, monkeypatch):
     assert "5 elements outside their bound, one at [0, 0] got 1.0" in out
 
 
+def test_a_checked_run_calls_each_kernel_twice(write, tell, monkeypatch):
+    """What is saved and shown is what is checked; the second time the threads take turns the other way round."""
+    orders = []
+    launch = host_compiler.CpuModule.launch
+
+    def counted(self, index, arguments, *, order="forward", **options):
+        orders.append(order)
+        return launch(self, index, arguments, order=order, **options)
+
+    monkeypatch.setattr(host_compiler.CpuModule, "launch", counted)
+    assert tell("run", write(POINTWISE), "--engine", "cpu", "--check")[0] == 0
+    assert orders == ["forward", "reverse"]
+
+
 def test_saved_outputs(write, out, tell):
     text = POINTWISE + "graph.output(graph.cast(graph.outputs[0] * 4.0, 'bf16'), name='a/b')\n"
     text += "graph.output(graph.cmp_gt(a, b), name='A:B')\n"

@@ -65,3 +65,29 @@ def test_ctrl_c(write, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr.read() == "fusegraph: interrupted\n"
+
+
+def test_start_up_does_not_wait_for_numpy():
+    """``import fusegraph`` and ``--help`` load neither NumPy nor networkx; every public name is there when asked for."""
+    code = """
+import sys
+import fusegraph, fusegraph.cli
+heavy = {"numpy", "networkx", "ml_dtypes", "cuda"}
+fusegraph.cli.main(["--help"])
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert set(fusegraph.__all__) <= set(dir(fusegraph))
+for name in fusegraph.__all__:
+    assert getattr(fusegraph, name).__class__ is not None
+    assert name in vars(fusegraph)
+assert fusegraph.float8_e4m3.name == "float8_e4m3" and fusegraph.errors.FusegraphError is fusegraph.FusegraphError
+assert "numpy" in sys.modules
+try:
+    fusegraph.nothing
+except AttributeError as error:
+    assert str(error) == "module 'fusegraph' has no attribute 'nothing'"
+else:
+    raise AssertionError
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compile" in done.stdout

@@ -55,7 +55,7 @@ def run_file(
             result = None
             if check:
                 step(f"{graph.name}: comparing with the reference")
-                result = check_executable(executable, inputs, strict=strict)
+                result = check_executable(executable, inputs, outputs=outputs, strict=strict)
             files = _save(folder, graph, engine, seed, outputs) if folder else {}
             entries.append(_entry(graph, engine, seed, milliseconds, outputs, files, result))
             step(graph.name, advance=1)

@@ -15,13 +15,13 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from codegen.cpu import DEVICE_DIR
 from codegen.spec import KernelSource
 from fusegraph.errors import FileError
+from fusegraph.runtime.nvrtc import headers_of
 
 MANIFEST = "manifest.json"
 GENERATOR = "fusegraph"
@@ -29,7 +29,6 @@ FORMAT = 1
 
 _MOST_NAME_BYTES = 100
 _STALE_SECONDS = 3600.0
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([A-Za-z0-9_]+\.cuh)"', re.MULTILINE)
 
 
 # --- names
@@ -78,19 +77,14 @@ def json_text(value: Any) -> str:
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
-def source_files(sources: Iterator[KernelSource] | list[KernelSource]) -> dict[str, bytes]:
+def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
     """Path in the folder -> contents: each kernel's ``.cu``, and under ``include/`` the device headers they include."""
     files: dict[str, bytes] = {}
-    pending: list[str] = []
+    library: dict[str, str | None] = {}
     for source in sources:
         files[f"{source.name}.cu"] = source.code.encode()
-        pending += _INCLUDE.findall(source.code)
-    while pending:
-        name = pending.pop()
-        if f"include/{name}" not in files and (DEVICE_DIR / name).is_file():
-            text = (DEVICE_DIR / name).read_bytes()
-            files[f"include/{name}"] = text
-            pending += _INCLUDE.findall(text.decode())
+        for name, text in headers_of(source.code, library).items():
+            files[f"include/{name}"] = text.encode()
     return files
 
 

@@ -12,6 +12,7 @@ from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.errors import ArgumentError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
 from fusegraph.ops.convert import from_reference, to_reference
@@ -161,19 +162,27 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def check_executable(
-    executable: Executable, inputs: Mapping[str, Array] | None = None, *, seed: int = 0, strict: bool = False
+    executable: Executable,
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    outputs: Mapping[str, Array] | None = None,
+    seed: int = 0,
+    strict: bool = False,
 ) -> CheckResult:
     """An Executable against the reference on inputs, by name (default: random ones).
 
-    On the cpu engine the kernels run twice, their threads in opposite orders, and must give the same bits.
+    outputs, by name, are what a call on these inputs gave, if there was one; it is then not made again.  On the cpu
+    engine the kernels run twice (a given call counts), their threads in opposite orders, and must give the same bits.
     """
     graph = executable.graph
+    if outputs is not None and inputs is None:
+        raise ArgumentError("outputs without the inputs that they were computed from")
     given = dict(inputs) if inputs is not None else random_inputs(graph, seed)
-    outputs = run(executable, given)
+    outputs = run(executable, given) if outputs is None else outputs
     note = ""
     if isinstance(executable, CpuExecutable):
         before = executable.order
-        executable.order = "reverse"
+        executable.order = "reverse" if before == "forward" else "forward"
         try:
             again = run(executable, given)
         finally:

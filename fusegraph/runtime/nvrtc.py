@@ -139,7 +139,7 @@ def compile_kernels(
     library: dict[str, str | None] = {}
     all_options = _checked_options(options)
     for source in sources:
-        unit = _Unit(_checked_source(source), _headers_of(source.code, library), arch, all_options)
+        unit = _Unit(_checked_source(source), headers_of(source.code, library), arch, all_options)
         units[unit.key] = unit
         keys.append(unit.key)
     done: dict[str, CompiledKernel] = {}
@@ -283,12 +283,14 @@ def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
     return (*BASE_OPTIONS, *options)
 
 
-def _headers_of(code: str, library: dict[str, str | None]) -> dict[str, str]:
+def headers_of(code: str, library: dict[str, str | None] | None = None) -> dict[str, str]:
     """The device headers that ``code`` includes, transitively: name to text.
 
     A superset, as conditions are not evaluated.  Names that are no device header are left to NVRTC, which fails on them
-    unless they stand in a branch not taken, such as one for the CPU.  An absolute path it would open.
+    unless they stand in a branch not taken, such as one for the CPU.  An absolute path it would open: CompileError.
+    ``library`` remembers what has been read, from one call to the next.
     """
+    library = {} if library is None else library
     if refused := _REFUSED_INCLUDE.search(code):
         raise CompileError(f"{refused[0].strip()!r} is refused: give the plain name of a device header")
     found: dict[str, str] = {}
