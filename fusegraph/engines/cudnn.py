@@ -11,7 +11,7 @@ import numpy as np
 from fusegraph.dtypes import float32
 from fusegraph.engines.base import Executable
 from fusegraph.engines.slots import Slots
-from fusegraph.errors import NotSupportedError, WorkspaceError
+from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
@@ -167,8 +167,7 @@ class CudnnExecutable(Executable):
                 reasons.append(_one_line(error))
                 continue
             return index
-        nodes = ", ".join(n.name for n in group.nodes)
-        raise NotSupportedError(f"cuDNN proposes plans for {nodes} but builds none: {'; '.join(reasons[:3])}")
+        raise _nothing_works(group, reasons)
 
     def _autotuned(self, group: Group, described: lowering.Described) -> int:
         """The fastest plan on random data; plans that fail to build or run are passed over."""
@@ -177,7 +176,7 @@ class CudnnExecutable(Executable):
         pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
         pointers |= {uid: int(v.__array_interface__["data"][0]) for uid, v in described.scalars.items()}
         timer = ColdTimer(self._ordinal)
-        best, fastest = self._first(group, described), float("inf")
+        best, fastest, reasons = -1, float("inf"), []
         for index in range(graph.get_execution_plan_count()):
             try:
                 graph.build_plan_at_index(index)
@@ -189,10 +188,13 @@ class CudnnExecutable(Executable):
                 if timer.once(run) > 3 * fastest:
                     continue
                 time = timer.median(run, repeats=_REPEATS, warmup=1)
-            except Exception:
+            except Exception as error:
+                reasons.append(_one_line(error))
                 continue
             if time < fastest:
                 best, fastest = index, time
+        if best < 0:
+            raise _nothing_works(group, reasons)
         graph.build_plan_at_index(best)
         return best
 
@@ -208,7 +210,10 @@ class CudnnExecutable(Executable):
             for segment in self._segments:
                 pack = dict(zip(segment.uids, [pointers[k] for k in segment.positions]))
                 pack |= segment.fixed
-                segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=self._handle)
+                try:
+                    segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=self._handle)
+                except Exception as error:
+                    raise DeviceError(f"cuDNN's plan {segment.plan.name} failed: {_one_line(error)}") from error
         finally:
             if pushed:
                 driver.leave()
@@ -251,6 +256,12 @@ def _random_like(tensor: Any, device: int) -> DeviceArray:
     from fusegraph.report.check import laid_out, random_values
 
     return to_device(laid_out(random_values(np.random.default_rng(0), tensor), tensor), device)
+
+
+def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:
+    nodes = ", ".join(n.name for n in group.nodes)
+    why = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
+    return NotSupportedError(f"cuDNN proposes plans for {nodes}, but none of them builds and runs: {why[:500]}")
 
 
 def _one_line(error: Exception) -> str:

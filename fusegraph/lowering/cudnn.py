@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,10 @@ class _Builder:
         self.spec = spec
         self.one_dimensional = any(n.op.name == "conv_fprop" and n.inputs[0].rank == 3 for n in spec.nodes)
         every = {t for n in spec.nodes for t in (*n.inputs, n.output)}
+        vectors = {t.shape[0] for t in every if t.rank == 1 and t.size > 1}
+        alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
+        #: columns into which the only length of a graph of vectors is folded, 0 for other graphs
+        self.flat = gcd(*vectors, 8192) if alone else 0
         self.rank = max(3, *(t.rank for t in every), 4 if self.one_dimensional else 0)
         compute = self._type(spec.graph.compute_dtype)
         self.graph = self.cudnn.pygraph(
@@ -144,6 +149,10 @@ class _Builder:
     def _shaped(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
         """A shape and strides with dimensions of size 1 added up to the graph's rank."""
         sizes, steps = list(shape), list(strides)
+        if self.flat and sizes:
+            # cuDNN spreads blocks over dimensions and cannot launch enough of them along a single long one.
+            rows, step = sizes[0] // self.flat if sizes[0] > 1 else 1, steps[0]
+            sizes, steps = [rows, min(self.flat, sizes[0])], [step * self.flat, step]
         if self.one_dimensional and sizes:
             sizes.insert(-1, 1)
             steps.insert(-1, steps[-1] * sizes[-1])
@@ -157,16 +166,12 @@ class _Builder:
         if tensor.value is not None and tensor.size == 1:
             self.scalars[uid] = np.ascontiguousarray(tensor.value.reshape(-1))
             ones = [1] * self.rank
-            return self.graph.tensor(
-                dim=ones,
-                stride=ones,
-                data_type=self._stored_type(tensor.dtype),
-                is_pass_by_value=True,
-                name=tensor.name,
-                uid=uid,
-            )
+            kind = self._stored_type(tensor.dtype)
+            return self.graph.tensor(ones, ones, data_type=kind, is_pass_by_value=True, name=tensor.name, uid=uid)
         self.uids[tensor] = uid
-        return self.graph.tensor(dim=sizes, stride=steps, data_type=self._stored_type(tensor.dtype), name=tensor.name, uid=uid)
+        return self.graph.tensor(
+            dim=sizes, stride=steps, data_type=self._stored_type(tensor.dtype), name=tensor.name, uid=uid
+        )
 
     def _apply(self, node: Node) -> Any:
         operands = [self.tensors[t] for t in node.inputs]
