@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fusegraph.errors import ArgumentError, DeviceError
@@ -27,7 +28,7 @@ class Argument:
         self.nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
         self._role, self._engine, self._device = role, engine, device
-        self._readers: dict[type, Reader | None] = {}
+        self._readers: dict[type, Reader] = {}
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:
         """The address of an array's first element, after checking it.
@@ -35,15 +36,9 @@ class Argument:
         ``stream`` will use the array.  What must stay alive during the call is appended to ``keep``.  Raises
         ArgumentError or DeviceError.
         """
-        kind = type(array)
-        try:
-            read = self._readers[kind]
-        except KeyError:
-            read = self._readers[kind] = self._reader(kind)
-        if read is not None:
-            address = read(array)
-            if address >= 0:
-                return address
+        address = self.reader(type(array))(array)
+        if address >= 0:
+            return address
         seen = view(array, name=self.name, stream=stream)
         if seen.device != self._device:
             hint = "copy it with fusegraph.to_device(array)" if self._device.is_cuda else "copy it to the CPU"
@@ -64,13 +59,18 @@ class Argument:
         keep.append(seen)
         return seen.pointer
 
-    def _reader(self, kind: type) -> Reader | None:
-        """A function that recognises arrays of a type at once, None for types without one."""
-        if kind.__name__ in ("Tensor", "Parameter") and kind.__module__.partition(".")[0] == "torch":
-            return self._torch_reader(sys.modules["torch"])
-        if kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy":
-            return self._cupy_reader()
-        return None
+    def reader(self, kind: type) -> Reader:
+        """A function that recognises arrays of a type at once; for most types one that never does."""
+        found = self._readers.get(kind)
+        if found is None:
+            package = kind.__module__.partition(".")[0]
+            found = _unrecognised
+            if kind.__name__ in ("Tensor", "Parameter") and package == "torch":
+                found = self._torch_reader(sys.modules["torch"])
+            elif kind.__name__ == "ndarray" and package == "cupy" and self._device.is_cuda:
+                found = self._cupy_reader()
+            self._readers[kind] = found
+        return found
 
     def _torch_reader(self, torch: Any) -> Reader:
         shape, strides, dtype = self.shape, self.strides, torch_dtype(torch, self.dtype)
@@ -91,9 +91,7 @@ class Argument:
 
         return read
 
-    def _cupy_reader(self) -> Reader | None:
-        if not self._device.is_cuda:
-            return None
+    def _cupy_reader(self) -> Reader:
         shape, dtype, index = self.shape, self.dtype.numpy, self._device.index
         strides = tuple(s * self.dtype.itemsize for s in self.strides)
         mask = self.dtype.itemsize - 1
@@ -108,15 +106,23 @@ class Argument:
         return read
 
 
-def check_overlap(output: Argument, address: int, others: Sequence[Argument], addresses: Sequence[int]) -> None:
-    """Raises ArgumentError if an output shares memory with another argument."""
-    end = address + output.nbytes
-    for other, start in zip(others, addresses):
-        if address < start + other.nbytes and start < end:
-            raise ArgumentError(
-                f"{output.what} overlaps {other.what} in memory; "
-                "kernels read and write in no particular order, so give another array"
-            )
+def _unrecognised(_: Any) -> int:
+    return -1
+
+
+def check_overlaps(
+    inputs: Sequence[Argument], read: Sequence[int], outputs: Sequence[Argument], written: Sequence[int]
+) -> None:
+    """Raises ArgumentError if the memory of an output is that of an input or of another output too."""
+    for number, (output, address) in enumerate(zip(outputs, written)):
+        end = address + output.nbytes
+        others = zip(inputs, read) if number == 0 else chain(zip(inputs, read), zip(outputs[:number], written))
+        for other, start in others:
+            if start < end and address < start + other.nbytes:
+                raise ArgumentError(
+                    f"{output.what} overlaps {other.what} in memory; "
+                    "kernels read and write in no particular order, so give another array"
+                )
 
 
 def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

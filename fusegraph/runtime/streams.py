@@ -48,13 +48,16 @@ def current_stream(framework: str, device: Device) -> int:
 
     0, the legacy default stream, on the CPU and for frameworks that have no such notion.
     """
-    if device.kind == "cpu":
-        return 0
+    return 0 if device.kind == "cpu" else stream_query(framework)(device.index)
+
+
+def stream_query(framework: str) -> Callable[[int], int]:
+    """The function (CUDA ordinal) -> handle of the stream that ``framework`` queues work on at the moment."""
     query = _queries.get(framework)
     if query is None:
         maker = _QUERY_MAKERS.get(framework)
         query = _queries[framework] = maker(sys.modules[framework]) if maker else _default_stream
-    return query(device.index)
+    return query
 
 
 def _default_stream(index: int) -> int:
