@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from math import prod
-
-import networkx as nx
+from typing import TypeAlias
 
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
+
+#: Sizes of the batch, row, column and reduction dimensions.
+Space: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+#: A spec with the tensors its program reads and writes.
+Built: TypeAlias = tuple[ContractionSpec, tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 def accept(view: GroupView, options: Options) -> None:
@@ -38,7 +42,7 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    before = nx.ancestors(view.graph.network, anchor) & view.members
+    before = _before(view, anchor)
     if before:
         node = min(before, key=view.nodes.index)
         raise Refusal(
@@ -53,6 +57,19 @@ def accept(view: GroupView, options: Options) -> None:
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
     check_size(view)
+
+
+def _before(view: GroupView, anchor: Node) -> set[Node]:
+    """Nodes of the group that the anchor depends on (within it: groups are convex)."""
+    found: set[Node] = set()
+    stack = [anchor]
+    while stack:
+        for tensor in stack.pop().inputs:
+            producer = view.graph.producer(tensor)
+            if producer in view.members and producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
 
 
 def accumulator(node: Node, real: str) -> str:
@@ -82,12 +99,12 @@ def _finish(
     options: Options,
     name: str,
     anchor: Node,
-    space: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    space: Space,
     a: Gather,
     b: Gather,
-    strides: object,
-) -> tuple[ContractionSpec, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    builder = ProgramBuilder(view, options, strides, anchor)  # type: ignore[arg-type]
+    strides: StridesOf,
+) -> Built:
+    builder = ProgramBuilder(view, options, strides, anchor)
     program, reads, writes = builder.build()
     batch, rows, cols, inner = space
     spec = ContractionSpec(
@@ -105,9 +122,7 @@ def _finish(
     return spec, reads, writes
 
 
-def _matmul(
-    view: GroupView, options: Options, name: str, anchor: Node
-) -> tuple[ContractionSpec, tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _matmul(view: GroupView, options: Options, name: str, anchor: Node) -> Built:
     a, b = anchor.inputs
     shape = anchor.output.shape
     batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
@@ -118,7 +133,7 @@ def _matmul(
     rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
     if not any(over_b[:-2]):
         # One second factor for the whole batch: the batch is more rows of one product.
-        space = ((), (*batch, m), (n,), (k,))
+        space: Space = ((), (*batch, m), (n,), (k,))
         gather_a = Gather(first, (), over_a[:-1], (inner_a,))
         gather_b = Gather(second, (), (over_b[-1],), (inner_b,))
     else:
@@ -130,9 +145,7 @@ def _matmul(
     )
 
 
-def _convolution(
-    view: GroupView, options: Options, name: str, anchor: Node
-) -> tuple[ContractionSpec, tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _convolution(view: GroupView, options: Options, name: str, anchor: Node) -> Built:
     x, w = anchor.inputs
     shape = anchor.output.shape
     attributes = anchor.attributes

@@ -45,6 +45,11 @@ class _Quotient:
             for s in self.successors[k]:
                 bits |= self.reach[s] | 1 << s
             self.reach[k] = bits
+        self.consumers: dict[Tensor, list[Node]] = {}
+        for _, consumer, tensor in edges(graph):
+            self.consumers.setdefault(tensor, []).append(consumer)
+        self._outputs = frozenset(graph.outputs)
+        self._views: dict[int, GroupView] = {}
 
     def path_outside(self, a: int, b: int) -> Node | None:
         """A node on a path from group a to group b that leaves both, which merging them would turn into a cycle."""
@@ -54,11 +59,33 @@ class _Quotient:
                     return self.members[s][0]
         return None
 
-    def view(self, *groups: int) -> GroupView:
-        return GroupView(self.graph, [n for g in groups for n in self.members[g]], self.order)
+    def view(self, group: int) -> GroupView:
+        if group not in self._views:
+            self._views[group] = GroupView(self.graph, self.members[group], self.order)
+        return self._views[group]
+
+    def joined(self, a: int, b: int) -> GroupView:
+        """What merging two groups would make."""
+        return GroupView(self.graph, self.members[a] + self.members[b], self.order)
+
+    def saved(self, a: int, b: int) -> int:
+        """Bytes not moved when two groups become one: what both read is read once, what one makes the other need not
+        read, and it is only written if somebody else needs it.
+        """
+        view_a, view_b = self.view(a), self.view(b)
+        moved = list(set(view_a.reads).intersection(view_b.reads))
+        for maker, reader in ((view_a, view_b), (view_b, view_a)):
+            moved += set(reader.reads).intersection(maker.writes)
+            moved += [t for t in maker.writes if not self._needed_beyond(t, a, b)]
+        return sum(t.nbytes for t in moved)
+
+    def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
+        return tensor in self._outputs or any(self.group_of[n] not in (a, b) for n in self.consumers.get(tensor, ()))
 
     def merge(self, a: int, b: int) -> int:
         """Merges group b into a; returns a."""
+        for group in (a, b):
+            self._views.pop(group, None)
         for node in self.members[b]:
             self.group_of[node] = a
         self.members[a] += self.members.pop(b)
@@ -168,17 +195,7 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | None) -> tuple
     if sibling is not None:
         return 2, sibling.nbytes
     anchored = any(n.kind is Kind.CONTRACTION for g in (a, b) for n in quotient.members[g])
-    return (0 if anchored else 1), LAUNCH_BYTES + _saved(quotient, a, b)
-
-
-def _saved(quotient: _Quotient, a: int, b: int) -> int:
-    """Bytes not moved when two groups become one: reads of what the other makes, and the write if nobody else needs
-    it.
-    """
-    view_a, view_b = quotient.view(a), quotient.view(b)
-    both = quotient.view(a, b)
-    before = sum(t.nbytes for v in (view_a, view_b) for t in (*v.reads, *v.writes))
-    return before - sum(t.nbytes for t in (*both.reads, *both.writes))
+    return (0 if anchored else 1), LAUNCH_BYTES + quotient.saved(a, b)
 
 
 def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> str | None:
@@ -187,7 +204,7 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Targe
     if through is not None:
         return f"would form a cycle: a path between them leaves through {through.name!r}"
     try:
-        target.accept(quotient.view(a, b), options)
+        target.accept(quotient.joined(a, b), options)
     except Refusal as reason:
         return str(reason)
     return None
