@@ -12,6 +12,8 @@ from fusegraph.ops.base import Kind
 #: More operands or nodes than this make one kernel run out of registers before it saves any memory traffic.
 MAX_OPERANDS = 28
 MAX_NODES = 160
+#: Bytes that intermediates and constants are aligned to.
+INNER_ALIGNMENT = 256
 
 
 class Refusal(Exception):
@@ -23,7 +25,7 @@ class Options:
     """What the compiled graph should promise.
 
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
-    alignment  bytes every pointer given to the kernels is a multiple of (intermediates: always 256).
+    alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     """
 
     strict: bool = False
@@ -48,7 +50,7 @@ class GroupView:
         self.graph = graph
         self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
         self.members = frozenset(self.nodes)
-        outputs = set(graph.outputs)
+        self._outputs = frozenset(graph.outputs)
         reads: dict[Tensor, None] = {}
         writes: list[Tensor] = []
         for node in self.nodes:
@@ -57,7 +59,7 @@ class GroupView:
                 if producer is None or producer not in self.members:
                     reads[tensor] = None
             result = node.output
-            if result in outputs or any(c not in self.members for c in graph.network.successors(node)):
+            if result in self._outputs or any(c not in self.members for c in graph.network.successors(node)):
                 writes.append(result)
         self.reads = tuple(reads)
         self.writes = tuple(writes)
@@ -65,6 +67,11 @@ class GroupView:
     @property
     def contractions(self) -> list[Node]:
         return [n for n in self.nodes if n.kind is Kind.CONTRACTION]
+
+    def alignment(self, tensor: Tensor, options: Options) -> int:
+        """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the planner."""
+        inner = self.graph.producer(tensor) is not None and tensor not in self._outputs
+        return INNER_ALIGNMENT if inner or tensor.is_constant else options.alignment
 
 
 class Target(Protocol):

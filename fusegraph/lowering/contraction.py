@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TypeAlias
 
 from codegen.expr import Operand, compute_type
@@ -82,8 +81,7 @@ def accumulator(node: Node, real: str) -> str:
 
 def factor(view: GroupView, options: Options, tensor: Tensor) -> Operand:
     """A factor as an operand whose strides are the tensor's own."""
-    inner = view.graph.producer(tensor) is not None or tensor.is_constant
-    return Operand(tensor.name, tensor.dtype, tensor.strides, 256 if inner else options.alignment)
+    return Operand(tensor.name, tensor.dtype, tensor.strides, view.alignment(tensor, options))
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
@@ -183,8 +181,3 @@ def _convolution(view: GroupView, options: Options, name: str, anchor: Node) -> 
 
     space = ((groups,), (x.shape[0], *shape[2:]), (filters,), (channels, *taps))
     return _finish(view, options, name, anchor, space, gather_x, gather_w, strides)
-
-
-def volume(spec: ContractionSpec) -> tuple[int, int, int, int]:
-    """(batch, M, N, K) of the matrix product that a spec stands for."""
-    return prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)

@@ -98,13 +98,7 @@ class ProgramBuilder:
         return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n], len(inputs)), n))
 
     def _operand(self, tensor: Tensor) -> Operand:
-        inner = tensor not in self._view.graph.inputs and tensor not in self._view.graph.outputs
-        return Operand(
-            tensor.name,
-            tensor.dtype,
-            self._strides(tensor),
-            256 if inner or tensor.is_constant else self._options.alignment,
-        )
+        return Operand(tensor.name, tensor.dtype, self._strides(tensor), self._view.alignment(tensor, self._options))
 
     def _value(self, tensor: Tensor) -> Value:
         if tensor not in self._values:

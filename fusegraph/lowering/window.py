@@ -1,15 +1,16 @@
-"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (direct, halo tiles)."""
+"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (halo tiles)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
-from codegen import window_schedule as family
-from codegen.expr import Operand, compute_type
+from codegen.expr import Operand, Program, compute_type
 from codegen.spec import WindowSpec
+from codegen.window_schedule import fits
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options
-from fusegraph.lowering.contraction import accumulator, factor
+from fusegraph.lowering.contraction import accumulator
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
@@ -31,13 +32,11 @@ def suits(node: Node, graph: Graph) -> str | None:
         return f"{products} products a result are a matrix product"
     if node.output.size == 0 or x.size == 0:
         return "empty"
-    return family.fits(_geometry(node, graph))
+    return fits(_geometry(node, graph))
 
 
 def _geometry(node: Node, graph: Graph) -> WindowSpec:
     """The spec without its epilogue's program and names: enough to judge sizes."""
-    from codegen.expr import Program
-
     x, w = node.inputs
     attributes = node.attributes
     groups, rank = attributes["groups"], x.rank - 2
@@ -78,8 +77,6 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The direct convolution of a group that `lowering.contraction.accept` takes and whose anchor `suits`."""
-    from dataclasses import replace
-
     anchor = view.contractions[0]
     shape = anchor.output.shape
     spec = _geometry(anchor, view.graph)
@@ -94,7 +91,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         spec,
         name=name,
         program=program,
-        x=replace(spec.x, alignment=factor(view, options, x).alignment),
-        w=replace(spec.w, alignment=factor(view, options, w).alignment),
+        x=replace(spec.x, alignment=view.alignment(x, options)),
+        w=replace(spec.w, alignment=view.alignment(w, options)),
     )
     return Lowered("window", spec, (x, w, *reads), writes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, float32, int32, promote
+from fusegraph.dtypes import DType, as_dtype, float32, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 
@@ -47,15 +48,21 @@ def _matmul_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) 
     return TensorType((*batch, a[-2], b[-1]), accumulator_result(types, attributes["dtype"]))
 
 
-def _widen(*arrays: Array) -> list[Array]:
-    """Integers as int64, so that sums wrap only where the result is converted; floats are float64 already."""
-    return [x if x.dtype.kind == "f" else x.astype(np.int64) for x in arrays]
+def _widen(x: Array) -> Array:
+    """Integers as int64, in which sums are wrapped by `_wrapped` alone; floats are float64 already."""
+    return x if x.dtype.kind == "f" else x.astype(np.int64)
 
 
-def _matmul_reference(a: Array, b: Array, dtype: DType | None = None) -> Array:
-    wide_a, wide_b = _widen(a, b)
+def _wrapped(total: Array, a: Array, b: Array, dtype: Any) -> Array:
+    """Sums of integer products modulo the accumulator: 2^64 if an operand or the result is int64, else 2^32."""
+    if total.dtype.kind == "f" or np.int64 in (a.dtype, b.dtype) or (dtype is not None and as_dtype(dtype) == int64):
+        return total
+    return total.astype(np.int32)
+
+
+def _matmul_reference(a: Array, b: Array, dtype: Any = None) -> Array:
     with np.errstate(all="ignore"):
-        return np.matmul(wide_a, wide_b)
+        return _wrapped(np.asarray(np.matmul(_widen(a), _widen(b))), a, b, dtype)
 
 
 register(
@@ -69,8 +76,9 @@ register(
         cudnn="matmul",
         doc="""Matrix product of a (..., M, K) and b (..., K, N): (..., M, N).  Batch dimensions broadcast as in NumPy.
 
-        Accumulates in float32 (float64 for float64, int32 or int64 for integers, wrapping around).  dtype is that of the
-        result: by default the promoted operand dtype, int32 for 8-bit integers, float32 for fp8.""",
+        Accumulates in float32, for float64 in float64; integers in int64 if an operand or dtype is, else in int32,
+        wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for 8-bit
+        integers, float32 for fp8.""",
     )
 )
 
@@ -134,7 +142,8 @@ def _conv_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) ->
         reach = (taps - 1) * attributes["dilation"][axis] + 1
         if taps < 1 or size + before + after < reach:
             raise ShapeError(
-                f"spatial dimension {axis}: a filter reaching over {reach} does not fit {size} + padding {before} + {after}"
+                f"spatial dimension {axis}: a filter reaching over {reach} does not fit "
+                f"{size} + padding {before} + {after}"
             )
         spatial.append((size + before + after - reach) // attributes["stride"][axis] + 1)
     return TensorType((x[0], w[0], *spatial), accumulator_result(types, attributes["dtype"]))
@@ -149,31 +158,26 @@ def _conv_reference(
     dilation: tuple[int, ...],
     groups: int,
     mode: str,
-    dtype: DType | None = None,
+    dtype: Any = None,
 ) -> Array:
-    x, w = _widen(x, w)
     rank = x.ndim - 2
+    taps = _widen(w)
     if mode == "convolution":
-        w = np.flip(w, axis=tuple(range(2, 2 + rank)))
-    padded = np.pad(x, ((0, 0), (0, 0), *padding))
+        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    padded = np.pad(_widen(x), ((0, 0), (0, 0), *padding))
     out = tuple((padded.shape[2 + d] - (w.shape[2 + d] - 1) * dilation[d] - 1) // stride[d] + 1 for d in range(rank))
-    n, k, cg = x.shape[0], w.shape[0], w.shape[1]
-    result = np.zeros((n, groups, k // groups, int(np.prod(out))), dtype=x.dtype)
-    grouped_x = padded.reshape(n, groups, cg, *padded.shape[2:])
-    grouped_w = w.reshape(groups, k // groups, cg, *w.shape[2:])
+    n, k, channels = x.shape[0], w.shape[0], w.shape[1]
+    total = np.zeros((n, groups, k // groups, prod(out)), dtype=padded.dtype)
+    grouped_x = padded.reshape(n, groups, channels, *padded.shape[2:])
+    grouped_w = taps.reshape(groups, k // groups, channels, *w.shape[2:])
     with np.errstate(all="ignore"):
-        for taps in np.ndindex(*w.shape[2:]):
-            window = grouped_x[
-                (
-                    ...,
-                    *(
-                        slice(t * dilation[d], t * dilation[d] + (out[d] - 1) * stride[d] + 1, stride[d])
-                        for d, t in enumerate(taps)
-                    ),
-                )
-            ]
-            result += np.matmul(grouped_w[(..., *taps)], window.reshape(n, groups, cg, -1))
-    return result.reshape(n, k, *out)
+        for tap in np.ndindex(*w.shape[2:]):
+            window: tuple[Any, ...] = (
+                ...,
+                *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in zip(tap, dilation, out, stride)),
+            )
+            total += np.matmul(grouped_w[(..., *tap)], grouped_x[window].reshape(n, groups, channels, prod(out)))
+    return _wrapped(total.reshape(n, k, *out), x, w, dtype)
 
 
 register(
@@ -194,10 +198,11 @@ register(
         reference=_conv_reference,
         cudnn="conv_fprop",
         keeps_layout=True,
-        doc="""Convolution of x (N, C, spatial...) with filters w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
+        doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
 
-        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before, after)
-        pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution" flips the
-        filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).  dtype as for matmul.""",
+        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before,
+        after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution"
+        flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).
+        dtype and the accumulator are as for matmul.""",
     )
 )

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from fusegraph.graph import Tensor
 from fusegraph.layout import extent
+from fusegraph.lowering.base import INNER_ALIGNMENT
 from fusegraph.passes.partition import Partition
 
-#: Bytes every intermediate is aligned to; what the kernels may assume of them.
-ALIGNMENT = 256
+#: Bytes every intermediate is aligned to; what the kernels assume of them.
+ALIGNMENT = INNER_ALIGNMENT
 
 
 @dataclass(frozen=True)
