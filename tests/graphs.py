@@ -1,7 +1,7 @@
 """Shared by the tests: many graphs through one run of the host compiler, and random graphs.
 
-A random graph is a `Recipe`: builder code that is executed to make the graph, so that what a failure prints is the graph.
-`draw_recipe` writes one with the help of a `Draw`: of hypothesis, which shrinks failures, or of a seed:
+A random graph is a `Recipe`: builder code that is executed to make the graph, so that what a failure prints is the
+graph.  `draw_recipe` writes one with the help of a `Draw`: of hypothesis, which shrinks failures, or of a seed:
 
     print(seeded(17))                  # the code
     print(check_recipes([seeded(17)])) # what is wrong with it
@@ -137,8 +137,10 @@ def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "mat
 
 
 def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
-    """The recipes' graphs on the CPU engine against the reference, built together.  Raises AssertionError for one that is
-    wrong, with its code."""
+    """The recipes' graphs on the CPU engine against the reference, built together.
+
+    Raises AssertionError for those that are wrong, with their code.
+    """
     graphs = [r.build() for r in given]
     made = [CpuExecutable(g, Options(strict=r.strict), lazy=True) for g, r in zip(graphs, given)]
     build_together(made)
@@ -165,12 +167,12 @@ _UNARY = (
 _UNARY_INTEGER = ("relu", "neg", "abs", "sign", "round", "floor")
 _BACKWARD = (
     "relu_backward", "gelu_backward", "gelu_approx_tanh_backward", "sigmoid_backward", "tanh_backward",
-    "swish_backward", "softplus_backward", "elu_backward",
+    "swish_backward", "softplus_backward", "elu_backward", "leaky_relu_backward",
 )  # fmt: skip
 _WITH_ATTRIBUTES = (
     "g.relu({x}, upper_clip=6.0)",
     "g.relu({x}, negative_slope=0.1, lower_clip=-0.5)",
-    "g.leaky_relu({x}, 0.01)" if False else "g.leaky_relu({x}, negative_slope=0.01)",
+    "g.leaky_relu({x}, negative_slope=0.01)",
     "g.clamp({x}, -1.5, 2.0)",
     "g.clamp({x}, min=-0.25)",
     "g.swish({x}, beta=1.5)",
@@ -293,7 +295,7 @@ class _Author:
         return name
 
     def fitting(self, shape: tuple[int, ...]) -> str:
-        """A tensor that broadcasts with a shape without making it larger than a few thousand elements, else a new one."""
+        """A tensor that broadcasts with a shape without making it much larger, else a new one."""
         fits = []
         for name in self.names:
             try:
@@ -411,7 +413,9 @@ class _Author:
 
     def node_backward(self) -> None:
         loss, x = (self.real(name) for name in self.pair())
-        self.define(f"g.{self.draw.pick(_BACKWARD)}({loss}, {x})")
+        op = self.draw.pick(_BACKWARD)
+        slope = ", negative_slope=0.1" if op == "leaky_relu_backward" else ""
+        self.define(f"g.{op}({loss}, {x}{slope})")
 
     def node_cast(self) -> None:
         self.define(f"g.cast({self.any()}, {self.draw.pick(DTYPES)!r})")

@@ -59,14 +59,18 @@ __device__ __forceinline__ double rsqrt(double x) { return ::rsqrt(x); }
 
 // The larger (smaller) number, NaN where either is NaN; -0 is smaller than +0.
 #ifdef FUSEGRAPH_CPU
-__device__ __forceinline__ float maximum(float a, float b) {
-  if (a == b) return __builtin_signbit(a) ? b : a;
-  return a > b ? a : b > a ? b : a + b;
-}
-__device__ __forceinline__ float minimum(float a, float b) {
-  if (a == b) return __builtin_signbit(a) ? a : b;
-  return a < b ? a : b < a ? b : a + b;
-}
+#define MAXIMUM_AND_MINIMUM(T)                               \
+  __device__ __forceinline__ T maximum(T a, T b) {           \
+    if (a == b) return __builtin_signbit(a) ? b : a;         \
+    return a > b ? a : b > a ? b : a + b;                    \
+  }                                                          \
+  __device__ __forceinline__ T minimum(T a, T b) {           \
+    if (a == b) return __builtin_signbit(a) ? a : b;         \
+    return a < b ? a : b < a ? b : a + b;                    \
+  }
+MAXIMUM_AND_MINIMUM(float)
+MAXIMUM_AND_MINIMUM(double)
+#undef MAXIMUM_AND_MINIMUM
 #else
 __device__ __forceinline__ float maximum(float a, float b) {
   float y;
@@ -78,13 +82,10 @@ __device__ __forceinline__ float minimum(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
+// PTX's min and max know the sign of zero, but no .NaN for doubles.
+__device__ __forceinline__ double maximum(double a, double b) { return a != a || b != b ? a + b : ::fmax(a, b); }
+__device__ __forceinline__ double minimum(double a, double b) { return a != a || b != b ? a + b : ::fmin(a, b); }
 #endif
-__device__ __forceinline__ double maximum(double a, double b) {
-  return a != a || b != b ? a + b : C_LIBRARY(fmax)(a, b);
-}
-__device__ __forceinline__ double minimum(double a, double b) {
-  return a != a || b != b ? a + b : C_LIBRARY(fmin)(a, b);
-}
 template <class T>
 __device__ __forceinline__ T clamp(T x, T low, T high) {
   return x < low ? low : x > high ? high : x;

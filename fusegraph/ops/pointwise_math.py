@@ -34,9 +34,26 @@ pointwise("bias", ("x", "b"), np.add, "x + b", float="{x} + {b}", int="math::wra
 pointwise(
     "scale", ("x", "s"), np.multiply, "x * s", float="{x} * {s}", int="math::wrapping_mul({x}, {s})", cudnn="scale"
 )
+
+
+def _add_square(a: Array, b: Array) -> Array:
+    """a + b * b; for floats with what the product's and the sum's rounding leave out (Dekker 1971, Knuth's TwoSum)."""
+    square = b * b
+    total = a + square
+    if total.dtype.kind != "f":
+        return np.asarray(total)
+    upper = b * 134217729.0  # 2**27 + 1
+    high = upper - (upper - b)
+    low = b - high
+    rest = low * low - ((square - high * high) - 2 * high * low)
+    part = total - a
+    rest = rest + ((a - (total - part)) + (square - part))
+    return np.where(np.isfinite(rest), total + rest, total)
+
+
 binary(
     "add_square",
-    lambda a, b: a + b * b,
+    _add_square,
     "a + b * b, for floats rounded once.",
     float="math::fma({b}, {b}, {a})",
     int="math::wrapping_add({a}, math::wrapping_mul({b}, {b}))",

@@ -1,0 +1,212 @@
+"""Random graphs of pointwise, conv_fprop and matmul nodes: fused kernels against the reference.
+
+A failing graph is printed as builder code.  With FUSEGRAPH_FUZZ=random in the environment the graphs differ from run to
+run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from graphs import Recipe, check_recipes, recipes, seeded, undecided_share
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from codegen import pointwise
+from codegen.spec import KernelSource, PointwiseSpec
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.lowering.base import Options
+from fusegraph.lowering.program import ProgramBuilder
+from fusegraph.ops import TABLE
+from fusegraph.passes import memory, simplify
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable, run
+from fusegraph.runtime import driver, nvrtc
+from fusegraph.runtime.cache import default_cache
+
+#: Graphs built by one call of the host compiler.
+BATCH = 12
+#: More undecided elements than this, and the fuzz would be a test that cannot fail.
+MOST_UNDECIDED = 0.2
+
+FUZZ = settings(
+    max_examples=28,
+    deadline=None,
+    derandomize=os.environ.get("FUSEGRAPH_FUZZ") != "random",
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def batches(seeds: range, **how: Sequence[str]) -> list[list[Recipe]]:
+    every = [seeded(seed, **how) for seed in seeds]
+    return [every[k : k + BATCH] for k in range(0, len(every), BATCH)]
+
+
+def test_a_few_random_graphs() -> None:
+    given = [seeded(seed) for seed in range(24)]
+    results = check_recipes(given)
+    assert undecided_share(results, [r.build() for r in given]) < MOST_UNDECIDED
+
+
+@pytest.mark.slow
+def test_random_graphs() -> None:
+    checked, shares = 0, []
+
+    @FUZZ
+    @given(st.lists(recipes(), min_size=BATCH, max_size=BATCH))
+    def some(given: list[Recipe]) -> None:
+        nonlocal checked
+        results = check_recipes(given)
+        checked += len(given)
+        shares.append(undecided_share(results, [r.build() for r in given]))
+
+    some()
+    assert checked >= 300
+    assert sum(shares) / len(shares) < MOST_UNDECIDED
+
+
+def test_the_generator_reaches_everything() -> None:
+    """Every op, dtype and special feature comes up within a few hundred graphs."""
+    ops, dtypes, several, shared, anchors, masks, layouts, strict = set(), set(), 0, 0, 0, 0, 0, 0
+    for seed in range(600):
+        recipe = seeded(seed)
+        graph = recipe.build()
+        ops |= {n.op.name for n in graph.nodes}
+        dtypes |= {t.dtype.name for t in graph.tensors.values()}
+        several += len(graph.outputs) > 1
+        shared += any(len(graph.consumers(n.output)) > 1 for n in graph.nodes)
+        anchors += any(n.op.name in ("matmul", "conv_fprop") for n in graph.nodes)
+        masks += any(n.op.name == "binary_select" for n in graph.nodes)
+        layouts += "strides=" in str(recipe) or "channels_last" in str(recipe)
+        strict += recipe.strict
+    assert ops == set(TABLE)
+    assert len(dtypes) == 11
+    assert min(several, shared, anchors, masks, layouts, strict) > 60
+
+
+@pytest.mark.slow
+def test_strict_gives_the_bits_of_unfused_kernels() -> None:
+    """Fused in strict mode and one kernel a node: the same bits, NaN aside, for graphs of pointwise nodes."""
+    kernels = [0, 0]
+    for batch in batches(range(5000, 5096), themes=("pointwise",)):
+        graphs = [recipe.build() for recipe in batch]
+        fused = [CpuExecutable(g, Options(strict=True), lazy=True) for g in graphs]
+        alone = [CpuExecutable(g, Options(strict=True), fusion=False, lazy=True) for g in graphs]
+        build_together([*fused, *alone])
+        for recipe, one, other in zip(batch, fused, alone):
+            inputs = recipe.inputs(one.graph)
+            results, expected = run(one, inputs), run(other, inputs)
+            for tensor in one.graph.outputs:
+                a, b = results[tensor.name], expected[tensor.name]
+                same = (a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")) | ((a != a) & (b != b))
+                assert same.all(), f"{tensor.name} differs in {(~same).sum()} elements\n{recipe}"
+            kernels[0] += len(one.plan.kernels)
+            kernels[1] += len(other.plan.kernels)
+    assert kernels[0] * 2 < kernels[1]
+
+
+# ---- the fuzz notices
+
+
+def no_rounding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgramBuilder, "_round", lambda self, name, value, dtype: value)
+
+
+def product_slightly_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TABLE["mul"].cuda, "float", "{a} * {b} * 1.000001f")
+
+
+def relu_keeps_negatives(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TABLE["relu"].cuda, "float", "math::abs({x})")
+
+
+def select_swapped(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TABLE["binary_select"].cuda, "float", "{mask} ? {input1} : {input0}")
+
+
+def intermediates_overlap(patch: pytest.MonkeyPatch) -> None:
+    original = memory.plan_memory
+    patch.setattr("fusegraph.plan.plan_memory", lambda partition: _all_at_zero(original(partition)))
+
+
+def _all_at_zero(found: memory.MemoryPlan) -> memory.MemoryPlan:
+    return memory.MemoryPlan(found.size, dict.fromkeys(found.offsets, 0))
+
+
+def subtracting_one_is_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(simplify._RULES, "sub", lambda node, inputs: inputs[0])
+
+
+def last_block_missing(patch: pytest.MonkeyPatch) -> None:
+    original = pointwise.render
+
+    def shorter(spec: PointwiseSpec) -> KernelSource:
+        source = original(spec)
+        return replace(source, grid=(max(source.grid[0] - 1, 1), *source.grid[1:]))
+
+    patch.setattr(pointwise, "render", shorter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        no_rounding, product_slightly_off, relu_keeps_negatives, select_swapped, intermediates_overlap,
+        subtracting_one_is_nothing, last_block_missing,
+    ],
+)  # fmt: skip
+def test_a_defect_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    for start in count(0, BATCH):
+        assert start < 20 * BATCH, "a few hundred random graphs pass in spite of the defect"
+        try:
+            check_recipes([seeded(seed) for seed in range(start, start + BATCH)])
+        except AssertionError as failure:
+            code = str(failure)[str(failure).index("g = fg.Graph") :].split("\n\n")[0]
+            again = next(r for r in map(seeded, range(start, start + BATCH)) if r.lines == tuple(code.splitlines()))
+            with pytest.raises(AssertionError):  # what is printed is enough to see it again
+                check_recipes([again])
+            return
+
+
+# ---- CUDA
+
+
+def compile_for(arch: str, given: Sequence[Recipe]) -> list[nvrtc.CompiledKernel]:
+    """All kernels of the graphs, compiled in parallel and left in the cache."""
+    compiled = []
+    for strict in (False, True):
+        plans = [plan(r.build(), Options(strict=strict)) for r in given if r.strict == strict]
+        sources = [k.source for p in plans for k in p.kernels]
+        options = ("--fmad=false",) if strict else ()
+        compiled += nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=options)
+    return compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_random_graphs_compile_for_gpus(arch: str) -> None:
+    compiled = compile_for(arch, [seeded(seed) for seed in range(12)])
+    assert len(compiled) > 20
+    assert [k.name for k in compiled if k.spill_bytes] == []
+
+
+@pytest.mark.gpu
+def test_random_graphs_on_the_gpu() -> None:
+    given = [seeded(seed) for seed in range(300)]
+    compile_for(driver.properties(0).arch, given)
+    results, wrong = [], []
+    for recipe in given:
+        executable = CudaExecutable(recipe.build(), Options(strict=recipe.strict))
+        result = check_executable(executable, recipe.inputs(executable.graph), strict=recipe.strict)
+        results.append(result)
+        if not result.ok:
+            wrong.append(f"{result}\n{recipe}")
+    assert not wrong, "\n\n".join(wrong[:5])
+    assert undecided_share(results, [r.build() for r in given]) < MOST_UNDECIDED
