@@ -30,10 +30,11 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 def collapse(
     shape: Sequence[int], strides: Sequence[Strides], order: Sequence[int]
 ) -> tuple[tuple[int, ...], list[Strides]]:
-    """The same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable neighbours merged.
+    """The same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable neighbours
+    merged.
 
-    Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] * size[inner].
-    At least one dimension is kept.
+    Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] *
+    size[inner]. At least one dimension is kept.
     """
     kept = [d for d in order if shape[d] != 1]
     sizes: list[int] = []

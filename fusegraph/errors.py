@@ -60,4 +60,6 @@ class NotSupportedError(FusegraphError):
 
 
 class KernelError(FusegraphError):
-    """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of bounds."""
+    """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of
+    bounds.
+    """

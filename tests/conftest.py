@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Set before anything is imported: what the tests see is built from the sources as they are.  Workers of one run share it.
+# Set before anything is imported: what the tests see is built from the sources as they are.  Workers of one run share
+# it.
 if "FUSEGRAPH_TEST_CACHE" not in os.environ:
     os.environ["FUSEGRAPH_TEST_CACHE"] = tempfile.mkdtemp(prefix="fusegraph-tests-")
 os.environ["FUSEGRAPH_CACHE_DIR"] = os.environ["FUSEGRAPH_TEST_CACHE"]

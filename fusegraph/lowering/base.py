@@ -69,7 +69,9 @@ class GroupView:
         return [n for n in self.nodes if n.kind is Kind.CONTRACTION]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:
-        """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the planner."""
+        """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
+        planner.
+        """
         inner = self.graph.producer(tensor) is not None and tensor not in self._outputs
         return INNER_ALIGNMENT if inner or tensor.is_constant else options.alignment
 

@@ -21,6 +21,7 @@ from fusegraph.dtypes import DType
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
 
 #: dtype name -> name in cudnn.data_type.
@@ -95,6 +96,7 @@ def accept(view: GroupView, options: Options) -> None:
         for tensor in (*node.inputs, node.output):
             if tensor.size == 0:
                 raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
+    _leading_merge(view.nodes)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
@@ -102,6 +104,34 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     accept(view, options)
     spec = CudnnSpec(name, view.graph, view.nodes, view.reads, view.writes)
     return Lowered("cudnn", spec, view.reads, view.writes)
+
+
+def _leading_merge(nodes: Sequence[Node]) -> bool:
+    """Whether the first two of three dimensions must be merged.
+
+    cuDNN (seen with 9.19) computes wrong values for a pointwise graph in three dimensions in which a tensor repeats
+    along the first and one more.  Merging the first two avoids it; where strides forbid that, the graph is refused.
+    """
+    tensors = {t for n in nodes for t in (*n.inputs, n.output) if t.size > 1}
+    if any(n.kind is not Kind.POINTWISE for n in nodes) or max((t.rank for t in tensors), default=0) != 3:
+        return False
+    shape = np.broadcast_shapes(*(t.shape for t in tensors))
+    every = [(t, broadcast_strides(t, shape)) for t in tensors]
+    repeated = [
+        t
+        for t, (first, *rest) in every
+        if shape[0] > 1 and not first and any(k > 1 and not x for k, x in zip(shape[1:], rest))
+    ]
+    if not repeated:
+        return False
+    stuck = [t for t, s in every if s[0] != s[1] * shape[1]]
+    if stuck:
+        raise Refusal(
+            f"cuDNN computes wrong values where a tensor ({repeated[0].name!r} {list(repeated[0].shape)}) repeats "
+            f"along the first of three dimensions and another, and {stuck[0].name!r} {list(stuck[0].shape)} does not "
+            "let the first two be merged"
+        )
+    return True
 
 
 def build(spec: CudnnSpec, handle: Any = None) -> Described:
@@ -119,6 +149,7 @@ class _Builder:
         alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
         #: columns into which the only length of a graph of vectors is folded, 0 for other graphs
         self.flat = gcd(*vectors, 8192) if alone else 0
+        self.merged = _leading_merge(spec.nodes)
         self.rank = max(3, *(t.rank for t in every), 4 if self.one_dimensional else 0)
         compute = self._type(spec.graph.compute_dtype)
         self.graph = self.cudnn.pygraph(
@@ -153,6 +184,8 @@ class _Builder:
             # cuDNN spreads blocks over dimensions and cannot launch enough of them along a single long one.
             rows, step = sizes[0] // self.flat if sizes[0] > 1 else 1, steps[0]
             sizes, steps = [rows, min(self.flat, sizes[0])], [step * self.flat, step]
+        if self.merged and len(sizes) == 3:
+            sizes, steps = [sizes[0] * sizes[1], sizes[2]], steps[1:]
         if self.one_dimensional and sizes:
             sizes.insert(-1, 1)
             steps.insert(-1, steps[-1] * sizes[-1])
