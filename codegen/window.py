@@ -30,7 +30,7 @@ from codegen.window_schedule import (
 )
 
 #: Products a thread's code spells out; loops whose bodies add up to more stay loops, so that the code fits the caches.
-UNROLLED = 1024
+UNROLLED = 800
 
 #: C names that the kernels use themselves.
 _TAKEN = """
@@ -69,7 +69,8 @@ class _Renderer(ABC):
         title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
         heading(w, title, program, headers(program, "memory.cuh"), details)
         parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
-        signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters())
+        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
+        signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), 1)
         blocks = self.body()
         w.close()
         return KernelSource(spec.name, w.text(), (blocks, 1, 1), (self.threads, 1, 1), uses_barriers=True)
@@ -426,7 +427,7 @@ class _Channels(_Renderer):
         """Columns of taps pass by one after another: a row of the tile is read once for all outputs it touches."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         depth = w.depth
-        products = s.rows * s.vector * spec.taps[1]
+        products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights
         iz = self.loop("iz", spec.taps[0], products * spec.taps[2] * spec.taps[0] <= UNROLLED)
         ks = self.loop("ks", spec.taps[2], products * spec.taps[2] <= UNROLLED)
         w.line(f"{c} column[{spec.taps[1]}][{s.vector}];")

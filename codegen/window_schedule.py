@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import TypeAlias
 
@@ -16,8 +17,10 @@ PATCH_COLUMNS = 4
 #: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
 LINE_BYTES = 256
 COLUMN_BYTES = 512
-#: Blocks that keep a large GPU busy: below that, blocks take fewer planes each.
+#: Blocks, and threads of each, that keep a large GPU busy.
 ENOUGH_BLOCKS = 264
+ENOUGH_THREADS = 128
+SECTOR = 32  # bytes of the smallest access to device memory
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,15 @@ WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 
 def fits(spec: WindowSpec) -> str | None:
     """Why the window family has no kernel for a spec; None if it has."""
-    schedule = best_schedule(spec)
-    needed = shared_bytes(spec, schedule)
+    return _misfit(spec, best_schedule(spec))
+
+
+def _misfit(spec: WindowSpec, s: WindowSchedule) -> str | None:
+    """Why a schedule is no kernel of a spec; None if it is."""
+    needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
-    if isinstance(schedule, ChannelsSchedule) and _column_bytes(spec, schedule) > COLUMN_BYTES:
+    if isinstance(s, ChannelsSchedule) and _column_bytes(spec, s) > COLUMN_BYTES:
         return f"a column of {spec.taps[1]} taps does not fit a thread's registers"
     return None
 
@@ -104,56 +111,74 @@ def channels_last(spec: WindowSpec) -> bool:
 
 
 def best_schedule(spec: WindowSpec) -> WindowSchedule:
-    """The schedule used when nothing was tuned: the largest tile that fits, shrunk until the outputs fill it."""
-    return _channels_schedule(spec) if channels_last(spec) else _planes_schedule(spec)
+    """The schedule used when nothing was tuned: of those that fit, the one that costs least; else the smallest."""
+    every: list[WindowSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    fitting = [s for s in every if _misfit(spec, s) is None]
+    if fitting:
+        return min(fitting, key=lambda s: _cost(spec, s))
+    return min(every, key=lambda s: shared_bytes(spec, s))
 
 
-def _planes_schedule(spec: WindowSpec) -> PlanesSchedule:
+def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
     height, width = spec.out[1], spec.out[2]
-    rows = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
-    lanes = _halved(32, -(-width // PATCH_COLUMNS))
-    down = _halved(THREADS // lanes, -(-height // rows))
-    planes = _halved(THREADS // (lanes * down), spec.images * spec.groups)
-    schedule = PlanesSchedule(rows, PATCH_COLUMNS, lanes, down, planes, _itype(spec))
-    tiles = spec.out[0] * -(-height // schedule.out_rows) * -(-width // schedule.out_cols)
-    while schedule.planes > 1 and -(-spec.images * spec.groups // schedule.planes) * tiles < ENOUGH_BLOCKS:
-        schedule = replace(schedule, planes=schedule.planes // 2)
-    for smaller in _smaller(schedule):
-        if shared_bytes(spec, schedule) <= SHARED_LIMIT:
-            break
-        schedule = smaller
-    return schedule
-
-
-def _smaller(s: PlanesSchedule) -> Iterator[PlanesSchedule]:
-    """Ever smaller tiles, down to one output."""
-    for field in ("planes", "rows", "down", "lanes", "cols"):
-        while getattr(s, field) > 1:
-            s = replace(s, **{field: getattr(s, field) // 2})
-            yield s
-
-
-def _channels_schedule(spec: WindowSpec) -> ChannelsSchedule:
-    rows = _halved(8, spec.out[1])
     itype = _itype(spec)
+    most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
+    for rows, cols in product(_halves(most), (PATCH_COLUMNS, 1)):
+        for lanes in _halves(_halved(32, -(-width // cols))):
+            for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
+                for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
+                    yield PlanesSchedule(rows, cols, lanes, down, planes, itype)
 
-    def affordable(vector: int) -> bool:
-        return _column_bytes(spec, ChannelsSchedule(rows, 1, 1, vector, itype)) <= COLUMN_BYTES
 
-    vector = next(v for v in (4, 2, 1) if spec.groups % v == 0 and (v == 1 or affordable(v)))
-    wanted = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
-    lanes = 1
-    while lanes < min(wanted, 32) and lanes * vector < spec.groups:
-        lanes *= 2
-    width = spec.out[2]
-    columns = min(range(max(1, 128 // lanes), THREADS // lanes + 1), key=lambda c: (-(-width // c) * c, -c))
-    schedule = ChannelsSchedule(rows, columns, lanes, vector, itype)
-    while shared_bytes(spec, schedule) > SHARED_LIMIT and schedule.rows * schedule.columns > 1:
-        if schedule.rows > 1:
-            schedule = replace(schedule, rows=schedule.rows // 2)
-        else:
-            schedule = replace(schedule, columns=schedule.columns // 2)
-    return schedule
+def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
+    height, width = spec.out[1], spec.out[2]
+    itype = _itype(spec)
+    for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
+        if spec.groups % vector == 0:
+            wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
+            for lanes in _halves(_halved(min(32, wide), -(-spec.groups // vector))):
+                for columns in sorted({-(-width // n) for n in range(1, 33)}):
+                    if columns * lanes <= THREADS:
+                        yield ChannelsSchedule(rows, columns, lanes, vector, itype)
+
+
+def _cost(spec: WindowSpec, s: WindowSchedule) -> tuple[float, int]:
+    """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
+
+    A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
+    Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
+    """
+    depth, rows, cols = tile_sizes(spec, s)
+    taps, under = prod(spec.taps), (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    tiles = spec.out[0] * -(-spec.out[1] // s.out_rows) * -(-spec.out[2] // s.out_cols)
+    if isinstance(s, ChannelsSchedule):
+        blocks = spec.images * -(-spec.groups // s.channels) * tiles
+        run = min(s.channels, spec.groups) * spec.x.dtype.itemsize
+        access = max(1, min(16, run) // spec.x.dtype.itemsize)
+        staged = depth * rows * cols * s.channels * (1 + 20 / access) * max(1.0, SECTOR / run)
+        each = depth * spec.taps[2] * under * (1 + s.vector) + taps * s.vector * (s.rows + 2) + 6 * s.rows * s.vector
+    else:
+        blocks = -(-spec.images * spec.groups // s.planes) * tiles
+        run = cols * spec.x.dtype.itemsize
+        staged = s.planes * spec.in_channels * depth * rows * cols * 8 * _sectors(run) * SECTOR / run
+        outputs = spec.filters * s.rows * s.cols
+        lines = spec.in_channels * depth * under
+        reads = (line_reads(spec, s) or s.cols * spec.taps[2] * PATCH_COLUMNS) / PATCH_COLUMNS
+        each = lines * reads + spec.in_channels * taps * spec.filters * s.rows * (1 + s.cols) + 6 * outputs
+    idle = max(1.0, ENOUGH_THREADS / s.threads)
+    return max(1.0, blocks / ENOUGH_BLOCKS) * (staged + s.threads * each) * idle, -s.threads
+
+
+def _sectors(run: int) -> int:
+    """Sectors of memory that a run of bytes touches at most, wherever it starts."""
+    return -(-run // SECTOR) + 1
+
+
+def _halves(size: int) -> Iterator[int]:
+    """A power of two and the smaller ones, down to 1."""
+    while size:
+        yield size
+        size //= 2
 
 
 def _halved(size: int, enough: int) -> int:
