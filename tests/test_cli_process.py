@@ -68,7 +68,7 @@ def test_ctrl_c(write, tmp_path):
 
 
 def test_start_up_does_not_wait_for_numpy():
-    """``import fusegraph`` and ``--help`` load neither NumPy nor networkx; every public name is there when asked for."""
+    """``import fusegraph`` and ``--help`` load no NumPy or networkx; every public name is there when asked for."""
     code = """
 import sys
 import fusegraph, fusegraph.cli

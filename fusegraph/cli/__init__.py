@@ -1,9 +1,10 @@
-"""The command line: ``fusegraph compile | run | explain | doctor``.
+"""The command line: ``fusegraph compile | run | explain | compare | bench | doctor``.
 
 Commands import what they need when they run, so that ``--help`` answers at once.
 
-Exit status: 0 done; 1 a check failed (`run --check`) or nothing can work (`doctor`); 2 an error in the command, the
-file or the machine; 70 a defect of fusegraph, with a traceback; 130 interrupted; 141 the reader of stdout has gone.
+Exit status: 0 done; 1 a check failed (`run --check`, `compare`), a workload does not run (`bench`) or nothing can work
+(`doctor`); 2 an error in the command, the file or the machine; 70 a defect of fusegraph, with a traceback; 130
+interrupted; 141 the reader of stdout has gone.
 
 With ``--json`` stdout holds exactly one object: the result, or ``{"error": {"type": ..., "message": ...}}``; messages
 are on stderr either way.  Mistakes in the options themselves print usage on stderr and nothing on stdout.
@@ -132,6 +133,87 @@ def explain_command(
     from fusegraph.cli.explain import explain_file
 
     return explain_file(file, kernel=kernel, strict=strict, fusion=not no_fusion, as_json=as_json)
+
+
+@app.command("compare")
+@guarded
+def compare_command(
+    file: File,
+    engines: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Of cuda, cudnn, torch (op by op), cpu, reference. Default: cuda,cudnn.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    as_json: Json = False,
+    partition: Annotated[
+        bool, typer.Option("--partition", help="cudnn: run the largest pieces it takes of a graph it refuses whole.")
+    ] = False,
+    autotune: Annotated[bool, typer.Option("--autotune", help="cudnn: time all its plans, keep the fastest.")] = False,
+    strict: Strict = False,
+) -> int:
+    """Compare engines: results and times; exit 1 if one is wrong."""
+    from fusegraph.cli.compare import compare_file
+
+    return compare_file(
+        file,
+        engines or ["cuda", "cudnn"],
+        seed=seed,
+        strict=strict,
+        partition=partition,
+        autotune=autotune,
+        as_json=as_json,
+    )
+
+
+@app.command("bench")
+@guarded
+def bench_command(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE[:NAME]]", help="Python file whose graphs are timed.", show_default=False),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Workloads to time instead: board (the default).", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Workloads whose name it is found in.", show_default=False)
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Of cudnn, torch, compile (torch.compile), cupy, none. Default: all; for a file cudnn.",
+            show_default=False,
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 15,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the rows to FILE.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.svg", help="Draw the rows as bars against the floor.", show_default=False),
+    ] = None,
+    names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
+) -> int:
+    """Time workloads on a GPU beside libraries, against the time of a device copy."""
+    from fusegraph.cli.bench import bench
+
+    return bench(
+        file,
+        suite=suite,
+        only=only,
+        peers=peers,
+        repeats=repeats,
+        json_file=json_file,
+        plot_file=plot,
+        names_only=names_only,
+    )
 
 
 @app.command("doctor")

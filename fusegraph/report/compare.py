@@ -1,0 +1,316 @@
+"""One graph on several engines: the same inputs, every result against the reference and against the others, times."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.base import Executable
+from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError
+from fusegraph.graph import Graph
+from fusegraph.ops.convert import to_reference
+from fusegraph.report.check import (
+    LIBRARY_SLACK,
+    CheckResult,
+    OutputCheck,
+    check_executable,
+    compare,
+    placed,
+    random_inputs,
+    run,
+)
+from fusegraph.report.eager import Eager
+from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.timing import ColdTimer
+
+Array = np.ndarray[Any, Any]
+
+#: What can be compared: every engine, and torch op by op.
+ENGINES = ("cuda", "cudnn", "torch", "cpu", "reference")
+#: Libraries: what goes wrong in them is their refusal, not a defect of ours.
+LIBRARIES = ("cudnn", "torch")
+#: An engine that raises one of these while it builds is not for this graph or this machine.
+REFUSALS = (NotSupportedError, ToolchainError, DeviceError, WorkspaceError)
+
+REPEATS = 15
+_CPU_RUNS = 3
+_CPU_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """One engine on a graph.
+
+    status           "ran"; "refused" (the graph is not for it, or it is not available here); "failed" (an error in
+                     building or running what it had accepted).  reason says why where it did not run.
+    ok               whether every output is right; None if refused, False if failed.
+    us, timing       microseconds of a call, and how they were measured.
+    build_s          seconds until it could be called, nothing taken from the disk cache.
+    kernels          names of what runs: our kernels, cuDNN's plans, torch's calls.
+    workspace_bytes  memory for intermediates; None where the engine does not say.
+    outputs          each against the reference.  note: what else is wrong.
+    """
+
+    engine: str
+    status: Literal["ran", "refused", "failed"]
+    ok: bool | None
+    reason: str = ""
+    us: float | None = None
+    timing: str = ""
+    build_s: float | None = None
+    kernels: tuple[str, ...] = ()
+    workspace_bytes: int | None = None
+    outputs: tuple[OutputCheck, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An output of two engines: largest absolute difference of finite elements, norm of the difference over the larger
+    norm, and how many elements are not equal (NaN equals NaN).
+    """
+
+    output: str
+    engines: tuple[str, str]
+    max_abs: float
+    rel: float
+    unequal: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A graph on several engines.  ok: None if none ran or failed, else whether all those did right."""
+
+    graph: str
+    seed: int
+    engines: tuple[EngineResult, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def ok(self) -> bool | None:
+        verdicts = [e.ok for e in self.engines if e.ok is not None]
+        return all(verdicts) if verdicts else None
+
+
+@dataclass(frozen=True)
+class _Options:
+    strict: bool
+    partition: bool
+    autotune: bool
+    repeats: int
+
+
+def compare_engines(
+    graph: Graph,
+    engines: Sequence[str],
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    partition: bool = False,
+    autotune: bool = False,
+    repeats: int = REPEATS,
+    progress: Callable[[str], object] | None = None,
+) -> Comparison:
+    """Runs a graph on engines (names of `ENGINES`) on the same random inputs.
+
+    partition, autotune are the cudnn engine's; repeats the timed runs on a GPU; progress is told each engine's name.
+    Raises GraphError for a graph that no engine can take.
+    """
+    if not graph.outputs:
+        raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+    inputs = random_inputs(graph, seed)
+    options = _Options(strict, partition, autotune, repeats)
+    results, values = [], {}
+    for engine in engines:
+        if progress is not None:
+            progress(engine)
+        result, outputs = _on(engine, graph, inputs, options)
+        results.append(result)
+        if outputs is not None:
+            values[engine] = outputs
+    pairs = combinations(values, 2)
+    differences = [_difference(t.name, t.dtype, a, b, values) for a, b in pairs for t in graph.outputs]
+    return Comparison(graph.name, seed, tuple(results), tuple(differences))
+
+
+# --- one engine
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What an engine made of the graph: functions that run it, check a result and time it, and what it says."""
+
+    run: Callable[[], dict[str, Array]]
+    check: Callable[[dict[str, Array]], CheckResult]
+    time: Callable[[], tuple[float, str]]
+    kernels: tuple[str, ...]
+    workspace_bytes: int | None
+
+
+def _on(
+    engine: str, graph: Graph, inputs: Mapping[str, Array], options: _Options
+) -> tuple[EngineResult, dict[str, Array] | None]:
+    """The row of an engine, and its outputs if it ran."""
+    with contextlib.ExitStack() as stack:
+        try:
+            began = time.perf_counter()
+            make = _torch if engine == "torch" else _engine
+            built = make(engine, graph, inputs, options, stack)
+            build_s = time.perf_counter() - began
+        except GraphError:
+            raise
+        except REFUSALS as error:
+            return EngineResult(engine, "refused", None, _one_line(error)), None
+        except Exception as error:
+            return _failed(engine, error, refused=engine in LIBRARIES or _out_of_memory(error)), None
+        try:
+            outputs = built.run()
+            us, timing = built.time()
+        except Exception as error:
+            # torch accepts a graph by running it; too large for this machine is nobody's mistake.
+            return _failed(engine, error, refused=engine == "torch" or _out_of_memory(error)), None
+        checked = built.check(outputs)
+    return (
+        EngineResult(
+            engine,
+            "ran",
+            checked.ok,
+            us=us,
+            timing=timing,
+            build_s=build_s,
+            kernels=built.kernels,
+            workspace_bytes=built.workspace_bytes,
+            outputs=checked.outputs,
+            note=checked.note,
+        ),
+        outputs,
+    )
+
+
+def _failed(engine: str, error: Exception, *, refused: bool) -> EngineResult:
+    reason = f"{type(error).__name__}: {_one_line(error)}"
+    return EngineResult(engine, "refused" if refused else "failed", None if refused else False, reason)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+
+def _engine(
+    engine: str, graph: Graph, inputs: Mapping[str, Array], options: _Options, _: contextlib.ExitStack
+) -> _Built:
+    executable = compile_graph(
+        graph,
+        engine,
+        strict=options.strict,
+        cache=DiskCache(limit_bytes=0),
+        partition=options.partition,
+        autotune=options.autotune,
+    )
+    plans = getattr(executable, "plans", None)  # cuDNN's
+    kernels = executable.plan.kernels if executable.plan is not None else ()
+    return _Built(
+        lambda: run(executable, inputs),
+        lambda outputs: check_executable(executable, inputs, outputs=outputs, strict=options.strict),
+        lambda: _time(executable, inputs, options.repeats),
+        tuple(p.name for p in plans) if plans is not None else tuple(k.name for k in kernels),
+        None if engine == "reference" else executable.workspace_bytes,
+    )
+
+
+def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> tuple[float, str]:
+    """Microseconds of a call whose arrays are in place already, outputs included."""
+    device = executable.device
+    arrays = [placed(inputs[t.name], device) for t in executable.graph.inputs]
+    if device.is_cuda:
+        out = executable(*arrays, stream=0)
+        timer = ColdTimer(device.index)
+        return timer.median(lambda: executable(*arrays, out=out, stream=0), repeats), _gpu_text(repeats)
+    out = executable(*arrays)
+    return _best_of(lambda: executable(*arrays, out=out))
+
+
+def _torch(
+    engine: str, graph: Graph, inputs: Mapping[str, Array], options: _Options, stack: contextlib.ExitStack
+) -> _Built:
+    eager = Eager(graph)
+    stack.enter_context(eager.exact())
+    tensors = eager.tensors(inputs)
+
+    def check(outputs: dict[str, Array]) -> CheckResult:
+        return CheckResult(graph.name, engine, compare(graph, inputs, outputs, eager.rounding, slack=LIBRARY_SLACK))
+
+    def timed() -> tuple[float, str]:
+        if eager.is_cuda:
+            return ColdTimer().median(lambda: eager(*tensors), options.repeats), _gpu_text(options.repeats)
+        return _best_of(lambda: eager(*tensors))
+
+    names = tuple(dict.fromkeys(node.op.name for node in graph.nodes))
+    return _Built(lambda: eager.arrays(eager(*tensors)), check, timed, names, None)
+
+
+def _best_of(call: Callable[[], object]) -> tuple[float, str]:
+    """Microseconds of the fastest of a few calls, fewer if they take seconds."""
+    times: list[float] = []
+    while len(times) < _CPU_RUNS and sum(times) < _CPU_SECONDS:
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times) * 1e6, f"CPU, wall clock, best of {len(times)}"
+
+
+def _gpu_text(repeats: int) -> str:
+    return f"GPU, cold L2, median of {repeats}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# --- two engines
+
+
+def _difference(
+    output: str, dtype: DType, first: str, second: str, values: Mapping[str, Mapping[str, Array]]
+) -> Difference:
+    a, b = (to_reference(values[engine][output], dtype) for engine in (first, second))
+    unequal = ~((a == b) | (np.isnan(a) & np.isnan(b))) if dtype.is_float else a != b
+    x, y = (v.astype(np.float64) for v in (a, b))
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+    norm = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
+    length = float(np.linalg.norm(x - y))
+    return Difference(
+        output,
+        (first, second),
+        float(np.abs(x - y).max(initial=0.0)),
+        length / norm if norm else length,
+        int(unequal.sum()),
+    )
+
+
+def plain(comparison: Comparison) -> Iterator[tuple[str, Any]]:
+    """A comparison as the items of a JSON object; see `fusegraph.cli.compare` for its keys."""
+    yield "name", comparison.graph
+    yield "seed", comparison.seed
+    yield "ok", comparison.ok
+    yield (
+        "engines",
+        [
+            {**{k: v for k, v in vars(e).items() if k != "outputs"}, "outputs": [_output(o) for o in e.outputs]}
+            for e in comparison.engines
+        ],
+    )
+    yield "differences", [vars(d) for d in comparison.differences]
+
+
+def _output(check: OutputCheck) -> dict[str, Any]:
+    return {**vars(check), "ok": check.ok}

@@ -1,0 +1,227 @@
+"""A graph op by op with torch, as a torch user would run it: what fusion is compared with.
+
+Only ops that are one torch function, or a line of them, are here; a graph with another op is refused with its name.
+Arithmetic that torch would do in a 16-bit float only because it is written as several functions is done in float32, as
+inside torch's own functions.  Products of float32 are of float32, not tf32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType, float64
+from fusegraph.errors import NotSupportedError, ToolchainError
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops.base import Kind
+from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.report.bounds import Rounding
+
+Array = np.ndarray[Any, Any]
+
+#: dtype name -> (torch's name, the NumPy type of as many bits through which values pass).
+DTYPES = {
+    "float64": ("float64", np.float64),
+    "float32": ("float32", np.float32),
+    "float16": ("float16", np.float16),
+    "bfloat16": ("bfloat16", np.int16),
+    "int8": ("int8", np.int8),
+    "uint8": ("uint8", np.uint8),
+    "int32": ("int32", np.int32),
+    "int64": ("int64", np.int64),
+    "bool": ("bool", np.bool_),
+}
+#: Ops written as several torch functions.
+COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square"})
+
+
+def load_torch() -> Any:
+    """The module ``torch``.  Raises ToolchainError where it cannot be imported."""
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises OSError and others
+        raise ToolchainError(f"torch cannot be imported ({error}); install it to compare with it") from None
+    return torch
+
+
+def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
+    """Op name -> torch function of its operands, with its attributes as keywords."""
+    f = torch.nn.functional
+
+    def relu(x: Any, negative_slope: float, lower_clip: float, upper_clip: float | None) -> Any:
+        if negative_slope == 0:
+            return torch.clamp(x, lower_clip, upper_clip)
+        y = torch.where(x > lower_clip, x, lower_clip + negative_slope * (x - lower_clip))
+        return y if upper_clip is None else torch.clamp(y, max=upper_clip)
+
+    def mod(a: Any, b: Any) -> Any:
+        if a.is_floating_point():
+            return torch.fmod(a, b)
+        return torch.where(b == 0, torch.zeros_like(a), torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b)))
+
+    def gen_index(x: Any, axis: int) -> Any:
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        return torch.arange(x.shape[axis], dtype=torch.int32, device=x.device).reshape(shape).expand(x.shape)
+
+    plain = "abs ceil cos erf exp exp2 expm1 floor isnan log log1p log2 logical_not neg reciprocal round rsqrt sigmoid"
+    table = {name: getattr(torch, name) for name in (plain + " sin sqrt tan tanh pow logical_and logical_or").split()}
+    table |= {f"cmp_{name}": getattr(torch, name) for name in ("eq", "gt", "ge", "lt", "le")}
+    table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish")}
+    return table | {
+        "add": torch.add,
+        "bias": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "scale": torch.mul,
+        "div": torch.div,
+        "max": torch.maximum,
+        "min": torch.minimum,
+        "mod": mod,
+        "cmp_neq": torch.ne,
+        "add_square": lambda a, b: a + b * b,
+        "sign": lambda x: torch.where(torch.isnan(x), x, torch.sign(x)),
+        "clamp": lambda x, min, max: torch.clamp(x, min, max),
+        "relu": relu,
+        "leaky_relu": lambda x, negative_slope: f.leaky_relu(x, negative_slope),
+        "elu": lambda x, alpha: f.elu(x, alpha),
+        "softplus": lambda x, beta: f.softplus(x, beta, threshold=80),
+        "swish": lambda x, beta: f.silu(x) if beta == 1 else x * torch.sigmoid(beta * x),
+        "gelu": f.gelu,
+        "gelu_approx_tanh": lambda x: f.gelu(x, approximate="tanh"),
+        "gen_index": gen_index,
+        "binary_select": lambda input0, input1, mask: torch.where(mask, input0, input1),
+    }
+
+
+class Eager:
+    """A graph as calls of torch, on torch's GPU if it has one, else on the CPU.
+
+    Call it with tensors (`tensors` makes them) in the order of the graph's inputs; returns a tensor an output.  Raises
+    ToolchainError without torch, NotSupportedError where an op or dtype is not one of torch's.
+    """
+
+    def __init__(self, graph: Graph, device: int = 0) -> None:
+        self.graph = graph
+        self._torch = torch = load_torch()
+        self.is_cuda: bool = torch.cuda.is_available()
+        self.device = f"cuda:{device}" if self.is_cuda else "cpu"
+        if graph.compute_dtype == float64:
+            raise NotSupportedError("torch computes in the tensors' own dtypes; the graph asks for float64")
+        self._functions = pointwise(torch)
+        self._dtypes = {t.dtype: self._dtype(t) for t in graph.tensors.values()}
+        self._constants = {t: self.tensor(t.value, t.dtype) for t in graph.tensors.values() if t.value is not None}
+        self._steps = [(node, self._step(node)) for node in graph.nodes]
+
+    @property
+    def rounding(self) -> Rounding:
+        """Every op rounds to its tensor's dtype, and is computed by instructions we know nothing of."""
+        return Rounding(approximate=frozenset(n.name for n in self.graph.nodes), strict=True)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        values = {**self._constants, **dict(zip(self.graph.inputs, inputs))}
+        for node, step in self._steps:
+            values[node.output] = step(*(values[t] for t in node.inputs))
+        return tuple(values[t] for t in self.graph.outputs)
+
+    def tensor(self, array: Array, dtype: DType) -> Any:
+        """A NumPy array as a tensor on the device, its order in memory kept."""
+        name, through = DTYPES[dtype.name]
+        tensor = self._torch.from_numpy(np.array(array, order="K").view(through))
+        return tensor.view(getattr(self._torch, name)).to(self.device)
+
+    def tensors(self, inputs: Mapping[str, Array]) -> list[Any]:
+        """The graph's inputs, by name, as tensors in order."""
+        return [self.tensor(inputs[t.name], t.dtype) for t in self.graph.inputs]
+
+    def arrays(self, results: Sequence[Any]) -> dict[str, Array]:
+        """The outputs as NumPy arrays by name."""
+        arrays = {}
+        for tensor, result in zip(self.graph.outputs, results):
+            through = DTYPES[tensor.dtype.name][1]
+            bits = result.cpu().contiguous().view(getattr(self._torch, np.dtype(through).name))
+            arrays[tensor.name] = bits.numpy().view(tensor.dtype.numpy)
+        return arrays
+
+    # ---- one op
+
+    def _dtype(self, tensor: Tensor) -> Any:
+        if tensor.dtype.name not in DTYPES:
+            raise NotSupportedError(f"torch has no arithmetic in {tensor.dtype}, the dtype of {tensor.name!r}")
+        return getattr(self._torch, DTYPES[tensor.dtype.name][0])
+
+    def _step(self, node: Node) -> Callable[..., Any]:
+        if node.kind is Kind.CONTRACTION:
+            return self._contraction(node)
+        if node.op.name == "identity":
+            return lambda x: self._cast(x, node.output.dtype)
+        function = self._functions.get(node.op.name)
+        if function is None:
+            raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
+        types, real = tuple(t.type for t in node.inputs), self.graph.compute_dtype
+        promoted = node.op.promoted(types)
+        mixed = promoted.is_float and any(t.dtype.is_int for t in types)
+        if mixed or (promoted.is_float and node.op.name in COMPOSED):
+            promoted = compute_dtype(promoted, real)
+        wanted = [d if d.is_bool else promoted for d in node.op.operand_dtypes(types)]
+        kinds = [getattr(self._torch, DTYPES[d.name][0]) for d in wanted]
+        result = self._dtypes[node.output.dtype]
+        return lambda *xs: function(*(x.to(k) for x, k in zip(xs, kinds)), **node.attributes).to(result)
+
+    def _contraction(self, node: Node) -> Callable[..., Any]:
+        promoted = node.op.promoted(tuple(t.type for t in node.inputs))
+        if not promoted.is_float:
+            raise NotSupportedError(f"torch has no {node.op.name} of {promoted} ({node.name!r})")
+        # A result wider than the operands: torch would round it to their dtype first.
+        wider = node.output.dtype if node.output.dtype.unit_roundoff < promoted.unit_roundoff else promoted
+        kind, result = getattr(self._torch, DTYPES[wider.name][0]), self._dtypes[node.output.dtype]
+        function = {"matmul": self._torch.matmul, "conv_fprop": self._convolution(node)}.get(node.op.name)
+        if function is None:
+            raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
+        return lambda *xs: function(*(x.to(kind) for x in xs)).to(result)
+
+    def _convolution(self, node: Node) -> Callable[..., Any]:
+        if node.op.name != "conv_fprop":
+            return lambda *_: None
+        f, at = self._torch.nn.functional, node.attributes
+        rank = len(at["stride"])
+        convolve = (f.conv1d, f.conv2d, f.conv3d)[rank - 1]
+        even = all(before == after for before, after in at["padding"])
+        padding = tuple(before for before, _ in at["padding"]) if even else 0
+        around = [side for pair in reversed(at["padding"]) for side in pair]
+        flipped = tuple(range(2, 2 + rank))
+
+        def run(x: Any, w: Any) -> Any:
+            w = w.flip(flipped) if at["mode"] == "convolution" else w
+            x = x if even else f.pad(x, around)
+            return convolve(x, w, None, at["stride"], padding, at["dilation"], at["groups"])
+
+        return run
+
+    def _cast(self, x: Any, target: DType) -> Any:
+        """Floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
+        if target.is_int and x.is_floating_point():
+            x = x.nan_to_num(nan=0.0).clamp(float(target.min), float(target.max))
+        return x.to(self._dtypes[target])
+
+    @contextlib.contextmanager
+    def exact(self) -> Iterator[None]:
+        """Within it torch's products of float32 are of float32 and summed in it, as those of the other engines.
+
+        The settings are torch's, of the whole process; they are put back afterwards.
+        """
+        backends = self._torch.backends
+        matmul = backends.cuda.matmul
+        names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+        before = [getattr(matmul, name) for name in names]
+        try:
+            for name in names:
+                setattr(matmul, name, False)
+            with backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+                yield
+        finally:
+            for name, value in zip(names, before):
+                setattr(matmul, name, value)
