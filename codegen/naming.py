@@ -16,6 +16,7 @@ RESERVED = frozenset(
     static_cast struct switch template this thread_local throw true try typedef typeid typename union
     unsigned using virtual void volatile wchar_t while xor xor_eq float16 bfloat16 float8_e4m3 float8_e5m2
     int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert round_to infinity quiet_nan math load store
+    APPROXIMATE_MATH
     load_shared store_shared threadIdx blockIdx blockDim
     gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow rint
     round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
@@ -34,7 +35,8 @@ def identifier(text: str) -> str:
         name = "t"
     if name[0].isdigit():
         name = f"t{name}"
-    return f"{name}_" if name in RESERVED else name
+    # Macros of the headers for the CPU begin with the project's name.
+    return f"{name}_" if name in RESERVED or name.startswith("FUSEGRAPH_") else name
 
 
 class Names:

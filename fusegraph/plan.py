@@ -53,13 +53,18 @@ class Plan:
         return tuple(dict.fromkeys(t for g in self.partition.groups for t in g.reads if t.is_constant))
 
 
+def check_outputs(graph: Graph) -> None:
+    """Raises GraphError if there is nothing to compute."""
+    if not graph.outputs:
+        raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+
+
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -> Plan:
     """Simplifies, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  Raises GraphError if the graph has no outputs.
     """
-    if not graph.outputs:
-        raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+    check_outputs(graph)
     options = options or Options()
     simplified = simplify(graph, enabled=fusion)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusegraph.engines.arguments import Argument, Reader, bind, bind_outputs, check_overlaps
 from fusegraph.graph import Graph
-from fusegraph.plan import Plan
+from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.streams import stream_query
 
@@ -43,6 +43,7 @@ class Executable(ABC):
     engine: str
 
     def __init__(self, graph: Graph, plan: Plan | None, device: Device) -> None:
+        check_outputs(graph)
         self.graph = graph
         self.plan = plan
         #: where the arrays must be
@@ -60,7 +61,7 @@ class Executable(ABC):
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Computes the outputs at these addresses; everything has been checked."""
 
-    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = bind(self.graph, args, named) if named or len(args) != len(self._inputs) else args
         call = self._calls.get(tuple(map(type, arrays))) or self._prepare(arrays)
         handle = call.current_stream(self.device.index) if stream is None else as_stream(stream)
