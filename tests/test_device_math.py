@@ -227,9 +227,9 @@ def nvrtc_compile(source: str, *options: str) -> tuple[str, bytes]:
 
     def fetch(name: str) -> bytes:
         _, size = getattr(nvrtc, f"nvrtcGet{name}Size")(program)
-        data = b" " * size
+        data = bytearray(size)  # written in place: Python shares short bytes objects
         getattr(nvrtc, f"nvrtcGet{name}")(program, data)
-        return data
+        return bytes(data)
 
     log = fetch("ProgramLog").decode()
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log

@@ -152,9 +152,9 @@ def gpu_module() -> launch.Module:
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
     code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
     assert int(code) == 0
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+    cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
     assert int(nvrtc.nvrtcGetCUBIN(program, cubin)[0]) == 0
-    return launch.load_module(cubin)
+    return launch.load_module(bytes(cubin))
 
 
 def test_gpu_properties():
