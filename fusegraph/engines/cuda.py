@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from codegen.spec import KernelSource
+from fusegraph.engines.arguments import bind
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -15,6 +17,7 @@ from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Launch, load_module
+from fusegraph.runtime.replay import Replay, record
 
 Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
@@ -104,6 +107,21 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         finally:
             if pushed:
                 driver.leave()
+
+    def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
+        """(outputs, replay): the call as a CUDA graph on these very arrays.
+
+        ``replay(stream)`` runs it again for about the cost of one driver call: copy new inputs into the arrays given
+        here, read the results from ``outputs`` (or ``out``).  The outputs are computed once now.
+        """
+        arrays = bind(self.graph, args, named)
+        results = self(*arrays, out=out)
+        targets = results if isinstance(results, tuple) else (results,)
+        driver.synchronize(0, self.device.index)
+        replay = record(
+            lambda stream: self(*arrays, out=targets, stream=stream), self.device.index, (self, arrays, targets)
+        )
+        return results, replay
 
     def _workspace(self, size: int, stream: int) -> int:
         if not size:
