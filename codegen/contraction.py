@@ -212,7 +212,7 @@ class _Renderer:
 
     def _batch(self) -> list[str]:
         """C variables of the batch coordinates."""
-        if self.batch == 1:
+        if self.batch <= 1:
             return ["0"] * len(self.spec.batch)
         return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
 

@@ -1,0 +1,137 @@
+"""Many graphs at once on the cpu engine: kernels are built in one run of the host compiler, then checked one by one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from codegen import contraction, window
+from codegen.cpu.guarded import GuardedArray
+from codegen.spec import ContractionSpec, KernelSource
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.graph import Graph, Tensor
+from fusegraph.layout import extent
+from fusegraph.lowering.base import Options
+from fusegraph.report.check import check_executable, random_inputs, run
+
+PATTERN = 0xA5  # what guarded memory holds before it is written
+
+
+@dataclass
+class Case:
+    """One graph to build and check.
+
+    family    what the kernel of its contraction must be; None: anything.
+    schedule  spec -> schedule for that kernel; None: the best one.
+    special   share of NaN, infinities and extremes among the inputs.
+    check     more to assert, given the Executable.
+    """
+
+    graph: Graph
+    family: str | None = None
+    options: Options = field(default_factory=Options)
+    schedule: Callable[[Any], Any] | None = None
+    inputs: Mapping[str, Any] | None = None
+    special: float = 0.0
+    fusion: bool = True
+    label: str = ""
+    check: Callable[[CpuExecutable], None] | None = None
+
+
+def executable(case: Case) -> CpuExecutable:
+    """The case's Executable, not yet built, with its schedule."""
+    made = CpuExecutable(case.graph, case.options, fusion=case.fusion, lazy=True)
+    assert made.plan is not None
+    if case.schedule is not None:
+        kernels = []
+        for kernel in made.plan.kernels:
+            spec = kernel.group.lowered.spec
+            if kernel.group.family in ("contraction", "window"):
+                spec = replace(spec, name=kernel.name)
+                kernel = replace(kernel, source=rendered(spec, case.schedule(spec)))
+            kernels.append(kernel)
+        made.plan = replace(made.plan, kernels=tuple(kernels))
+        made._plans[made._options.alignment] = made.plan
+    return made
+
+
+def rendered(spec: Any, schedule: Any) -> KernelSource:
+    """The kernel of a spec with a schedule of its own."""
+    return (contraction if isinstance(spec, ContractionSpec) else window).render(spec, schedule)
+
+
+def families(made: CpuExecutable) -> list[str]:
+    assert made.plan is not None
+    return [k.group.family for k in made.plan.kernels]
+
+
+def check_cases(cases: Iterable[Case | Graph], *, guard: bool = False) -> list[CpuExecutable]:
+    """Builds and checks every case against the reference; raises AssertionError naming all that are wrong.
+
+    guard runs each also with its arrays between inaccessible pages, at either end: any access outside faults, inputs
+    cannot be written, and all of the outputs must be the same.
+    """
+    every = [c if isinstance(c, Case) else Case(c) for c in cases]
+    made = [executable(c) for c in every]
+    build_together(made)
+    wrong = []
+    for number, (case, exe) in enumerate(zip(every, made)):
+        name = f"{number}: {case.label or describe(case.graph)}"
+        if case.family is not None and case.family not in families(exe):
+            wrong.append(f"{name}: families {families(exe)}, expected {case.family}")
+        given = case.inputs if case.inputs is not None else random_inputs(case.graph, number, special=case.special)
+        result = check_executable(exe, given, strict=case.options.strict)
+        if not result.ok:
+            wrong.append(f"{name}: {result}")
+        if guard:
+            wrong += [f"{name}: {text}" for text in damage(exe, given)]
+        if case.check is not None:
+            case.check(exe)
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(every)} wrong", *wrong[:20]])
+    return made
+
+
+def damage(exe: CpuExecutable, given: Mapping[str, Any]) -> list[str]:
+    """What an Executable does to memory that is not its own, and what it leaves unwritten of what is."""
+    expected = run(exe, given)
+    found = []
+    for flush in ("end", "start"):
+        inputs = [
+            GuardedArray(given[t.name], flush=flush, writable=False, name=t.name)  # type: ignore[arg-type]
+            for t in exe.graph.inputs
+        ]
+        outputs = [
+            GuardedArray(_untouched(t), flush=flush, name=t.name)  # type: ignore[arg-type]
+            for t in exe.graph.outputs
+        ]
+        exe(*(a.array for a in inputs), out=[a.array for a in outputs])
+        found += [text for a in (*inputs, *outputs) if (text := a.damage()) is not None]
+        for tensor, guarded in zip(exe.graph.outputs, outputs):
+            if guarded.array.tobytes() != expected[guarded.name].tobytes():
+                found.append(f"output {guarded.name!r} differs between guarded memory ({flush}) and other")
+            guarded.array[...] = _untouched(tensor)
+            if any(byte != PATTERN for byte in set(ctypes.string_at(guarded.pointer, guarded.span))):
+                found.append(f"bytes between the elements of output {guarded.name!r} were written")
+    return found
+
+
+def _untouched(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """An array in a tensor's layout with every byte, gaps included, at the pattern."""
+    size = tensor.dtype.itemsize
+    base = np.full(max(extent(tensor.shape, tensor.strides), 1) * size, PATTERN, np.uint8)
+    return np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=tuple(s * size for s in tensor.strides))
+
+
+def describe(graph: Graph) -> str:
+    """Inputs, ops and attributes of a graph in one line."""
+    inputs = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}/{list(t.strides)}" for t in graph.inputs)
+    nodes = "; ".join(
+        f"{n.name} = {n.op.name}({', '.join(t.name for t in n.inputs)}"
+        f"{''.join(f', {k}={v}' for k, v in n.attributes.items() if v is not None)})"
+        for n in graph.nodes
+    )
+    return f"{inputs}: {nodes}"
