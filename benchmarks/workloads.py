@@ -97,6 +97,7 @@ def _conv_bias_relu(stride: int, padding: int) -> Build:
 
 def memory_bound() -> Iterator[Workload]:
     """Workloads bound by device-memory bandwidth."""
+    operands: tuple[Input, ...]
     for dtype in ("float32", "bfloat16"):
         n = 1 << 26
         abc = tuple(Input(name, (n,)) for name in "abc")
@@ -151,6 +152,7 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
 
 def tensor_core_bound() -> Iterator[Workload]:
     """Workloads bound by the tensor cores."""
+    operands: tuple[Input, ...]
     plain = (Input("a", (8192, 8192)), Input("b", (8192, 8192)))
     yield Workload(
         "matmul 8192x8192x8192 bf16",

@@ -88,7 +88,29 @@ def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
     return files
 
 
-# --- folders
+# --- files and folders
+
+
+def check_writable(path: Path) -> None:
+    """Raises FileError if a file cannot be made there."""
+    with _named(path):
+        if path.is_dir():
+            raise FileError(f"{path} is a folder; give the name of a file")
+        if not path.parent.is_dir():
+            raise FileError(f"{path} cannot be written: there is no folder {path.parent}")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise FileError(f"{path} cannot be written: the folder {path.parent} is read-only")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file under a hidden name beside it and renames it, so that a reader sees the old one or the new one."""
+    new = _sibling(path)
+    with _named(path):
+        try:
+            new.write_text(text, "utf-8")
+            os.replace(new, path)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def prepare(out: Path) -> Path:

@@ -10,20 +10,22 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from fusegraph.dtypes import as_dtype
+from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FusegraphError
 from fusegraph.graph import Graph
-from fusegraph.layout import layout_strides
-from fusegraph.runtime import driver
+from fusegraph.layout import extent, layout_strides
+from fusegraph.ops.base import Kind
+from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.scratch import random_array
@@ -33,33 +35,93 @@ PEERS = ("cudnn", "torch", "compile", "cupy")
 HOST_CALLS = 40
 
 
-class Workload(Protocol):
-    """What is timed: see `benchmarks.workloads.Workload`."""
-
-    name: str
-    dtype: str
-    inputs: Any
-    torch: str
-    flops: int
-    unit: str
+class Operand(Protocol):
+    """An input of a workload that has no graph: see `benchmarks.workloads.Input`."""
 
     @property
-    def bytes(self) -> int: ...
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def dtype(self) -> str | None: ...
 
+
+class Workload(Protocol):
+    """What is timed: see `benchmarks.workloads.Workload`, and `GraphWorkload` for any graph."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[Operand]: ...
+    @property
+    def torch(self) -> str: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
     def graph(self) -> Graph | None: ...
+
+
+class GraphWorkload:
+    """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
+
+    torch = ""
+    inputs: Sequence[Operand] = ()
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.name = graph.name
+        self.dtype = graph.io_dtype.name
+        self.unit, self.flops = _products(graph)
+
+    @property
+    def bytes(self) -> int:
+        """Each element of the inputs and arrays of constants read once, each of the outputs written once."""
+        constants = [t for t in self._graph.tensors.values() if t.is_constant and t.shape]
+        read = [min(t.size, extent(t.shape, t.strides)) * t.dtype.itemsize for t in (*self._graph.inputs, *constants)]
+        return sum(read) + sum(t.nbytes for t in self._graph.outputs)
+
+    def graph(self) -> Graph:
+        return self._graph
+
+
+def _products(graph: Graph) -> tuple[str, int]:
+    """The rate that bounds a graph's matrix products and convolutions, and their operations.
+
+    No operations if the operands are of a dtype, or of several, for which no rate is measured.
+    """
+    flops, units = 0, set()
+    for node in graph.nodes:
+        if node.kind is Kind.CONTRACTION:
+            x, w = (t.shape for t in node.inputs[:2])
+            flops += 2 * node.output.size * (x[-1] if node.op.name == "matmul" else prod(w[1:]))
+            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
+    unit = units.pop() if len(units) == 1 else ""
+    return unit, flops if unit else 0
+
+
+_UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
 class Row:
     """One workload on one engine; times are None, and note says why, where it does not run there.
 
-    floor_fraction is floor_us / median_us: 1.0 is as fast as the floor.
+    median_us       microseconds of a call, cold L2.
+    floor_us        the floor; floor_fraction = floor_us / median_us: 1.0 is as fast as the floor.
+    build_s         seconds until the first result, nothing taken from a disk cache of ours.
+    host_us         microseconds until a call returns.
+    note            what ran: our kernels, cuDNN's plans, how torch ran.
     """
 
     workload: str
     engine: str
     median_us: float | None
-    floor_us: float
+    floor_us: float | None
     floor_fraction: float | None
     build_s: float | None
     host_us: float | None
@@ -72,6 +134,7 @@ class Bench:
     def __init__(self, device: int = 0, repeats: int = 15) -> None:
         self.device, self.repeats = device, repeats
         self.timer = ColdTimer(device)
+        nvrtc.nvrtc_version()  # loads the library, which is no part of the first build
         self._copies: dict[int, float] = {}
         self._rates: dict[str, float | None] = {}
 
@@ -97,7 +160,7 @@ class Bench:
                 self._rates[unit] = None
                 return None
             torch.backends.cuda.matmul.allow_tf32 = unit == "tf32"
-            kind = torch.float32 if unit == "tf32" else torch.bfloat16
+            kind = torch.bfloat16 if unit == "bf16" else torch.float32
             a, b = (torch.randn(8192, 8192, device=f"cuda:{self.device}", dtype=kind) for _ in range(2))
             self._rates[unit] = 2 * 8192**3 / self.timer.median(lambda: a @ b, self.repeats)
         return self._rates[unit]
@@ -113,14 +176,8 @@ class Bench:
         """Ours, then every peer, on the same inputs."""
         floor = self.floor_us(workload)
         arrays = [
-            random_array(
-                i.shape,
-                layout_strides(i.shape, i.layout),
-                as_dtype(i.dtype or workload.dtype),
-                self.device,
-                seed=number,
-            )
-            for number, i in enumerate(workload.inputs)
+            random_array(shape, strides, dtype, self.device, seed=number)
+            for number, (shape, strides, dtype) in enumerate(_operands(workload))
         ]
         for engine in ("cuda", *peers):
             prepare: Callable[..., Any] = {
@@ -169,9 +226,8 @@ class Bench:
         graph = self._graph(workload)
         executable = compile_graph(graph, "cuda", device=self.device, cache=DiskCache(limit_bytes=0))
         out = executable(*arrays)
-        return (
-            lambda: executable(*arrays, out=out)
-        ), f"{len(executable.plan.kernels if executable.plan else ())} kernels"
+        names = ", ".join(k.name for k in executable.plan.kernels) if executable.plan else ""
+        return (lambda: executable(*arrays, out=out)), names
 
     def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
         executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
@@ -216,6 +272,16 @@ class Bench:
         return (lambda: kernel(*operands, out)), "ElementwiseKernel"
 
 
+def _operands(workload: Workload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:
+    """Shape, strides and dtype of every input."""
+    graph = workload.graph()
+    if graph is not None:
+        yield from ((t.shape, t.strides, t.dtype) for t in graph.inputs)
+    else:
+        for i in workload.inputs:
+            yield i.shape, layout_strides(i.shape, i.layout), as_dtype(i.dtype or workload.dtype)
+
+
 def environment(device: int = 0) -> dict[str, Any]:
     """What a result depends on besides the code: device, driver, versions, the commit."""
     properties = driver.properties(device)
@@ -253,6 +319,6 @@ def _commit() -> str | None:
     return head.stdout.strip()[:12] + ("+" if status.stdout.strip() else "")
 
 
-def document(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON of a run."""
-    return {**environment(bench.device), "repeats": bench.repeats, "rows": [asdict(row) for row in rows]}
+def document(environment: Mapping[str, Any], repeats: int, rows: Sequence[Row], *, complete: bool) -> dict[str, Any]:
+    """The JSON of a run: `environment`, ``repeats``, ``complete`` (False until the last row is there), ``rows``."""
+    return {**environment, "repeats": repeats, "complete": complete, "rows": [asdict(row) for row in rows]}

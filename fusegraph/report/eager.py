@@ -34,8 +34,8 @@ DTYPES = {
     "int64": ("int64", np.int64),
     "bool": ("bool", np.bool_),
 }
-#: Ops written as several torch functions.
-COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square"})
+#: Ops written as several torch functions, or that torch itself computes in steps on the CPU.
+COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square", "rsqrt"})
 
 
 def load_torch() -> Any:

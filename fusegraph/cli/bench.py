@@ -1,0 +1,170 @@
+"""``fusegraph bench``: workloads timed on a GPU, ours beside libraries; each row is printed and saved as it comes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.loader import load_graphs
+from fusegraph.report import artifacts, plot
+from fusegraph.report.bench import PEERS, Bench, GraphWorkload, Row, Workload, document, environment
+from fusegraph.runtime import driver
+
+SUITES = ("board",)
+#: Peers that can run any graph; the others need torch code, which only the board has.
+FILE_PEERS = ("cudnn",)
+_HEADINGS = ("workload", "engine", "median us", "floor us", "fraction", "build s", "host us", "note")
+_WIDTHS = (0, 8, 9, 9, 8, 8, 8, 0)
+_MOST_NOTE = 60
+
+
+def bench(
+    file: str | None,
+    *,
+    suite: str | None,
+    only: str | None,
+    peers: Sequence[str] | None,
+    repeats: int,
+    json_file: str | None,
+    plot_file: str | None,
+    names_only: bool,
+) -> int:
+    """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
+
+    The file written for ``json_file`` is one object: `environment` (``device, arch, driver, python, versions, commit,
+    date``), ``repeats``, ``complete`` (false until the last row is there) and ``rows[]`` with the fields of `Row`:
+    ``workload, engine, median_us, floor_us, floor_fraction, build_s, host_us, note``.  It is replaced after every row,
+    so that an interrupted run leaves what it has measured.  Raises DeviceError without a GPU.
+    """
+    if file is not None and suite is not None:
+        raise FusegraphError(f"give a file or --suite, not both (got {file!r} and {suite!r})")
+    chosen = _only(only, _workloads(file, suite))
+    if names_only:
+        for workload in chosen:
+            say(workload.name)
+        return 0
+    rivals = _peers(peers, PEERS if file is None else FILE_PEERS)
+    targets = [Path(path).absolute() for path in (json_file, plot_file) if path is not None]
+    for target in targets:
+        artifacts.check_writable(target)
+    reason = driver.unavailable_reason()
+    if reason is not None:
+        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    run = _Run(chosen, rivals, repeats, json_file, plot_file)
+    try:
+        run.measure()
+    except KeyboardInterrupt:
+        if json_file is not None and run.rows:
+            note(f"the {len(run.rows)} rows measured so far are in {json_file}")
+        raise
+    if run.failed:
+        note(f"{len(run.failed)} of {len(chosen)} workloads do not run: {', '.join(run.failed)}")
+    return NOT_OK if run.failed else 0
+
+
+class _Run:
+    """One run: measures, prints, saves."""
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        peers: Sequence[str],
+        repeats: int,
+        json_file: str | None,
+        plot_file: str | None,
+    ) -> None:
+        self._workloads, self._peers = workloads, peers
+        self._json, self._plot = json_file, plot_file
+        self._bench = Bench(repeats=repeats)
+        self._environment = environment(self._bench.device)
+        self._width = max(len(w.name) for w in workloads)
+        self.rows: list[Row] = []
+        self.failed: list[str] = []
+
+    def measure(self) -> None:
+        facts = self._environment
+        say(f"{facts['device']} ({facts['arch']}), medians of {self._bench.repeats} runs, cold L2")
+        self._line(_HEADINGS)
+        for workload in self._workloads:
+            for row in self._rows(workload):
+                self.rows.append(row)
+                self._line(_cells(row))
+                self._save(complete=False)
+                # A workload whose ops we do not have yet has no graph: its row is there for the peers.
+                if row.engine == "cuda" and row.median_us is None and workload.graph() is not None:
+                    self.failed.append(workload.name)
+        self._save(complete=True)
+        if self._plot is not None:
+            artifacts.write_file(Path(self._plot).absolute(), plot.svg(self._document(complete=True)))
+
+    def _rows(self, workload: Workload) -> Iterator[Row]:
+        try:
+            yield from self._bench.rows(workload, self._peers)
+        except FusegraphError as error:  # its inputs or its floor: too large for the GPU
+            yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
+
+    def _document(self, *, complete: bool) -> dict[str, Any]:
+        return document(self._environment, self._bench.repeats, self.rows, complete=complete)
+
+    def _save(self, *, complete: bool) -> None:
+        if self._json is not None:
+            artifacts.write_file(Path(self._json).absolute(), artifacts.json_text(self._document(complete=complete)))
+
+    def _line(self, cells: Sequence[str]) -> None:
+        name, engine, *numbers, last = cells
+        shown = [name.ljust(self._width), engine.ljust(_WIDTHS[1])]
+        shown += [cell.rjust(width) for cell, width in zip(numbers, _WIDTHS[2:])]
+        say("  ".join([*shown, last]).rstrip())
+        sys.stdout.flush()
+
+
+def _cells(row: Row) -> list[str]:
+    numbers = zip((row.median_us, row.floor_us, row.floor_fraction, row.build_s, row.host_us), (1, 1, 3, 3, 1))
+    text = row.note if len(row.note) <= _MOST_NOTE else row.note[: _MOST_NOTE - 3] + "..."
+    return [row.workload, row.engine, *("-" if v is None else f"{v:.{digits}f}" for v, digits in numbers), text]
+
+
+def _workloads(file: str | None, suite: str | None) -> list[Workload]:
+    if file is not None:
+        names = artifacts.UniqueNames()
+        workloads = [GraphWorkload(graph) for graph in load_graphs(file)]
+        for workload in workloads:
+            workload.name = names.unique(workload.name)
+        return list(workloads)
+    if suite not in (None, *SUITES):
+        raise FusegraphError(f"--suite: there is no suite {suite!r}; there is: {', '.join(SUITES)}")
+    from benchmarks.workloads import board
+
+    return list(board())
+
+
+def _only(pattern: str | None, workloads: list[Workload]) -> list[Workload]:
+    if pattern is None:
+        return workloads
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise FusegraphError(f"--only {pattern!r} is no regular expression: {error}") from None
+    found = [w for w in workloads if wanted.search(w.name)]
+    if not found:
+        raise FusegraphError(f"--only {pattern!r} is found in no workload's name; --list shows the names")
+    return found
+
+
+def _peers(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """The peers meant by ``--peers``, each once; all that are known if none is given."""
+    if given is None:
+        return list(known)
+    names = [part.strip() for text in given for part in text.split(",")]
+    if names == ["none"]:
+        return []
+    for name in names:
+        if name not in known:
+            more = "; the others need the torch code of a suite's workloads" if name in PEERS else ""
+            raise FusegraphError(f"--peers: {name!r} is none of {', '.join(known)}, none{more}")
+    return list(dict.fromkeys(names))
