@@ -201,11 +201,12 @@ class _Renderer:
         times = f" * {s.vector}" if s.vector > 1 else ""
         w.line(f"const {s.itype} col = v % {vectors}{times};")
         last = f" % {groups}" if outer else ""
-        w.line(f"const {s.itype} row0 = v / {vectors}{last}{f' * {s.unroll}' if s.unroll > 1 else ''};")
+        row = "row0" if s.unroll > 1 else "row"
+        w.line(f"const {s.itype} {row} = v / {vectors}{last}{f' * {s.unroll}' if s.unroll > 1 else ''};")
         if outer:
             w.line(f"const {s.itype} outer = v / {vectors * groups};")
         self._scalars()
-        space = _RowSpace(w, self.shape, s.itype)
+        space = _RowSpace(w, self.shape, s.itype, row)
         repeated = [n for n in self._vector_loads() if self.program.loads[n].strides[-2] == 0]
         self._load_phase(space, "", only=repeated, suffix="")
         if s.unroll > 1:
@@ -383,7 +384,7 @@ class _Renderer:
 class _RowSpace:
     """Offsets in the rows form: columns ``col``, rows ``row``, and ``outer`` for all dimensions before them."""
 
-    def __init__(self, w: Writer, shape: tuple[int, ...], itype: str, row: str = "row0") -> None:
+    def __init__(self, w: Writer, shape: tuple[int, ...], itype: str, row: str) -> None:
         self.w, self.shape, self.itype, self.row = w, shape, itype, row
         self.position = ""
         self._outer = Coordinates(w, "outer", shape[:-2], itype, "i") if len(shape) > 2 else None

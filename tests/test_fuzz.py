@@ -55,6 +55,15 @@ def test_a_few_random_graphs() -> None:
 
 
 @pytest.mark.slow
+def test_random_graphs_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few threads a block, these small tensors take the schedules of large ones."""
+    monkeypatch.setattr(pointwise, "THREADS", 32)
+    monkeypatch.setattr(pointwise, "ENOUGH_BLOCKS", 1)
+    for batch in batches(range(1000, 1072)):
+        check_recipes(batch)
+
+
+@pytest.mark.slow
 def test_random_graphs() -> None:
     checked, shares = 0, []
 

@@ -54,7 +54,7 @@ class GroupView:
         reads: dict[Tensor, None] = {}
         writes: list[Tensor] = []
         for node in self.nodes:
-            for tensor in node.inputs if node.op.reads_values else ():
+            for tensor in node.inputs:
                 producer = graph.producer(tensor)
                 if producer is None or producer not in self.members:
                     reads[tensor] = None

@@ -48,7 +48,7 @@ def _add_square(a: Array, b: Array) -> Array:
     rest = low * low - ((square - high * high) - 2 * high * low)
     part = total - a
     rest = rest + ((a - (total - part)) + (square - part))
-    return np.where(np.isfinite(rest), total + rest, total)
+    return np.asarray(np.where(np.isfinite(rest), total + rest, total))
 
 
 binary(

@@ -72,6 +72,7 @@ class Partition:
 
         Every node is in exactly one group, the groups can run in the given order (so each is convex), and a tensor that
         crosses groups or leaves the graph is written by its group.  Raises GraphError naming what is wrong.
+        (Not every tensor that enters a group need be read: gen_index asks for a shape only.)
         """
         place: dict[Node, int] = {}
         for number, group in enumerate(self.groups):
@@ -87,8 +88,6 @@ class Partition:
                 raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
             if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
-            if place[producer] != place[consumer] and tensor not in self.groups[place[consumer]].reads:
-                raise GraphError(f"tensor {tensor.name!r} is not read by the kernel of {consumer.name!r}")
         written = self.materialized
         for tensor in self.graph.outputs:
             if tensor not in written:

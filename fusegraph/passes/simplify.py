@@ -47,10 +47,7 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
     for node in graph.nodes:
         if node not in live:
             continue
-        if node.op.reads_values:
-            inputs = tuple(_taken(result, new, t) for t in node.inputs)
-        else:
-            inputs = tuple(_shape_of(result, t) for t in node.inputs)
+        inputs = tuple(_taken(result, new, t) for t in node.inputs)
         if enabled and node.output not in outputs:
             replacement = _replacement(node, inputs)
             if replacement is None:
@@ -78,14 +75,8 @@ def _live(graph: Graph) -> set[Node]:
         node = stack.pop()
         if node not in live:
             live.add(node)
-            if node.op.reads_values:
-                stack += [n for n in map(graph.producer, node.inputs) if n is not None]
+            stack += [n for n in map(graph.producer, node.inputs) if n is not None]
     return live
-
-
-def _shape_of(result: Graph, tensor: Tensor) -> Tensor:
-    """A tensor of the same type that nothing makes, for a node that asks for the shape only."""
-    return Tensor(result, tensor.name, tensor.shape, tensor.strides, tensor.dtype)
 
 
 def _remove_dead(graph: Graph) -> None:
