@@ -30,7 +30,8 @@ def command(name: str) -> list[str]:
 def test_generated_parts_are_current() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
     assert tool["updated"](README) == README, "run python tools/readme.py"
-    assert README.count("<!-- generated:") == README.count("<!-- end -->") == 4
+    assert tool["main"](["--check"]) == 0
+    assert README.count("<!-- generated:") == README.count("<!-- end -->") == 5
     assert "__global__" in README
     assert tool["updated"](README.replace("sigmoid", "sigmoidal")) != README.replace("sigmoid", "sigmoidal")
 
@@ -59,6 +60,7 @@ def test_ci_is_a_program_that_checks_what_it_should() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert "set -euo pipefail" in CI
+    assert "/python\" tools/readme.py --check" in CI
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {re.split(r"[><=\[]", requirement)[0] for requirement in extras["test"]}
     for tool, package in (("ruff", "ruff"), ("mypy", "mypy"), ("pytest -n", "pytest-xdist")):

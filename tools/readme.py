@@ -1,7 +1,8 @@
-"""Writes the parts of README.md that the program itself knows: the kernel shown, explain's output, the ops, the dtypes.
+"""Writes the parts of README.md that the program itself knows: the kernel shown, explain's output, the ops, the dtypes,
+the tables of what was measured; and draws the pictures of benchmarks/results.
 
-python tools/readme.py            brings README.md up to date
-python tools/readme.py --check    exits with 1 and a difference if it is not
+python tools/readme.py            brings README.md and the pictures up to date
+python tools/readme.py --check    exits with 1 and a difference if they are not
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import difflib
 import inspect
 import io
+import json
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fusegraph.dtypes import ALL
@@ -22,9 +25,11 @@ from fusegraph.graph import Graph
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
 from fusegraph.plan import plan
+from fusegraph.report.plot import Standing, standings, svg
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
 _SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
@@ -80,21 +85,105 @@ def _op(op: Op) -> str:
     return f"`{op.name}({', '.join(plain)})`{star}" if plain else f"`{op.name}`{star}"
 
 
+# --- what was measured
+
+
+def results(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every result file in the order of the names, with its contents.  ValueError for that of a run cut short."""
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text("utf-8"))
+        if not document["complete"]:
+            raise ValueError(f"{path} is of a run that was interrupted; measure it again, or move it away")
+        yield path, document
+
+
+def measurements() -> str:
+    """A table a result file: ours, the fastest peer, the floor."""
+    sections = [_measured(path, document) for path, document in results(RESULTS)]
+    return "\n".join(sections) or (
+        "Nothing has been measured yet: there are no files in `benchmarks/results`. On a machine with a GPU:\n\n"
+        + _how_to("board")
+    )
+
+
+def _measured(path: Path, document: Mapping[str, Any]) -> str:
+    every = standings(document["rows"])
+    picture = path.with_suffix(".svg")
+    title = f"{document['device']}, {document['date']}"
+    versions = [f"{name} {version}" for name, version in document["versions"].items() if version is not None]
+    lines = [
+        f"**{title}**: commit `{document['commit']}`, {document['arch']}, driver {document['driver']}, "
+        f"Python {document['python']}, {', '.join(versions)}. Medians of {document['repeats']} runs.",
+        "",
+        f"![Bars of the table below]({picture.relative_to(RESULTS.parent.parent).as_posix()})",
+        "",
+        "| workload | fusegraph us | fastest peer | its us | ratio | of the floor |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+        *(_table_row(s) for s in every),
+        "",
+    ]
+    ran = [s.ours for s in every if s.ours is not None]
+    if ran:
+        build = median(row["build_s"] for row in ran)
+        host = median(row["host_us"] for row in ran)
+        lines += [f"Over the {len(ran)} rows of fusegraph the median cold build took {build:.2f} s, the median call "
+                  f"kept the host for {host:.1f} us.", ""]  # fmt: skip
+    return "\n".join(lines) + "\n" + _how_to(path.stem)
+
+
+def _table_row(standing: Standing) -> str:
+    """One workload: ratio is the peer's time over ours, so more than 1 is faster than every peer."""
+    ours, peer = standing.ours, standing.peer
+    cells = [
+        standing.workload,
+        f"{ours['median_us']:.1f}" if ours else "-",
+        peer["engine"] if peer else "-",
+        f"{peer['median_us']:.1f}" if peer else "-",
+        f"{peer['median_us'] / ours['median_us']:.2f}" if ours and peer else "-",
+        f"{ours['floor_fraction']:.2f}" if ours else "-",
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _how_to(name: str) -> str:
+    return (
+        "```sh\n"
+        "pip install '.[cudnn]' torch    # the peers; one that is missing is a row that says so\n"
+        f"fusegraph bench --suite board --json benchmarks/results/{name}.json && python tools/readme.py\n"
+        "```\n"
+    )
+
+
+def pictures(folder: Path) -> dict[Path, str]:
+    """The picture that belongs beside every result file."""
+    return {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
+
+
+# --- files
+
+
 def updated(text: str) -> str:
     """README.md's text with every generated section as it should be."""
-    makers = {maker.__name__: maker for maker in (kernel, explain, dtypes, ops)}
+    makers = {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, measurements)}
     return _SECTION.sub(lambda m: m[1] + makers[m[2]]() + m[4], text)
 
 
 def main(arguments: list[str]) -> int:
-    before = README.read_text()
-    after = updated(before)
+    wanted = {README: updated(README.read_text()), **pictures(RESULTS)}
+    stale = [picture for picture in sorted(RESULTS.glob("*.svg")) if picture not in wanted]
     if arguments == ["--check"]:
-        sys.stdout.writelines(
-            difflib.unified_diff(before.splitlines(True), after.splitlines(True), "README.md", "current")
-        )
-        return int(before != after)
-    README.write_text(after)
+        before = {path: path.read_text() if path.exists() else "" for path in wanted}
+        for path, text in wanted.items():
+            name = path.name
+            lines = difflib.unified_diff(before[path].splitlines(True), text.splitlines(True), name, f"current {name}")
+            sys.stdout.writelines(lines)
+        for picture in stale:
+            print(f"{picture.name}: there is no {picture.stem}.json")
+        return int(before != wanted or bool(stale))
+    for path, text in wanted.items():
+        path.write_text(text)
+    for picture in stale:
+        picture.unlink()
     return 0
 
 

@@ -49,18 +49,16 @@ def bench(
             say(workload.name)
         return 0
     rivals = _peers(peers, PEERS if file is None else FILE_PEERS)
-    targets = [Path(path).absolute() for path in (json_file, plot_file) if path is not None]
-    for target in targets:
-        artifacts.check_writable(target)
+    target, picture = (None if name is None else artifacts.prepare_file(Path(name)) for name in (json_file, plot_file))
     reason = driver.unavailable_reason()
     if reason is not None:
         raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
-    run = _Run(chosen, rivals, repeats, json_file, plot_file)
+    run = _Run(chosen, rivals, repeats, target, picture)
     try:
         run.measure()
     except KeyboardInterrupt:
-        if json_file is not None and run.rows:
-            note(f"the {len(run.rows)} rows measured so far are in {json_file}")
+        if target is not None and run.rows:
+            note(f"the rows measured so far ({len(run.rows)}) are in {target}")
         raise
     if run.failed:
         note(f"{len(run.failed)} of {len(chosen)} workloads do not run: {', '.join(run.failed)}")
@@ -75,11 +73,11 @@ class _Run:
         workloads: Sequence[Workload],
         peers: Sequence[str],
         repeats: int,
-        json_file: str | None,
-        plot_file: str | None,
+        target: Path | None,
+        picture: Path | None,
     ) -> None:
         self._workloads, self._peers = workloads, peers
-        self._json, self._plot = json_file, plot_file
+        self._target, self._picture = target, picture
         self._bench = Bench(repeats=repeats)
         self._environment = environment(self._bench.device)
         self._width = max(len(w.name) for w in workloads)
@@ -99,8 +97,8 @@ class _Run:
                 if row.engine == "cuda" and row.median_us is None and workload.graph() is not None:
                     self.failed.append(workload.name)
         self._save(complete=True)
-        if self._plot is not None:
-            artifacts.write_file(Path(self._plot).absolute(), plot.svg(self._document(complete=True)))
+        if self._picture is not None:
+            artifacts.write_file(self._picture, plot.svg(self._document(complete=True)))
 
     def _rows(self, workload: Workload) -> Iterator[Row]:
         try:
@@ -112,8 +110,8 @@ class _Run:
         return document(self._environment, self._bench.repeats, self.rows, complete=complete)
 
     def _save(self, *, complete: bool) -> None:
-        if self._json is not None:
-            artifacts.write_file(Path(self._json).absolute(), artifacts.json_text(self._document(complete=complete)))
+        if self._target is not None:
+            artifacts.write_file(self._target, artifacts.json_text(self._document(complete=complete)))
 
     def _line(self, cells: Sequence[str]) -> None:
         name, engine, *numbers, last = cells

@@ -91,15 +91,13 @@ def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
 # --- files and folders
 
 
-def check_writable(path: Path) -> None:
-    """Raises FileError if a file cannot be made there."""
-    with _named(path):
-        if path.is_dir():
-            raise FileError(f"{path} is a folder; give the name of a file")
-        if not path.parent.is_dir():
-            raise FileError(f"{path} cannot be written: there is no folder {path.parent}")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise FileError(f"{path} cannot be written: the folder {path.parent} is read-only")
+def prepare_file(path: Path) -> Path:
+    """Makes the folder that a file goes to; returns the file's absolute path.  Raises FileError where it cannot be."""
+    path = Path(os.path.abspath(path))
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; give the name of a file")
+    prepare(path.parent)
+    return path
 
 
 def write_file(path: Path, text: str) -> None:
@@ -123,7 +121,7 @@ def prepare(out: Path) -> Path:
             blocker = next(p for p in (out, *out.parents) if os.path.lexists(p))
             raise FileError(f"output folder {out}: {blocker} is a file; give a folder or an unused path") from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise FileError(f"output folder {out} is read-only; give --out a folder that can be written")
+        raise FileError(f"output folder {out} is read-only; give one that can be written")
     return out
 
 

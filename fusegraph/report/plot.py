@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import ceil
 from typing import Any
 
 OURS = "cuda"
 
-_NAMES, _BARS, _TEXT, _MARGIN = 350, 330, 190, 16
-_ROW, _BAR, _TOP, _BOTTOM = 30, 11, 58, 30
+_NAMES, _BARS, _TEXT, _MARGIN = 350, 350, 150, 16
+_ROW, _BAR, _TOP, _BOTTOM = 30, 11, 62, 48
 _STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
 .back { fill: #ffffff }
@@ -82,23 +83,23 @@ def svg(document: Mapping[str, Any]) -> str:
         _rectangle("peer", left + 90, 31, 11, 11),
         _words("", left + 106, 41, "fastest peer"),
     ]
-    for tenths in range(0, int(most * 10) + 1, 2):
+    for tenths in range(0, int(most * 10) + 1, 2 if most <= 2 else 10 * ceil(most / 10)):
         at = left + scale * tenths / 10
         if tenths != 10:
             parts.append(_line("grid", at, _TOP - 6, bottom))
-        parts.append(_words("floor-text" if tenths == 10 else "small", at, bottom + 14, f"{tenths / 10:.1f}", "middle"))
+            parts.append(_words("small", at, bottom + 14, f"{tenths / 10:.1f}", "middle"))
     for number, standing in enumerate(shown):
         top = _TOP + _ROW * number + 2
         parts.append(_words("", left - 8, top + 15, standing.workload, "end"))
         for offset, style, row in ((0, "ours", standing.ours), (_BAR + 1, "peer", standing.peer)):
             if row is not None:
-                length = scale * row["floor_fraction"]
-                parts.append(_rectangle(style, left, top + offset, length, _BAR))
-                label = f"{_microseconds(row['median_us'])}" + ("" if style == "ours" else f" {row['engine']}")
-                parts.append(_words("small", left + length + 5, top + offset + 9, label))
+                parts.append(_rectangle(style, left, top + offset, scale * row["floor_fraction"], _BAR))
+                label = _microseconds(row["median_us"]) + ("" if style == "ours" else f"  {row['engine']}")
+                parts.append(_words("small", left + _BARS + 12, top + offset + 9, label))
     parts.append(_line("floor", left + scale, _TOP - 6, bottom))
+    parts.append(_words("floor-text", left + scale, bottom + 14, "floor", "middle"))
     if len(shown) < len(every):
-        text = f"{len(every) - len(shown)} of {len(every)} workloads are not shown: fusegraph does not run them yet."
+        text = f"{len(every) - len(shown)} of {len(every)} workloads are not shown: fusegraph does not run them."
         parts.append(_words("small", _MARGIN, height - 8, text))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
