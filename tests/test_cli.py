@@ -315,7 +315,7 @@ def test_the_default_engine_without_a_gpu(write, capsys, monkeypatch):
 
 def test_a_wrong_result_fails_the_check(write, tell, capsys, monkeypatch):
     wrong = OutputCheck("y", float("inf"), float("nan"), 0, 5, "at [0, 0] got 1.0, reference 2.0, bound 0.1")
-    monkeypatch.setattr("fusegraph.report.check.compare", lambda *args: (wrong,))
+    monkeypatch.setattr("fusegraph.report.check.compare", lambda *args, **_: (wrong,))
     status, told, stderr = tell("run", write(POINTWISE), "--engine", "reference", "--check")
     (graph,) = told["graphs"]
     assert (status, graph["ok"], graph["outputs"][0]["ok"], graph["outputs"][0]["wrong"]) == (1, False, False, 5)

@@ -321,6 +321,26 @@ def test_torch_gives_the_references_results():
     assert result.ok, result.engines[0].outputs
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_torch_functions_mean_what_the_op_table_says(dtype):
+    pytest.importorskip("torch")
+    attributes = {"leaky_relu": {"negative_slope": 0.1}, "gen_index": {"axis": 1}, "clamp": {"min": -1, "max": 2}}
+    count = 0
+    for op in TABLE.values():
+        graph = fg.Graph(op.name, io_dtype=dtype)
+        operands = [graph.tensor(key, (9, 40), "bool" if key in op.masks else None) for key in op.operands]
+        if op.kind is not Kind.POINTWISE or op.name.endswith("_backward"):
+            continue
+        try:
+            graph.output(graph.apply(op, operands, attributes.get(op.name, {})), name="result")
+        except fg.errors.DTypeError:  # an op for floats only
+            continue
+        (result,) = compare_engines(graph, ["torch"]).engines
+        assert (result.status, result.ok) == ("ran", True), (op.name, result)
+        count += 1
+    assert count > 20
+
+
 def test_what_torch_cannot():
     pytest.importorskip("torch")
     graph = fg.Graph("gradient")

@@ -112,7 +112,7 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
     title = f"{document['device']}, {document['date']}"
     versions = [f"{name} {version}" for name, version in document["versions"].items() if version is not None]
     lines = [
-        f"**{title}**: commit `{document['commit']}`, {document['arch']}, driver {document['driver']}, "
+        f"**{title}**: commit `{document['commit'] or 'unknown'}`, {document['arch']}, driver {document['driver']}, "
         f"Python {document['python']}, {', '.join(versions)}. Medians of {document['repeats']} runs.",
         "",
         f"![Bars of the table below]({picture.relative_to(RESULTS.parent.parent).as_posix()})",

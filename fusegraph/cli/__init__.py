@@ -174,7 +174,7 @@ def compare_command(
 def bench_command(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE[:NAME]]", help="Python file whose graphs are timed.", show_default=False),
+        typer.Argument(metavar="FILE[:NAME]", help="Python file whose graphs are timed.", show_default=False),
     ] = None,
     suite: Annotated[
         str | None,
@@ -191,13 +191,19 @@ def bench_command(
             show_default=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 15,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, of which the median counts.")] = 15,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the rows to FILE.", show_default=False)
     ] = None,
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE.svg", help="Draw the rows as bars against the floor.", show_default=False),
+    ] = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH", help="Commit to record. Default: that of the checkout this runs from.", show_default=False
+        ),
     ] = None,
     names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
 ) -> int:
@@ -212,6 +218,7 @@ def bench_command(
         repeats=repeats,
         json_file=json_file,
         plot_file=plot,
+        commit=commit,
         names_only=names_only,
     )
 

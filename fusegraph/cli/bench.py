@@ -32,14 +32,16 @@ def bench(
     repeats: int,
     json_file: str | None,
     plot_file: str | None,
-    names_only: bool,
+    commit: str | None = None,
+    names_only: bool = False,
 ) -> int:
     """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
 
     The file written for ``json_file`` is one object: `environment` (``device, arch, driver, python, versions, commit,
     date``), ``repeats``, ``complete`` (false until the last row is there) and ``rows[]`` with the fields of `Row`:
     ``workload, engine, median_us, floor_us, floor_fraction, build_s, host_us, note``.  It is replaced after every row,
-    so that an interrupted run leaves what it has measured.  Raises DeviceError without a GPU.
+    so that an interrupted run leaves what it has measured.  ``commit`` is for copies of the tree that are no
+    checkout.  Raises DeviceError without a GPU.
     """
     if file is not None and suite is not None:
         raise FusegraphError(f"give a file or --suite, not both (got {file!r} and {suite!r})")
@@ -53,7 +55,7 @@ def bench(
     reason = driver.unavailable_reason()
     if reason is not None:
         raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
-    run = _Run(chosen, rivals, repeats, target, picture)
+    run = _Run(chosen, rivals, repeats, target, picture, commit)
     try:
         run.measure()
     except KeyboardInterrupt:
@@ -75,11 +77,13 @@ class _Run:
         repeats: int,
         target: Path | None,
         picture: Path | None,
+        commit: str | None,
     ) -> None:
         self._workloads, self._peers = workloads, peers
         self._target, self._picture = target, picture
         self._bench = Bench(repeats=repeats)
         self._environment = environment(self._bench.device)
+        self._environment["commit"] = commit or self._environment["commit"]
         self._width = max(len(w.name) for w in workloads)
         self.rows: list[Row] = []
         self.failed: list[str] = []

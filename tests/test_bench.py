@@ -1,0 +1,439 @@
+"""bench: the board's workloads, rows and floors on a device that is pretended, the command, the picture, the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fusegraph as fg
+from benchmarks.peers import functions
+from benchmarks.workloads import board
+from fusegraph.cli import main
+from fusegraph.errors import DeviceError, FileError, NotSupportedError
+from fusegraph.report import artifacts, bench
+from fusegraph.report.bench import Bench, GraphWorkload, Row, document
+from fusegraph.report.plot import standings, svg
+from fusegraph.runtime import driver
+
+ROOT = Path(__file__).parent.parent
+ROW_KEYS = {"workload", "engine", "median_us", "floor_us", "floor_fraction", "build_s", "host_us", "note"}
+ENVIRONMENT = {
+    "device": "Pretended GPU",
+    "arch": "sm_90a",
+    "driver": "13.0",
+    "python": "3.11.0",
+    "versions": {"fusegraph": "0.1.0", "torch": None},
+    "commit": "0123456789ab",
+    "date": "2026-01-02",
+}
+
+
+# --- the board
+
+
+def test_every_workload_is_whole():
+    workloads = board()
+    names = [w.name for w in workloads]
+    assert len(set(names)) == len(names) > 50
+    known = set(functions(SimpleNamespace(nn=SimpleNamespace(functional=None))))
+    for workload in workloads:
+        assert workload.torch in known, workload.name
+        assert (workload.flops > 0) == (workload.unit in ("bf16", "tf32")), workload.name
+        graph = workload.graph()
+        if graph is not None:
+            assert [t.shape for t in graph.inputs] == [i.shape for i in workload.inputs]
+            assert graph.outputs[0].shape == workload.output, workload.name
+            counted = GraphWorkload(graph)
+            assert counted.bytes == workload.bytes, workload.name
+            assert not workload.flops or (counted.flops, counted.unit) == (workload.flops, workload.unit)
+    assert sum(w.graph() is not None for w in workloads) >= 20
+
+
+def test_floors_of_any_graph():
+    graph = fg.Graph("g", io_dtype="bfloat16")
+    x, w = graph.tensor("x", (2, 8, 6, 6)), graph.tensor("w", (4, 4, 3, 3))
+    row = graph.tensor("row", (5, 6), strides=(0, 1))
+    y = graph.conv_fprop(x, w, padding=1)
+    table = graph.constant(np.ones((6,), np.float32))
+    graph.output(graph.matmul(y, graph.tensor("m", (6, 5))) * 2.0, name="y")
+    graph.output(row + table, name="z")
+    workload = GraphWorkload(graph)
+    assert workload.flops == 2 * (2 * 4 * 36) * 36 + 2 * (2 * 4 * 6 * 5) * 6
+    assert workload.unit == "bf16"
+    read = 2 * 8 * 36 + 4 * 4 * 9 + 6 + 6 * 5
+    assert workload.bytes == 2 * read + 4 * 6 + 2 * (2 * 4 * 6 * 5) + 4 * 5 * 6
+    ints = fg.Graph("ints", io_dtype="int8")
+    ints.output(ints.matmul(ints.tensor("a", (4, 4)), ints.tensor("b", (4, 4))))
+    assert (GraphWorkload(ints).flops, GraphWorkload(ints).unit) == (0, "")
+
+
+# --- rows
+
+
+class Timer:
+    """Medians that are given; what is timed runs."""
+
+    def __init__(self, device: int = 0) -> None:
+        self.times = [10.0, 20.0, 30.0, 40.0, 50.0]
+
+    def median(self, run, repeats=15, warmup=3):
+        run()
+        return self.times.pop(0)
+
+
+class Executable:
+    def __init__(self, error=None):
+        self.plan = SimpleNamespace(kernels=(SimpleNamespace(name="k1"), SimpleNamespace(name="k2")))
+        self.plans = [SimpleNamespace(name="engine 3")]
+        self.error = error
+
+    def __call__(self, *arrays, out=None):
+        if self.error is not None:
+            raise self.error
+        return "out"
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A device on which nothing is measured: `made` decides what engines do, `copies` the sizes that were copied."""
+    facts = SimpleNamespace(made={}, copies=[], arrays=[])
+    buffer = SimpleNamespace(pointer=1)
+
+    def random_array(shape, strides, dtype, device, seed=0):
+        facts.arrays.append((tuple(shape), tuple(strides), dtype.name))
+        return buffer
+
+    def compile_graph(graph, engine, **options):
+        made = facts.made.get(engine, Executable())
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    monkeypatch.setattr(bench, "ColdTimer", Timer)
+    monkeypatch.setattr(bench, "random_array", random_array)
+    monkeypatch.setattr(bench, "compile_graph", compile_graph)
+    monkeypatch.setattr(bench.nvrtc, "nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(driver, "allocate", lambda nbytes, device=0: buffer)
+    monkeypatch.setattr(driver, "synchronize", lambda stream=0, device=0: None)
+    monkeypatch.setattr(driver, "copy_on_device", lambda to, source, nbytes, device=0: facts.copies.append(nbytes))
+    return facts
+
+
+def add(dtype: str = "float32") -> GraphWorkload:
+    graph = fg.Graph("add", io_dtype=dtype)
+    graph.output(graph.tensor("a", (6, 4), strides=(1, 6)) + graph.tensor("b", (4,)), name="y")
+    return GraphWorkload(graph)
+
+
+def test_rows(pretended):
+    run = Bench(repeats=2)
+    ours, cudnn = run.rows(add(), ["cudnn"])
+    assert pretended.copies == [2 * (24 + 4 + 24)]  # half of the bytes are read, half written
+    assert pretended.arrays[1:] == [((6, 4), (1, 6), "float32"), ((4,), (1,), "float32")]
+    assert (ours.workload, ours.engine, ours.median_us, ours.floor_us, ours.floor_fraction) == (
+        "add",
+        "cuda",
+        20,
+        10,
+        0.5,
+    )
+    assert (ours.note, cudnn.note) == ("k1, k2", "engine 3")
+    assert ours.build_s >= 0
+    assert ours.host_us > 0
+    assert cudnn.floor_fraction == pytest.approx(1 / 3)
+    assert run.copy_us(add().bytes) == 10.0  # measured once
+
+
+def test_rows_of_what_does_not_run(pretended, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    pretended.made["cudnn"] = NotSupportedError("cuDNN refuses\n graph 'add'")
+    pretended.made["cuda"] = Executable(ZeroDivisionError("a defect"))
+    rows = list(Bench().rows(add(), ["cudnn", "torch", "cupy"]))
+    assert [r.median_us for r in rows] == [None] * 4
+    assert {r.floor_us for r in rows} == {10.0}
+    assert rows[0].note == "ZeroDivisionError: a defect"
+    assert rows[1].note == "cuDNN refuses graph 'add'"
+    assert rows[2].note.startswith("torch is not installed")
+    later = next(w for w in board() if w.name == "softmax 8192x8192 bf16")
+    if later.graph() is None:
+        (row,) = Bench().rows(later, [])
+        assert row.note == "not in the op table yet"
+        assert pretended.arrays[-1] == ((8192, 8192), (8192, 1), "bfloat16")
+
+
+def test_the_floor_of_arithmetic(pretended):
+    run = Bench()
+    run._rates["bf16"] = 1e6
+    matmul = next(w for w in board() if w.name == "matmul 8192x8192x8192 bf16")
+    assert run.floor_us(matmul) == pytest.approx(2 * 8192**3 / 1e6)
+    run._rates["bf16"] = 1e18
+    assert run.floor_us(matmul) == 10.0
+    run._rates["bf16"] = None  # no torch to measure it with
+    assert run.floor_us(matmul) == 10.0
+
+
+# --- the command
+
+
+class Fake:
+    """A Bench whose rows are made up: ``plan`` maps a workload's name to its rows' medians, or to an error."""
+
+    plan: dict[str, object] = {}  # noqa: RUF012
+
+    def __init__(self, device: int = 0, repeats: int = 15) -> None:
+        self.device, self.repeats = device, repeats
+
+    def rows(self, workload, peers):
+        for engine in ("cuda", *peers):
+            us = self.plan.get(workload.name, {}).get(engine, 20.0)
+            if isinstance(us, BaseException):
+                raise us
+            fraction = None if us is None else 10.0 / us
+            yield Row(workload.name, engine, us, 10.0, fraction, 0.05, 3.0, "why | not " * 10 if us is None else "")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr("fusegraph.cli.bench.Bench", Fake)
+    monkeypatch.setattr("fusegraph.cli.bench.environment", lambda device: dict(ENVIRONMENT))
+    monkeypatch.setattr(driver, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(Fake, "plan", {})
+    return Fake
+
+
+def test_list_needs_no_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(driver, "unavailable_reason", lambda: "no driver")
+    assert main(["bench", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [w.name for w in board()]
+    assert main(["bench", "--list", "--suite", "board", "--only", "^sigmoid.*bf16$"]) == 0
+    assert capsys.readouterr().out == "sigmoid(a+b*c) 64Mi bf16\n"
+    assert main(["bench", "--list", str(ROOT / "examples" / "sigmoid_fma.py")]) == 0
+    assert capsys.readouterr().out == "sigmoid_fma\n"
+
+
+def test_no_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(driver, "unavailable_reason", lambda: "no CUDA driver; use engine='cpu', which needs no GPU")
+    path = tmp_path / "r.json"
+    assert main(["bench", "--json", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("error: bench times kernels on a GPU, and there is none: no CUDA driver\n")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "("], "is no regular expression"),
+        (["--only", "no such workload"], "is found in no workload's name"),
+        (["--peers", "tpu"], "'tpu' is none of cudnn, torch, compile, cupy, none"),
+        (["--suite", "other"], "there is no suite 'other'; there is: board"),
+        (["x.py", "--suite", "board"], "give a file or --suite, not both"),
+        ([str(ROOT / "examples" / "sigmoid_fma.py"), "--peers", "cudnn,torch"], "'torch' is none of cudnn, none; the"),
+        (["--json", "."], "is a folder; give the name of a file"),
+    ],
+)
+def test_mistakes(arguments, message, capsys, fake):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rows_are_printed_and_written(capsys, fake, tmp_path):
+    path, picture = tmp_path / "new" / "r.json", tmp_path / "r.svg"
+    fake.plan = {"sigmoid(a+b*c) 64Mi bf16": {"cudnn": None}}
+    arguments = ["--only", "^sigmoid", "--peers", "cudnn,torch", "--repeats", "7"]
+    assert main(["bench", *arguments, "--json", str(path), "--plot", str(picture)]) == 0
+    told = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert {k: told[k] for k in ENVIRONMENT} == ENVIRONMENT
+    assert (told["repeats"], told["complete"]) == (7, True)
+    assert [r["engine"] for r in told["rows"]] == ["cuda", "cudnn", "torch"] * 2
+    assert all(set(r) == ROW_KEYS for r in told["rows"])
+    assert told["rows"][4]["median_us"] is None
+    assert os.listdir(path.parent) == ["r.json"]
+    assert picture.read_text() == svg(told)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Pretended GPU (sm_90a), medians of 7 runs, cold L2"
+    assert " ".join(lines[1].split()) == "workload engine median us floor us fraction build s host us note"
+    assert " ".join(lines[2].split()) == "sigmoid(a+b*c) 64Mi fp32 cuda 20.0 10.0 0.500 0.050 3.0"
+    assert "  -  " in lines[6]
+    assert lines[6].endswith("...")
+
+
+def test_an_interrupted_run_keeps_its_rows(capsys, fake, tmp_path):
+    path = tmp_path / "r.json"
+    fake.plan = {"sigmoid(a+b*c) 64Mi bf16": {"cudnn": KeyboardInterrupt()}}
+    assert main(["bench", "--only", "^sigmoid", "--peers", "cudnn", "--json", str(path)]) == 130
+    told = json.loads(path.read_text())
+    assert (told["complete"], len(told["rows"])) == (False, 3)
+    assert "the rows measured so far (3) are in" in capsys.readouterr().err
+
+
+def test_a_workload_of_ours_that_fails(capsys, fake, tmp_path):
+    path = tmp_path / "r.json"
+    fake.plan = {
+        "sigmoid(a+b*c) 64Mi fp32": {"cuda": None},
+        "sigmoid(a+b*c) 64Mi bf16": {"cuda": DeviceError("CUDA_ERROR_OUT_OF_MEMORY")},
+    }
+    assert main(["bench", "--only", "^sigmoid", "--peers", "none", "--json", str(path)]) == 1
+    assert "2 of 2 workloads do not run: sigmoid(a+b*c) 64Mi fp32, sigmoid" in capsys.readouterr().err
+    rows = json.loads(path.read_text())["rows"]
+    assert (rows[1]["floor_us"], rows[1]["note"]) == (None, "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+def test_a_file(capsys, fake, tmp_path):
+    path = tmp_path / "r.json"
+    file = str(ROOT / "examples" / "sigmoid_fma.py")
+    assert main(["bench", file, "--json", str(path), "--commit", "fedcba987654"]) == 0
+    assert json.loads(path.read_text())["commit"] == "fedcba987654"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [["sigmoid_fma", "cuda"], ["sigmoid_fma", "cudnn"]]
+
+
+def test_files_are_replaced_whole(tmp_path, monkeypatch):
+    path = artifacts.prepare_file(tmp_path / "a" / "b.json")
+    artifacts.write_file(path, "old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileError, match=r"b\.json cannot be written: No space left"):
+        artifacts.write_file(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["b.json"]
+
+
+# --- the picture and the tables
+
+
+def result() -> dict:
+    rows = [
+        Row("one & <two>", "cuda", 10.0, 9.5, 0.95, 0.1, 4.0, "k"),
+        Row("one & <two>", "cudnn", 12.5, 9.5, 0.76, 0.3, 9.0, "engine"),
+        Row("one & <two>", "torch", 2500.0, 9.5, 0.0038, 0.3, 9.0, "eager"),
+        Row("alone", "cuda", 8.0, 10.0, 1.25, 0.3, 6.0, "k"),
+        Row("alone", "cudnn", None, 10.0, None, None, None, "refused"),
+        Row("later", "cuda", None, 5.0, None, None, None, "not in the op table yet"),
+        Row("later", "torch", 7.0, 5.0, 0.71, 0.3, 9.0, "eager"),
+    ]
+    return document(ENVIRONMENT, 15, rows, complete=True)
+
+
+def test_standings():
+    first, alone, later = standings(result()["rows"])
+    assert (first.ours["median_us"], first.peer["engine"], first.floor_us) == (10.0, "cudnn", 9.5)
+    assert (alone.ours["median_us"], alone.peer) == (8.0, None)
+    assert (later.ours, later.peer["engine"]) == (None, "torch")
+
+
+def test_the_picture():
+    text = svg(result())
+    assert text == svg(json.loads(artifacts.json_text(result())))
+    tree = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    words = [t.text for t in tree.iter(f"{space}text")]
+    assert "one & <two>" in words
+    assert "10.0 us" in words
+    assert "12.5 us  cudnn" in words
+    assert "floor" in words
+    assert "later" not in words
+    assert "1 of 3 workloads are not shown: fusegraph does not run them." in words
+    bars = [r for r in tree.iter(f"{space}rect") if float(r.get("height")) == 11 and float(r.get("y")) > 40]
+    ours = [float(r.get("width")) for r in bars if r.get("class") == "ours"]
+    (peer,) = [float(r.get("width")) for r in bars if r.get("class") == "peer"]
+    assert ours[0] / ours[1] == pytest.approx(0.95 / 1.25, rel=1e-2)
+    assert peer / ours[0] == pytest.approx(0.76 / 0.95, rel=1e-2)
+    (floor,) = (line for line in tree.iter(f"{space}line") if line.get("class") == "floor")
+    left = float(bars[0].get("x"))
+    assert (float(floor.get("x1")) - left) / ours[1] == pytest.approx(1 / 1.25, rel=1e-2)
+    width = float(tree.get("width"))
+    assert all(left + w < width for w in ours)
+
+
+def test_the_picture_of_nothing():
+    nothing = document(ENVIRONMENT, 15, [], complete=True)
+    assert ElementTree.fromstring(svg(nothing)).tag.endswith("svg")
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """tools/readme.py over a README and results of its own."""
+    module = runpy.run_path(str(ROOT / "tools" / "readme.py"))
+    readme, results = tmp_path / "README.md", tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    readme.write_text("before\n<!-- generated: measurements -->\nold\n<!-- end -->\nafter\n")
+    names = module["main"].__globals__
+    monkeypatch.setitem(names, "README", readme)
+    monkeypatch.setitem(names, "RESULTS", results)
+    return SimpleNamespace(main=module["main"], readme=readme, results=results)
+
+
+def test_tables_without_results(tool):
+    assert tool.main(["--check"]) == 1
+    assert tool.main([]) == 0
+    assert "Nothing has been measured yet" in tool.readme.read_text()
+    assert tool.main(["--check"]) == 0
+
+
+def test_tables(tool, capsys):
+    path = tool.results / "gpu.json"
+    path.write_text(artifacts.json_text(result()))
+    assert tool.main([]) == 0
+    text = tool.readme.read_text()
+    assert text.startswith("before\n<!-- generated")
+    assert text.endswith("<!-- end -->\nafter\n")
+    rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [
+        ["one & <two>", "10.0", "cudnn", "12.5", "1.25", "0.95"],
+        ["alone", "8.0", "-", "-", "-", "1.25"],
+        ["later", "-", "torch", "7.0", "-", "-"],
+    ]
+    for word in ("Pretended GPU, 2026-01-02", "`0123456789ab`", "driver 13.0", "fusegraph 0.1.0", "results/gpu.svg",
+                 "--json benchmarks/results/gpu.json", "0.20 s", "5.0 us"):  # fmt: skip
+        assert word in text
+    assert "torch None" not in text
+    assert (tool.results / "gpu.svg").read_text() == svg(result())
+    assert tool.main(["--check"]) == 0
+    capsys.readouterr()
+    (tool.results / "gpu.svg").write_text("drawn by hand\n")
+    assert tool.main(["--check"]) == 1
+    assert "-drawn by hand" in capsys.readouterr().out
+    path.unlink()
+    assert tool.main(["--check"]) == 1
+    assert "gpu.svg: there is no gpu.json" in capsys.readouterr().out
+    assert tool.main([]) == 0
+    assert os.listdir(tool.results) == []
+
+
+def test_runs_cut_short_make_no_table(tool):
+    path = tool.results / "gpu.json"
+    path.write_text(artifacts.json_text({**result(), "complete": False}))
+    with pytest.raises(ValueError, match=r"gpu\.json is of a run that was interrupted"):
+        tool.main([])
+
+
+def test_committed_results_are_whole():
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        told = json.loads(path.read_text())
+        assert told["complete"] is True, path.name
+        assert set(told) == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
+        assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
+        for row in told["rows"]:
+            assert set(row) == ROW_KEYS
+            if row["median_us"] is not None:
+                assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
+
+
+# --- on a GPU
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(tmp_path):
+    path = tmp_path / "r.json"
+    assert main(["bench", str(ROOT / "examples" / "sigmoid_fma.py"), "--peers", "none", "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert 1 < row["median_us"] < 1000
+    assert 0.1 < row["floor_fraction"] < 2
+    assert 0 < row["build_s"] < 5
