@@ -27,6 +27,13 @@ def accept(view: GroupView, options: Options) -> None:
             f"{first.op.name} {first.name!r} and {second.op.name} {second.name!r} are two kernels: one anchor each"
         )
     anchor = anchors[0]
+    before = _before(view, anchor)
+    if before:
+        node = min(before, key=view.nodes.index)
+        raise Refusal(
+            f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r}: "
+            "its operands are read as they lie in memory"
+        )
     shape = anchor.output.shape
     after = {anchor}
     for node in view.nodes:
@@ -41,13 +48,6 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    before = _before(view, anchor)
-    if before:
-        node = min(before, key=view.nodes.index)
-        raise Refusal(
-            f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r}: "
-            "its operands are read as they lie in memory"
-        )
     for tensor in view.writes:
         if view.graph.producer(tensor) not in after:
             raise Refusal(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")

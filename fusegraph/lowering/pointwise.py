@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Tensor
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal
@@ -10,7 +12,7 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadc
 
 def space(view: GroupView) -> tuple[int, ...]:
     """The iteration space: the shape that every node's result broadcasts to and that all written tensors have."""
-    shape = max((n.output.shape for n in view.nodes), key=lambda s: (len(s), _volume(s)))
+    shape = max((n.output.shape for n in view.nodes), key=lambda s: (len(s), prod(s)))
     for tensor in view.writes:
         if tensor.shape != view.writes[0].shape:
             a, b = sorted((tensor, view.writes[0]), key=lambda t: t.size)
@@ -26,13 +28,6 @@ def space(view: GroupView) -> tuple[int, ...]:
     return shape
 
 
-def _volume(shape: tuple[int, ...]) -> int:
-    volume = 1
-    for size in shape:
-        volume *= size
-    return volume
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal with the reason if the nodes cannot be one pointwise kernel."""
     space(view)
@@ -41,7 +36,8 @@ def accept(view: GroupView, options: Options) -> None:
 
 def check_size(view: GroupView) -> None:
     """Raises Refusal if one kernel would hold too much at once."""
-    operands = len(view.reads) + len(view.writes)
+    numbers = sum(t.is_constant and t.size == 1 for t in view.reads)  # part of the code
+    operands = len(view.reads) - numbers + len(view.writes)
     if operands > MAX_OPERANDS:
         raise Refusal(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
     if len(view.nodes) > MAX_NODES:

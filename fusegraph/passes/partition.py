@@ -51,7 +51,7 @@ class Group:
         each).
         """
         alone = sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in self.nodes)
-        return alone - sum(t.nbytes for t in (*self.reads, *self.writes))
+        return alone - sum(t.nbytes for t in {*self.reads, *self.writes})
 
 
 @dataclass(frozen=True)
