@@ -14,7 +14,7 @@ from math import prod
 
 from codegen.epilogue import Epilogue, Run, factor
 from codegen.expr import Store
-from codegen.iteration import collapse, coordinate, extent, index_type, linear, unsigned
+from codegen.iteration import collapse, coordinate, extent, index_type, linear, packed, unsigned
 from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
@@ -270,22 +270,22 @@ class _Renderer:
 
     def _fetch(self, side: _Side) -> None:
         """Reads this thread's elements of the tile at k0 into registers, zero outside."""
-        w, gather, p, inner = self.w, side.gather, side.label, self.spec.inner
+        w, gather, p = self.w, side.gather, side.label
         w.open("")
         if side.along_k:
-            coords = self._reduction(gather, f"k0 + {p}_k")
+            coords, offset = self._reduction(gather, f"k0 + {p}_k")
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {side.count}; ++i)")
         if not side.along_k:
-            coords = self._reduction(gather, f"k0 + {p}_k + i * {side.step}")
+            coords, offset = self._reduction(gather, f"k0 + {p}_k + i * {side.step}")
         conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
         if not side.exact:
             conditions.append(f"{p}_inside{side.at}")
         for number, x in enumerate(gather.limits):
             place = linear([(f"{p}_start{number}{side.at}", 1), (coords[x.inner_dim], x.inner_step)])
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        terms = [(f"{p}_base{side.at}", 1), *((coords[d], gather.inner[d]) for d in range(len(inner)))]
-        value = factor(gather.operand, f"{side.pointer}[{linear(terms)}]", self.spec.accumulate)
+        offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)])
+        value = factor(gather.operand, f"{side.pointer}[{offset}]", self.spec.accumulate)
         if len(conditions) > 1:
             w.line(f"const bool inside = {' && '.join(conditions)};")
             conditions = ["inside"]
@@ -294,16 +294,17 @@ class _Renderer:
         w.close()
         w.close()
 
-    def _reduction(self, gather: Gather, position: str) -> list[str]:
-        """Writes the reduction coordinates that a factor needs at a position; returns their C variables."""
+    def _reduction(self, gather: Gather, position: str) -> tuple[list[str], str]:
+        """Writes a position of the reduction: the C variables of its coordinates, and a factor's offset there."""
         w, inner = self.w, self.spec.inner
         w.line(f"const {self.t} k = {position};")
-        if len(inner) == 1:
-            return ["k"]
-        used = {d for d in range(len(inner)) if gather.inner[d]} | {x.inner_dim for x in gather.limits if x.inner_step}
-        for d in sorted(used):
-            w.line(f"const {self.t} r{d} = {coordinate('k', inner, d)};")
-        return [f"r{d}" for d in range(len(inner))]
+        limited = {x.inner_dim for x in gather.limits if x.inner_step}
+        if len(inner) == 1 or (gather.inner == packed(inner) and not limited):
+            return ["k"] * len(inner), linear([("k", gather.inner[-1])])
+        coords = [f"r{d}" for d in range(len(inner))]
+        for d in sorted({d for d in range(len(inner)) if gather.inner[d]} | limited):
+            w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
+        return coords, linear(list(zip(coords, gather.inner)))
 
     def _stash(self, side: _Side) -> None:
         """Writes the fetched elements to shared memory."""
@@ -347,15 +348,20 @@ class _Renderer:
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {s.inner}; ++kk)")
         for p, mine, tile, thread in (("a", s.thread_rows, s.rows, "ty"), ("b", s.thread_cols, s.cols, "tx")):
-            w.line(f"Vector<{c}, {CHUNK}> {p}_part[{mine // CHUNK}];")
-            for chunk in range(mine // CHUNK):
-                place = linear([(thread, CHUNK)], chunk * (tile // mine) * CHUNK)
-                w.line(f"{p}_part[{chunk}] = load_shared<{CHUNK}>(&{p}_tile[stage][kk][{place}]);")
+            places = [linear([(thread, CHUNK)], chunk * (tile // mine) * CHUNK) for chunk in range(mine // CHUNK)]
+            loads = [f"load_shared<{CHUNK}>(&{p}_tile[stage][kk][{place}])" for place in places]
+            if len(loads) == 1:
+                w.line(f"const auto {p}_part = {loads[0]};")
+            else:
+                w.line(f"const Vector<{c}, {CHUNK}> {p}_part[{len(loads)}] = {{")
+                for load in loads:
+                    w.line(f"    {load},")
+                w.line("};")
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
         w.line("#pragma unroll")
         product = " * ".join(
-            f"{p}_part[{f'{v} / {CHUNK}' if mine > CHUNK else 0}][{f'{v} % {CHUNK}' if mine > CHUNK else v}]"
+            f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
             for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
         )
         w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum[i][j] += {product};")

@@ -25,6 +25,7 @@ from codegen.expr import (
 )
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
 
@@ -47,7 +48,10 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
 def describe(node: Node) -> str:
     """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
     operands = [_shown(t) for t in node.inputs]
-    given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != node.op.attributes.get(k)]
+    usual = node.op.attributes
+    if node.kind is Kind.CONTRACTION and node.op.normalize is not None:
+        usual = node.op.normalize(tuple(t.type for t in node.inputs), usual)
+    given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != usual.get(k)]
     return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
 
 
