@@ -1,4 +1,4 @@
-"""Schedules of the window family: the two forms of its kernels, the sizes of their halo tiles, and which fits."""
+"""Schedules of the window family: the three forms of its kernels, the sizes of their halo tiles, and which fits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ COLUMN_BYTES = 512
 #: Blocks, and threads of each, that keep a large GPU busy.
 ENOUGH_BLOCKS = 264
 ENOUGH_THREADS = 128
+#: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
+#: sums up.
+MAX_HALO = 8
+MAX_WEIGHTS = 50
+STRIP_REGISTERS = 90
+STRIP_PRODUCTS = 1600
 SECTOR = 32  # bytes of the smallest access to device memory
 
 
@@ -87,7 +93,19 @@ class ChannelsSchedule:
         return self.lanes * self.vector
 
 
-WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
+@dataclass(frozen=True)
+class StripsSchedule:
+    """A thread has ``rows`` rows of ``vector`` neighbouring outputs of one plane, for every filter of its group."""
+
+    rows: int
+    vector: int
+    threads: int
+    itype: str
+
+
+WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule
+#: Schedules whose blocks stage a halo tile in shared memory.
+TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 
 
 def fits(spec: WindowSpec) -> str | None:
@@ -97,6 +115,8 @@ def fits(spec: WindowSpec) -> str | None:
 
 def _misfit(spec: WindowSpec, s: WindowSchedule) -> str | None:
     """Why a schedule is no kernel of a spec; None if it is."""
+    if isinstance(s, StripsSchedule):
+        return None
     needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
@@ -111,12 +131,49 @@ def channels_last(spec: WindowSpec) -> bool:
 
 
 def best_schedule(spec: WindowSpec) -> WindowSchedule:
-    """The schedule used when nothing was tuned: of those that fit, the one that costs least; else the smallest."""
-    every: list[WindowSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    """The schedule used when nothing was tuned: strips where they can be, otherwise the best with a halo tile."""
+    return strips_schedule(spec) or best_tiled_schedule(spec)
+
+
+def best_tiled_schedule(spec: WindowSpec) -> TiledSchedule:
+    """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
+    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
     fitting = [s for s in every if _misfit(spec, s) is None]
     if fitting:
         return min(fitting, key=lambda s: _cost(spec, s))
     return min(every, key=lambda s: shared_bytes(spec, s))
+
+
+def halo(spec: WindowSpec) -> tuple[int, int]:
+    """Elements that an unstrided filter reaches to the left and to the right of a run of outputs (negative: short of
+    it).
+    """
+    return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
+
+
+def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
+    """The largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
+    time.
+    """
+    size, xs = spec.x.dtype.itemsize, spec.x.strides
+    vector = 16 // size
+    left, right = halo(spec)
+    flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
+    steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
+    aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
+    if not (flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
+        return None
+    if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
+        return None
+    # Many planes bring weights of their own to every thread: fewer rows leave room for more threads.
+    for rows in _halves(_halved(8 if spec.groups == 1 else 4, spec.out[1])):
+        lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
+        threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
+        busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
+        registers = lines * (4 + left + right)
+        if busy and registers <= STRIP_REGISTERS and rows * vector * spec.filters * prod(spec.taps) <= STRIP_PRODUCTS:
+            return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
+    return None
 
 
 def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
@@ -142,7 +199,7 @@ def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
-def _cost(spec: WindowSpec, s: WindowSchedule) -> tuple[float, int]:
+def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
     """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
 
     A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
@@ -156,7 +213,9 @@ def _cost(spec: WindowSpec, s: WindowSchedule) -> tuple[float, int]:
         run = min(s.channels, spec.groups) * spec.x.dtype.itemsize
         access = max(1, min(16, run) // spec.x.dtype.itemsize)
         staged = depth * rows * cols * s.channels * (1 + 20 / access) * max(1.0, SECTOR / run)
-        each = depth * spec.taps[2] * under * (1 + s.vector) + taps * s.vector * (s.rows + 2) + 6 * s.rows * s.vector
+        each: float = (
+            depth * spec.taps[2] * under * (1 + s.vector) + taps * s.vector * (s.rows + 2) + 6 * s.rows * s.vector
+        )
     else:
         blocks = -(-spec.images * spec.groups // s.planes) * tiles
         run = cols * spec.x.dtype.itemsize
@@ -196,7 +255,7 @@ def _itype(spec: WindowSpec) -> str:
     return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
 
-def tile_sizes(spec: WindowSpec, s: WindowSchedule) -> tuple[int, int, int]:
+def tile_sizes(spec: WindowSpec, s: TiledSchedule) -> tuple[int, int, int]:
     """(depth, rows, columns) of the halo tile of one channel.  Depth is only the planes that taps touch."""
     rows = (s.out_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
     cols = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
@@ -226,7 +285,7 @@ def _column_bytes(spec: WindowSpec, s: ChannelsSchedule) -> int:
     return (spec.taps[1] + s.rows) * s.vector * element_bytes(spec.accumulate)
 
 
-def shared_bytes(spec: WindowSpec, s: WindowSchedule) -> int:
+def shared_bytes(spec: WindowSpec, s: TiledSchedule) -> int:
     """Static shared memory of a block, in bytes."""
     depth, rows, cols = tile_sizes(spec, s)
     if isinstance(s, ChannelsSchedule):

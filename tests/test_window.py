@@ -14,20 +14,24 @@ import pytest
 from kernel_cases import Case, check_cases, executable, rendered
 
 import fusegraph as fg
+from codegen.cpu.guarded import GuardedArray
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource, WindowSpec
 from codegen.window_schedule import (
     SHARED_LIMIT,
     ChannelsSchedule,
     PlanesSchedule,
+    StripsSchedule,
     best_schedule,
+    best_tiled_schedule,
     fits,
     shared_bytes,
     tile_sizes,
 )
+from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.window import suits
-from fusegraph.report.check import random_inputs, run
+from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.cache import default_cache
 
@@ -346,7 +350,7 @@ def test_the_best_schedule_fits(layout, dtype):
         spec = spec_of(
             direct((8, count, size, size), (taps, taps), dtype, layout=layout, stride=stride, padding=taps // 2)
         )
-        s = best_schedule(spec)
+        s = best_tiled_schedule(spec)
         assert isinstance(s, ChannelsSchedule if layout == "channels_last" else PlanesSchedule)
         assert fits(spec) is None
         assert shared_bytes(spec, s) <= SHARED_LIMIT
@@ -366,7 +370,7 @@ def test_a_tile_reads_little_more_than_its_outputs_need():
     for layout, limit in (("contiguous", 1.45), ("channels_last", 1.65)):
         for size in (14, 28, 56, 112, 224):
             spec = spec_of(direct((32, 64, size, size), (3, 3), "bfloat16", layout=layout, padding=1))
-            s = best_schedule(spec)
+            s = best_tiled_schedule(spec)
             _, rows, cols = tile_sizes(spec, s)
             assert rows * cols / (s.out_rows * s.out_cols) < limit, (layout, size, s)
 
@@ -430,7 +434,7 @@ def test_each_element_is_read_once_a_tile(case):
     """Counts every read of x while the kernel runs: a tile reads what lies under it once, and never the padding."""
     (kernel,) = executable(case).plan.kernels
     spec = kernel.group.lowered.spec
-    counted = _counting(rendered(replace(spec, name=kernel.name), best_schedule(spec)), spec)
+    counted = _counting(rendered(replace(spec, name=kernel.name), best_tiled_schedule(spec)), spec)
     module = host_compiler.build([counted], cache=default_cache())
     given = random_inputs(case.graph, 0)
     x, w = given["x"], given["w"]
@@ -459,7 +463,7 @@ def _counting(source: KernelSource, spec: WindowSpec) -> KernelSource:
 
 def _tiles_over(spec: WindowSpec) -> np.ndarray[Any, Any]:
     """How many tiles each element of x (as it lies in memory) is under, from the sizes of the tiles alone."""
-    s = best_schedule(spec)
+    s = best_tiled_schedule(spec)
     depth, rows, cols = tile_sizes(spec, s)
 
     def along(axis: int, step: int, span: list[int]) -> np.ndarray[Any, Any]:
@@ -533,3 +537,66 @@ def _random_case(r: random.Random) -> Case:
         mode=r.choice(["convolution", "cross_correlation"]),
         case={"special": r.choice([0, 0, 0.02]), "options": Options(strict=r.random() < 0.2)},
     )
+
+
+STRIPS = [
+    # (height, width, taps, padding, dilation)
+    (19, 48, 3, 1, 1),
+    (19, 48, 3, ((0, 3), (2, 1)), 1),
+    (9, 32, 3, 2, 2),
+    (5, 16, 5, 2, 1),
+    (1, 64, 1, 0, 1),
+    (33, 16, 3, 0, 1),
+]
+
+
+def test_strips_take_unstrided_filters_over_aligned_rows():
+    def chosen(*args, **attributes):
+        return isinstance(best_schedule(spec_of(direct(*args, **attributes))), StripsSchedule)
+
+    assert chosen((2, 3, 19, 48), (3, 3), padding=1)
+    assert not chosen((2, 3, 19, 47), (3, 3), padding=1)  # rows that are not whole vectors
+    assert not chosen((2, 3, 19, 48), (3, 3), padding=1, stride=2)
+    assert not chosen((2, 3, 19, 48), (11, 11), padding=5)  # more weights than registers
+    assert not chosen((2, 16, 19, 48), (3, 3), padding=1, layout="channels_last")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float8_e5m2", "int8", "int32", "uint8"])
+def test_strips_equal_the_reference(dtype):
+    graphs = []
+    for height, width, taps, padding, dilation in STRIPS:
+        for mode in ("cross_correlation", "convolution"):
+            g = fg.Graph("strips", io_dtype=dtype)
+            x, w = g.tensor("x", (2, 3, height, width)), g.tensor("w", (6, 1, taps, taps))
+            y = g.conv_fprop(x, w, padding=padding, dilation=dilation, mode=mode)
+            bias = g.tensor("bias", (6, 1, 1), y.dtype)
+            residual = g.tensor("residual", y.shape, y.dtype)
+            g.output(g.relu(y + bias) + residual, name="out")
+            g.output(y, name="plain")
+            graphs.append(g)
+    built = [CpuExecutable(g, Options(), lazy=True) for g in graphs]
+    for each in built:
+        spec = each.plan.kernels[0].group.lowered.spec
+        assert isinstance(best_schedule(spec), StripsSchedule)
+    build_together(built)
+    for each in built:
+        for special in (0.0, 0.05):
+            result = check_executable(each, random_inputs(each.graph, 3, special=special))
+            assert result.ok, str(result)
+
+
+def test_strips_stay_within_their_arrays():
+    """Every pointer at the end and at the start of readable memory: an access outside faults."""
+    for height, width, taps, padding, dilation in STRIPS:
+        g = fg.Graph("strips")
+        x, w = g.tensor("x", (2, 3, height, width)), g.tensor("w", (3, 1, taps, taps))
+        g.output(g.conv_fprop(x, w, padding=padding, dilation=dilation), name="out")
+        compiled = g.compile("cpu")
+        inputs = random_inputs(g, 1)
+        wanted = compiled(*inputs.values())
+        for flush in ("end", "start"):
+            arrays = [GuardedArray(a, flush=flush, writable=False) for a in inputs.values()]
+            out = GuardedArray(np.zeros_like(wanted), flush=flush)
+            compiled(*(a.array for a in arrays), out=out.array)
+            assert out.damage() is None
+            np.testing.assert_array_equal(out.array, wanted)

@@ -1,0 +1,94 @@
+"""The strips form of the window family: unstrided filters over planes whose rows are contiguous, without shared memory.
+
+A thread takes as many neighbouring columns as one 16-byte access has, and several rows of them.  It issues the loads
+of all input rows under its outputs at once, each with the few elements to its left and right that the filter reaches
+(which its neighbours load too: they come from the L1 cache), and keeps them in registers: no input element is read
+from device memory twice but for the rows between two threads' patches, which the L2 cache still has.
+"""
+
+from __future__ import annotations
+
+from codegen.epilogue import Run, factor
+from codegen.iteration import coordinate, linear, unsigned
+from codegen.spec import WindowSpec
+from codegen.window_renderer import Renderer
+from codegen.window_schedule import StripsSchedule, halo
+
+
+class Strips(Renderer):
+    header = "strip.cuh"
+    barriers = False
+
+    def __init__(self, spec: WindowSpec, schedule: StripsSchedule) -> None:
+        super().__init__(spec, schedule)
+        self.s = schedule
+
+    def describe(self) -> str:
+        return f"a thread {self.s.rows} x {self.s.vector} outputs"
+
+    def body(self) -> int:
+        w, s, spec, c, t = self.w, self.s, self.spec, self.spec.accumulate, self.t
+        sizes = (spec.images, spec.groups, -(-spec.out[1] // s.rows), -(-spec.out[2] // s.vector))
+        total = sizes[0] * sizes[1] * sizes[2] * sizes[3]
+        w.line(f"const {t} at = {t}(blockIdx.x) * {s.threads} + threadIdx.x;")
+        if total % s.threads:
+            w.line(f"if (at >= {total}) return;")
+        scales = (1, 1, s.rows, s.vector)
+        places = []
+        for d, (name, scale) in enumerate(zip(("image", "group", "row", "col"), scales)):
+            where = f"{coordinate('at', sizes, d)}{f' * {scale}' if scale > 1 else ''}"
+            places.append(self.constant(name, where) if sizes[d] > 1 else "0")
+        image, group, row, col = places
+        self._weights(group)
+        lines = self._load(image, group, row, col)
+        w.line()
+        self.epilogue.scalars()
+        depth = w.depth
+        f, p = self.loop("f", spec.filters), self.loop("p", s.rows)
+        down = linear([(row, 1), (p, 1)])
+        if spec.out[1] % s.rows:
+            w.line(f"if ({down} >= {spec.out[1]}) break;")
+        w.line(f"{c} sum[{s.vector}] = {{}};")
+        inner = w.depth
+        kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
+        under = f"{lines}[{linear([(p, 1), (kr, spec.dilation[1])])}][{linear([(e, 1), (ks, spec.dilation[2])])}]"
+        w.line(f"sum[{e}] += weights[{f}][{kr}][{ks}] * {factor(spec.x, under, c)};")
+        self.close_to(inner)
+        beyond = None if spec.out[2] % s.vector == 0 else lambda e: f"{linear([(col, 1), (e, 1)])} >= {spec.out[2]}"
+        self.epilogue.results([image, group, f, "0", down, col], "sum[q]", Run(s.vector, 5, "q", beyond))
+        self.close_to(depth)
+        return -(-total // s.threads)
+
+    def _weights(self, group: str) -> None:
+        w, spec, c = self.w, self.spec, self.spec.accumulate
+        w.line(f"{c} weights[{spec.filters}][{spec.taps[1]}][{spec.taps[2]}];")
+        depth = w.depth
+        f, kr, ks = self.loop("f", spec.filters), self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2])
+        strides = spec.w.strides
+        terms = [(group, strides[0]), (f, strides[1])]
+        terms += [(self.reversed_tap(1, kr), strides[4]), (self.reversed_tap(2, ks), strides[5])]
+        w.line(f"weights[{f}][{kr}][{ks}] = {factor(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
+        self.close_to(depth)
+
+    def _load(self, image: str, group: str, row: str, col: str) -> str:
+        """Writes the loads of all input rows under the patch; returns the array's name."""
+        w, s, spec, t = self.w, self.s, self.spec, self.t
+        left, right = halo(spec)
+        count = s.rows - 1 + (spec.taps[1] - 1) * spec.dilation[1] + 1
+        xs = spec.x.strides
+        w.line()
+        origin = linear([(image, xs[0]), (group, xs[1])])
+        plane = self.x
+        if origin != "0":
+            plane = "plane"
+            w.line(f"const {spec.x.dtype.ctype}* plane = {self.x} + {origin};")
+        w.line(f"Strip<{spec.x.dtype.ctype}, {left}, {s.vector}, {right}> line[{count}] = {{}};")
+        depth = w.depth
+        iy = self.loop("iy", count)
+        in_h = self.constant("in_h", linear([(row, 1), (iy, 1)], -spec.before[1]))
+        source = linear([(in_h, xs[4])])
+        from_row = plane if source == "0" else f"{plane} + {source}"
+        load = f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({from_row}, {t}({col}), {t}({spec.sizes[2]}));"
+        w.line(f"if ({unsigned(t)}({in_h}) < {spec.sizes[1]}) {load}")
+        self.close_to(depth)
+        return "line"
