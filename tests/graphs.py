@@ -1,17 +1,19 @@
 """Shared by the tests: many graphs through one run of the host compiler, and random graphs.
 
 A random graph is a `Recipe`: builder code that is executed to make the graph, so that what a failure prints is the
-graph.  `draw_recipe` writes one with the help of a `Draw`: of hypothesis, which shrinks failures, or of a seed:
+graph.  `draw_recipe` writes one with the help of a `Draw`, of hypothesis or of a seed; `smaller` takes away what a
+failure does not need.
 
-    print(seeded(17))                  # the code
-    print(check_recipes([seeded(17)])) # what is wrong with it
+    print(seeded(17))                   # the code
+    print(failure(smaller(seeded(17)))) # what is wrong with it
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 import fusegraph as fg
 from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.errors import FusegraphError
 from fusegraph.lowering.base import Options
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 
@@ -72,7 +75,7 @@ def show(graph: fg.Graph) -> str:
 
 
 class Draw(Protocol):
-    """Where the decisions of a random graph come from.  What comes first is simplest."""
+    """Where the decisions of a random graph come from."""
 
     def integer(self, low: int, high: int) -> int: ...
 
@@ -136,18 +139,83 @@ def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "mat
     return draw_recipe(Drawn(draw), themes)
 
 
+class WrongGraph(AssertionError):
+    """A random graph whose kernels are wrong: recipe is the smallest one found that shows it."""
+
+    def __init__(self, recipe: Recipe, original: Recipe) -> None:
+        super().__init__(f"{failure(recipe)}\n{recipe}\n\nwhich was made smaller from\n{original}")
+        self.recipe = recipe
+
+
 def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
     """The recipes' graphs on the CPU engine against the reference, built together.
 
-    Raises AssertionError for those that are wrong, with their code.
+    Raises WrongGraph for the first that is wrong or does not get that far.
     """
-    graphs = [r.build() for r in given]
-    made = [CpuExecutable(g, Options(strict=r.strict), lazy=True) for g, r in zip(graphs, given)]
-    build_together(made)
-    results = [check_executable(e, r.inputs(e.graph), strict=r.strict) for e, r in zip(made, given)]
-    wrong = [f"{result}\n{recipe}" for result, recipe in zip(results, given) if not result.ok]
-    assert not wrong, "\n\n".join(wrong)
+    try:
+        results = _check(given)
+    except FusegraphError:
+        results = []
+    for number, recipe in enumerate(given):
+        if not (results[number].ok if results else failure(recipe) is None):
+            raise WrongGraph(smaller(recipe), recipe)
     return results
+
+
+def _check(given: Sequence[Recipe]) -> list[CheckResult]:
+    made = [CpuExecutable(r.build(), Options(strict=r.strict), lazy=True) for r in given]
+    build_together(made)
+    return [check_executable(e, r.inputs(e.graph), strict=r.strict) for e, r in zip(made, given)]
+
+
+def failure(recipe: Recipe) -> str | None:
+    """What is wrong with a recipe's graph on the CPU engine; None if nothing is."""
+    try:
+        (result,) = _check([recipe])
+    except FusegraphError as error:
+        return f"{type(error).__name__}: {error}"
+    return None if result.ok else str(result)
+
+
+def smaller(recipe: Recipe, *, attempts: int = 200) -> Recipe:
+    """A recipe with fewer lines and simpler ones that fails in the same way."""
+    kind = (failure(recipe) or "").split()[0]
+    progress = True
+    while progress:
+        progress = False
+        for candidate in _simpler(recipe):
+            attempts -= 1
+            if attempts < 0:
+                return recipe
+            try:
+                candidate.build()
+            except Exception:  # what was taken away was needed
+                continue
+            if (failure(candidate) or "-").split()[0] == kind:
+                recipe, progress = candidate, True
+                break
+    return recipe
+
+
+def _simpler(recipe: Recipe) -> Iterator[Recipe]:
+    """Recipes one step simpler: without a line, an operand in place of a node, without an argument."""
+    lines = recipe.lines
+    for k in reversed(range(1, len(lines))):
+        defined, _, expression = lines[k].partition(" = ")
+        rest = lines[:k] + lines[k + 1 :]
+        if not re.fullmatch(r"t\d+", defined) or not any(re.search(rf"\b{defined}\b", line) for line in rest):
+            yield replace(recipe, lines=rest)
+            continue
+        for operand in dict.fromkeys(re.findall(r"\bt\d+\b", expression)):
+            yield replace(recipe, lines=tuple(re.sub(rf"\b{defined}\b", operand, line) for line in rest))
+    for k, line in enumerate(lines):
+        for pattern in (r", (strides|layout|dtype|compute_dtype)=(\([^)]*\)|[^,)]+)", r", name=[^,)]+"):
+            if re.search(pattern, line):
+                yield replace(recipe, lines=(*lines[:k], re.sub(pattern, "", line), *lines[k + 1 :]))
+    if recipe.strict:
+        yield replace(recipe, strict=False)
+    if recipe.special:
+        yield replace(recipe, special=0.0)
 
 
 def draw_recipe(draw: Draw, themes: Sequence[str]) -> Recipe:
