@@ -23,9 +23,13 @@ from hypothesis import strategies as st
 
 import fusegraph as fg
 from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.errors import FusegraphError
 from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
+from fusegraph.runtime import driver, nvrtc
+from fusegraph.runtime.cache import default_cache
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -56,6 +60,36 @@ def check_all(
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
     assert not wrong, "\n\n".join(wrong)
     return results
+
+
+def check_on_gpu(
+    graphs: Sequence[fg.Graph],
+    *,
+    inputs: Callable[[fg.Graph], Mapping[str, Array]] = random_inputs,
+    fusion: bool = True,
+    **options: Any,
+) -> list[CheckResult]:
+    """`check_all` on the first GPU."""
+    made = gpu_executables(graphs, fusion=fusion, **options)
+    results = [check_executable(e, inputs(e.graph), strict=bool(options.get("strict"))) for e in made]
+    wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
+    assert not wrong, "\n\n".join(wrong)
+    return results
+
+
+def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CudaExecutable]:
+    """CUDA executables of several graphs, their kernels compiled in parallel."""
+    compile_for(driver.properties(0).arch, graphs, fusion=fusion, **options)
+    return [CudaExecutable(g, Options(**options), fusion=fusion) for g in graphs]
+
+
+def compile_for(
+    arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any
+) -> list[nvrtc.CompiledKernel]:
+    """All kernels of the graphs for an architecture, compiled in parallel and left in the cache."""
+    sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion).kernels]
+    flags = ("--fmad=false",) if options.get("strict") else ()
+    return nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=flags)
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, undecided_share
+from graphs import check_all, check_on_gpu, compile_for, undecided_share
 from test_ops_pointwise import CASES, POINTWISE
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
 from fusegraph.errors import AttributeValueError
-from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
-from fusegraph.runtime import nvrtc
-from fusegraph.runtime.cache import default_cache
 
 SHAPE = (3, 43)
 #: Dtypes whose kernels differ most from each other; the others are left to the slow tier.
@@ -80,18 +77,13 @@ def test_every_op_has_a_case() -> None:
     assert covered >= {(name, kind) for name, op in POINTWISE.items() for kind in op.cuda}
 
 
-def compiled(graphs: list[fg.Graph], arch: str) -> list[nvrtc.CompiledKernel]:
-    sources = [k.source for g in graphs for k in plan(g).kernels]
-    return nvrtc.compile_kernels(sources, arch, cache=default_cache())
-
-
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_some_ops_compile_for_gpus(arch: str) -> None:
     chosen = [
         ("gelu", dt.bfloat16), ("tanh", dt.float32), ("pow", dt.float32), ("sin", dt.float64), ("identity", dt.int64),
         ("add", dt.float8_e4m3), ("mod", dt.int8), ("binary_select", dt.bool_), ("gen_index", dt.float16),
     ]  # fmt: skip
-    for kernel in compiled([graph_of(*c) for c in chosen], arch):
+    for kernel in compile_for(arch, [graph_of(*c) for c in chosen]):
         assert kernel.spill_bytes == 0, kernel.name
 
 
@@ -100,4 +92,10 @@ def test_some_ops_compile_for_gpus(arch: str) -> None:
 def test_every_op_compiles_for_gpus(arch: str) -> None:
     """All ops with float32, bfloat16, int32 and bool operands; no kernel spills registers."""
     graphs = [graph_of(n, d) for d in (dt.float32, dt.bfloat16, dt.int32, dt.bool_) for n in taking(d)]
-    assert [k.name for k in compiled(graphs, arch) if k.spill_bytes] == []
+    assert [k.name for k in compile_for(arch, graphs) if k.spill_bytes] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", dt.ALL, ids=str)
+def test_every_op_on_the_gpu(dtype: dt.DType) -> None:
+    check_on_gpu([graph_of(name, dtype) for name in taking(dtype)], inputs=special_inputs)

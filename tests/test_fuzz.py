@@ -12,22 +12,29 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from graphs import Recipe, WrongGraph, check_recipes, failure, recipes, seeded, undecided_share
+from graphs import (
+    Recipe,
+    WrongGraph,
+    check_recipes,
+    compile_for,
+    failure,
+    gpu_executables,
+    recipes,
+    seeded,
+    undecided_share,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from codegen import pointwise
 from codegen.spec import KernelSource, PointwiseSpec
+from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable, build_together
-from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.ops import TABLE
 from fusegraph.passes import memory, simplify
-from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, run
-from fusegraph.runtime import driver, nvrtc
-from fusegraph.runtime.cache import default_cache
 
 #: Graphs built by one call of the host compiler.
 BATCH = 12
@@ -99,6 +106,16 @@ def test_the_generator_reaches_everything() -> None:
     assert min(several, shared, anchors, masks, layouts, strict) > 60
 
 
+def check_same_bits(recipe: Recipe, one: Executable, other: Executable) -> None:
+    """Two executables give the same bits, NaN aside."""
+    inputs = recipe.inputs(one.graph)
+    results, expected = run(one, inputs), run(other, inputs)
+    for tensor in one.graph.outputs:
+        a, b = results[tensor.name], expected[tensor.name]
+        same = (a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")) | ((a != a) & (b != b))
+        assert same.all(), f"{tensor.name} differs in {(~same).sum()} elements\n{recipe}"
+
+
 @pytest.mark.slow
 def test_strict_gives_the_bits_of_unfused_kernels() -> None:
     """Fused in strict mode and one kernel a node: the same bits, NaN aside, for graphs of pointwise nodes."""
@@ -109,12 +126,7 @@ def test_strict_gives_the_bits_of_unfused_kernels() -> None:
         alone = [CpuExecutable(g, Options(strict=True), fusion=False, lazy=True) for g in graphs]
         build_together([*fused, *alone])
         for recipe, one, other in zip(batch, fused, alone):
-            inputs = recipe.inputs(one.graph)
-            results, expected = run(one, inputs), run(other, inputs)
-            for tensor in one.graph.outputs:
-                a, b = results[tensor.name], expected[tensor.name]
-                same = (a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")) | ((a != a) & (b != b))
-                assert same.all(), f"{tensor.name} differs in {(~same).sum()} elements\n{recipe}"
+            check_same_bits(recipe, one, other)
             kernels[0] += len(one.plan.kernels)
             kernels[1] += len(other.plan.kernels)
     assert kernels[0] * 2 < kernels[1]
@@ -189,35 +201,35 @@ def test_a_defect_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monke
 # ---- CUDA
 
 
-def compile_for(arch: str, given: Sequence[Recipe]) -> list[nvrtc.CompiledKernel]:
-    """All kernels of the graphs, compiled in parallel and left in the cache."""
-    compiled = []
-    for strict in (False, True):
-        plans = [plan(r.build(), Options(strict=strict)) for r in given if r.strict == strict]
-        sources = [k.source for p in plans for k in p.kernels]
-        options = ("--fmad=false",) if strict else ()
-        compiled += nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=options)
-    return compiled
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_random_graphs_compile_for_gpus(arch: str) -> None:
-    compiled = compile_for(arch, [seeded(seed) for seed in range(12)])
+    compiled = compile_for(arch, [seeded(seed).build() for seed in range(12)])
     assert len(compiled) > 20
     assert [k.name for k in compiled if k.spill_bytes] == []
 
 
 @pytest.mark.gpu
 def test_random_graphs_on_the_gpu() -> None:
-    given = [seeded(seed) for seed in range(300)]
-    compile_for(driver.properties(0).arch, given)
-    results, wrong = [], []
-    for recipe in given:
-        executable = CudaExecutable(recipe.build(), Options(strict=recipe.strict))
-        result = check_executable(executable, recipe.inputs(executable.graph), strict=recipe.strict)
-        results.append(result)
-        if not result.ok:
-            wrong.append(f"{result}\n{recipe}")
+    results, graphs, wrong = [], [], []
+    for strict in (False, True):
+        given = [r for r in map(seeded, range(300)) if r.strict == strict]
+        made = gpu_executables([r.build() for r in given], strict=strict)
+        for recipe, executable in zip(given, made):
+            result = check_executable(executable, recipe.inputs(executable.graph), strict=strict)
+            results.append(result)
+            graphs.append(executable.graph)
+            if not result.ok:
+                wrong.append(f"{result}\n{recipe}")
     assert not wrong, "\n\n".join(wrong[:5])
-    assert undecided_share(results, [r.build() for r in given]) < MOST_UNDECIDED
+    assert len(results) == 300
+    assert undecided_share(results, graphs) < MOST_UNDECIDED
+
+
+@pytest.mark.gpu
+def test_strict_gives_the_bits_of_unfused_kernels_on_the_gpu() -> None:
+    given = [seeded(seed, themes=("pointwise",)) for seed in range(5000, 5096)]
+    graphs = [r.build() for r in given]
+    fused, alone = (gpu_executables(graphs, strict=True, fusion=fusion) for fusion in (True, False))
+    for recipe, one, other in zip(given, fused, alone):
+        check_same_bits(recipe, one, other)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, executables
+from graphs import check_all, check_on_gpu, executables
 
 import fusegraph as fg
 from codegen import pointwise
@@ -244,7 +244,7 @@ def test_small_blocks_meet_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- shapes and strides
 
 
-def test_ragged_sizes() -> None:
+def ragged_cases() -> list[fg.Graph]:
     graphs = []
     for size in RAGGED:
         g = fg.Graph("ragged")
@@ -252,10 +252,14 @@ def test_ragged_sizes() -> None:
         g.output(a * b + 1, name="y")
         g.output(b - 3, name="z")
         graphs.append(g)
-    check_all(graphs)
+    return graphs
 
 
-def test_broadcasts_of_every_kind() -> None:
+def test_ragged_sizes() -> None:
+    check_all(ragged_cases())
+
+
+def broadcast_cases() -> list[fg.Graph]:
     def add(shape: tuple[int, ...], other: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
         return one({"a": shape, "b": other}, lambda g, a, b: a - 2 * b, io_dtype=dtype)
 
@@ -265,10 +269,14 @@ def test_broadcasts_of_every_kind() -> None:
     graphs += [add(other, full) for other in others[:4]]
     graphs += [add((4, 1, 40), (6, 1)), add((5, 1), (1, 7)), add((1, 300), (300, 1)), add((256, 1), (1, 256), "fp16")]
     graphs.append(one({"a": (1, 33), "b": (17, 1), "c": (5, 1, 1)}, lambda g, a, b, c: g.binary_select(a, b, c > 0)))
-    check_all(graphs)
+    return graphs
 
 
-def test_layouts() -> None:
+def test_broadcasts_of_every_kind() -> None:
+    check_all(broadcast_cases())
+
+
+def layout_cases() -> list[fg.Graph]:
     graphs = []
     shape = (3, 8, 10, 12)
     for layouts in itertools.product(("NCHW", "NHWC"), repeat=3):
@@ -286,10 +294,14 @@ def test_layouts() -> None:
     g.output(padded * odd + transposed - repeated * point + spread, name="y")
     g.output(g.neg(transposed), name="z")
     graphs.append(g)
-    check_all(graphs)
+    return graphs
 
 
-def test_many_dimensions() -> None:
+def test_layouts() -> None:
+    check_all(layout_cases())
+
+
+def dimension_cases() -> list[fg.Graph]:
     shape = (2, 3, 2, 3, 2, 2, 3, 2)
     graphs = [
         one({"a": shape, "b": (1, 3, 1, 3, 1, 2, 1, 2)}, lambda g, a, b: a * b),
@@ -303,10 +315,14 @@ def test_many_dimensions() -> None:
     a = g.tensor("a", (2,) * 10, strides=tuple(2 ** ((3 * k) % 10) for k in range(10)))
     g.output(a * g.tensor("b", (1, 2) * 5) + g.gen_index(a, axis=5), name="y")
     graphs.append(g)
-    check_all(graphs)
+    return graphs
 
 
-def test_empty_single_and_scalar_tensors() -> None:
+def test_many_dimensions() -> None:
+    check_all(dimension_cases())
+
+
+def empty_cases() -> list[fg.Graph]:
     shapes = [(0,), (3, 0, 5), (0, 0), (), (1,), (1, 1, 1)]
     graphs = [one({"a": s, "b": s[-1:]}, lambda g, a, b: g.exp(a) + b) for s in shapes]
     graphs.append(one({"a": (3, 1), "b": (0,)}, lambda g, a, b: a + b))
@@ -316,6 +332,11 @@ def test_empty_single_and_scalar_tensors() -> None:
     g = fg.Graph("empty index", io_dtype="int8")
     g.output(g.gen_index(g.tensor("a", (4, 0)), axis=0), name="y")
     graphs.append(g)
+    return graphs
+
+
+def test_empty_single_and_scalar_tensors() -> None:
+    graphs = empty_cases()
     check_all(graphs)
     for engine in ("cpu", "reference"):
         y = graphs[1].compile(engine)(np.zeros((3, 0, 5), np.float32), np.zeros(5, np.float32))
@@ -422,6 +443,15 @@ def test_strict_rounds_every_intermediate() -> None:
             different += unrounded[name].tobytes() != array.tobytes()
         assert check_executable(one_kernel, strict=True).ok
     assert different  # or the graphs would not tell strict from loose
+
+
+@pytest.mark.gpu
+def test_pointwise_on_the_gpu() -> None:
+    graphs = [*ragged_cases(), *broadcast_cases(), *layout_cases(), *dimension_cases(), *empty_cases()]
+    graphs += [*guarded_cases(), *schedule_cases().values()]
+    check_on_gpu(graphs)
+    check_on_gpu(list(guarded_cases()), alignment=1)
+    check_on_gpu(list(strict_cases()), strict=True)
 
 
 # ---- source
