@@ -191,7 +191,8 @@ class _Renderer:
         ]
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, "memory.cuh"), details)
         parameters = [parameter(side.gather.operand, side.pointer) for side in (self.a, self.b)]
-        signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters())
+        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
+        signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters(), 1)
         blocks = locate(
             w, self.t, [("batch", self.batch, 1), ("col0", self.tiles_n, s.cols), ("row0", self.tiles_m, s.rows)]
         )

@@ -263,11 +263,12 @@ def epilogues() -> dict[str, Epilogue]:
     }
 
 
-def test_epilogues_of_matmul():
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_epilogues_of_matmul(dtype):
     cases = []
     for name, epilogue in epilogues().items():
         for a, b in (((9, 5), (5, 12)), ((2, 3, 9, 5), (3, 5, 7))):
-            for dtype in ("float32",) if name in ("row", "scalar") else ("float32", "bfloat16"):
+            if a == (9, 5) or name not in ("row", "column", "scalar", "full"):
                 cases.append(matmul(a, b, dtype, epilogue=epilogue, label=f"{name} {a} {b} {dtype}"))
     made = check_cases(cases, guard=True)
     assert all(len(e.plan.kernels) == 1 for e in made)
@@ -292,7 +293,8 @@ def test_epilogues_of_convolution(layout):
             (2, 10, 7, size), (12, 5, 3, 3), layout=layout, padding=1, epilogue=epilogue, case={"label": f"{n} {size}"}
         )
         for n, epilogue in chosen.items()
-        for size in ((8,) if n in ("row", "column", "scalar", "batch") else (8, 9))
+        for size in (8, 9)
+        if n not in ("row", "column", "scalar", "batch", "full") and (size == 8) != (n == "gaps")
     ]
     made = check_cases(cases, guard=True)
     assert all(len(e.plan.kernels) == 1 for e in made)
@@ -455,7 +457,7 @@ def _problems(itype: str) -> list[Case]:
 
 def test_some_tiles_and_64_bit_indices():
     for itype in ("int32", "int64"):
-        check_cases([c for k, c in enumerate(_problems(itype)) if k % 7 == (itype == "int64")], guard=True)
+        check_cases([c for k, c in enumerate(_problems(itype)) if k % 11 == (itype == "int64")], guard=True)
 
 
 @pytest.mark.slow
@@ -538,7 +540,7 @@ def test_accesses_of_the_epilogue_are_wide_where_they_can_be():
 
 def test_random_problems():
     """Shapes, layouts, attributes and dtypes drawn together."""
-    check_cases([_random_case(random.Random(seed)) for seed in range(24)], guard=True)
+    check_cases([_random_case(random.Random(seed)) for seed in range(12)], guard=True)
 
 
 @pytest.mark.slow

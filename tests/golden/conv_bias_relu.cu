@@ -9,7 +9,7 @@
 #include "math.cuh"
 #include "memory.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) conv_bias_relu_kernel(
+extern "C" __global__ void __launch_bounds__(256, 1) conv_bias_relu_kernel(
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ w,
     const bfloat16* __restrict__ residual,

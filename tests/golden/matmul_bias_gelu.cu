@@ -8,7 +8,7 @@
 #include "math.cuh"
 #include "memory.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) matmul_bias_gelu_kernel(
+extern "C" __global__ void __launch_bounds__(256, 1) matmul_bias_gelu_kernel(
     const bfloat16* __restrict__ a,
     const bfloat16* __restrict__ b,
     const bfloat16* __restrict__ bias,

@@ -7,7 +7,7 @@
 #include "math.cuh"
 #include "memory.cuh"
 
-extern "C" __global__ void __launch_bounds__(64) matmul_bias_gelu_ragged_kernel(
+extern "C" __global__ void __launch_bounds__(64, 1) matmul_bias_gelu_ragged_kernel(
     const float* __restrict__ a,
     const float* __restrict__ b,
     const float* __restrict__ bias,
