@@ -318,7 +318,8 @@ def test_strict_rounds_every_intermediate():
 # ---- convolution
 
 
-def test_convolutions_of_every_rank_and_layout():
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_convolutions_of_every_rank_and_layout(every):
     cases = []
     for x, w, attributes in [
         ((2, 5, 19), (7, 5, 3), {"padding": 1}),
@@ -339,7 +340,8 @@ def test_convolutions_of_every_rank_and_layout():
         ((3, 6, 1, 1), (9, 6, 3, 3), {"padding": 1}),
         ((1, 9, 5, 5), (9, 9, 3, 3), {"padding": 7, "stride": 4}),  # windows that lie in the padding alone
     ]:
-        for mode, layout in (("cross_correlation", "contiguous"), ("convolution", "channels_last")):
+        ways = [("cross_correlation", "contiguous"), ("convolution", "channels_last")]
+        for mode, layout in ways if every else ways[len(cases) % 2 :][:1]:
             filters = layout if len(cases) % 3 else "contiguous"
             cases.append(convolution(x, w, layout=layout, filters=filters, mode=mode, **attributes))
     check_cases(cases, guard=True)
@@ -359,9 +361,8 @@ def test_convolution_of_channel_counts(channels):
 
 def test_convolution_of_every_dtype():
     cases = [convolution((1, 9, 5, 6), (10, 9, 3, 3), d, padding=1, layout="channels_last") for d in DTYPES]
-    for a, b in (("bfloat16", "float32"), ("uint8", "int8"), ("int8", "float16"), ("float8_e5m2", "float8_e4m3")):
+    for a, b in (("bfloat16", "float32"), ("uint8", "int8")):
         cases.append(convolution((1, 9, 5, 6), (10, 9, 3, 3), a, b, padding=1))
-    cases.append(convolution((1, 9, 5, 6), (10, 9, 3, 3), "int8", result="float32", padding=1))
     cases.append(convolution((1, 9, 5, 6), (10, 9, 3, 3), "bfloat16", result="float32", padding=1))
     check_cases(cases)
 
@@ -369,14 +370,11 @@ def test_convolution_of_every_dtype():
 # ---- values
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "float8_e5m2"])
-def test_nan_and_infinity(dtype):
+def test_nan_and_infinity():
     """Zero padding meets infinite weights, and NaN and infinities meet everything: as IEEE and NumPy have it."""
-    cases = [
-        matmul((17, 9), (9, 33), dtype, special=0.05),
-        convolution((1, 9, 6, 6), (5, 9, 3, 3), dtype, padding=1, case={"special": 0.01}),
-        convolution((1, 9, 6, 6), (5, 9, 3, 3), dtype, padding=1, layout="channels_last", case={"special": 0.01}),
-    ]
+    cases = [matmul((17, 9), (9, 33), dtype, special=0.05) for dtype in DTYPES[:6]]
+    for dtype, layout in (("float32", "contiguous"), ("bfloat16", "channels_last"), ("float64", "channels_last")):
+        cases.append(convolution((1, 9, 6, 6), (5, 9, 3, 3), dtype, padding=1, layout=layout, case={"special": 0.01}))
     check_cases(cases)
 
 

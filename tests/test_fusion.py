@@ -426,7 +426,7 @@ def signature(partition: Partition) -> str:
     return "\n".join([repr(groups(partition)), *families, *decisions])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(recipes)
 def test_partitions_of_random_graphs(recipe):
     partition = fuse(simplify(build(recipe)).graph)

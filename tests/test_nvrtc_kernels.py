@@ -113,7 +113,7 @@ def sources(graphs: Sequence[fg.Graph]) -> list[KernelSource]:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile_without_spills(arch: str) -> None:
     depthwise = convolution((8, 64, 28, 28), (64, 1, 5, 5), "float64", "channels_last", padding=2, groups=64)
-    graphs = [*golden_graphs().values(), product(100, 100, 100, "float8_e4m3"), product(65, 63, 33, "int64"), depthwise]
+    graphs = [*golden_graphs().values(), product(65, 63, 33, "int64"), depthwise]
     kernels = dict(zip((g.name for g in graphs), compiled(sources(graphs), arch)))
     assert 64 <= kernels["matmul_bias_gelu"].registers <= 128
     assert kernels["matmul_bias_gelu"].shared_bytes == 2 * 8 * (132 + 132) * 4
