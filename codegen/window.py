@@ -26,6 +26,7 @@ from codegen.window_schedule import (
     StripsSchedule,
     WindowSchedule,
     best_schedule,
+    blocks_per_sm,
     line_reads,
     pitch,
     tile_sizes,
@@ -50,6 +51,9 @@ class _Planes(Renderer):
         self.s = schedule
         self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
         self.pitch, self.reads = pitch(spec, schedule), line_reads(spec, schedule)
+
+    def blocks_per_sm(self) -> int:
+        return blocks_per_sm(self.spec, self.s)
 
     def describe(self) -> str:
         s = self.s
@@ -235,6 +239,9 @@ class _Channels(Renderer):
         super().__init__(spec, schedule)
         self.s = schedule
         self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
+
+    def blocks_per_sm(self) -> int:
+        return blocks_per_sm(self.spec, self.s)
 
     def describe(self) -> str:
         s = self.s

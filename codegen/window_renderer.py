@@ -45,11 +45,14 @@ class Renderer(ABC):
         title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
         heading(w, title, program, headers(program, self.header), details)
         parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
-        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
-        signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), 1)
+        signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), self.blocks_per_sm())
         blocks = self.body()
         w.close()
         return KernelSource(spec.name, w.text(), (blocks, 1, 1), (self.threads, 1, 1), uses_barriers=self.barriers)
+
+    def blocks_per_sm(self) -> int | None:
+        """Blocks that a multiprocessor should hold; None leaves it to ptxas."""
+        return None
 
     @abstractmethod
     def describe(self) -> str:

@@ -26,6 +26,7 @@ MAX_HALO = 8
 MAX_WEIGHTS = 50
 STRIP_REGISTERS = 90
 STRIP_PRODUCTS = 1600
+SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
 SECTOR = 32  # bytes of the smallest access to device memory
 
 
@@ -273,6 +274,20 @@ def pitch(spec: WindowSpec, s: PlanesSchedule) -> int:
     """Elements from one row of a plane's tile to the next: a multiple of four with room for the last thread's reads."""
     last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
     return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
+
+
+def blocks_per_sm(spec: WindowSpec, s: TiledSchedule) -> int:
+    """Blocks a multiprocessor should hold: enough threads to hide memory latency, if their registers are enough.
+
+    ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
+    fit.
+    """
+    words = element_bytes(spec.accumulate) // 4
+    if isinstance(s, ChannelsSchedule):
+        registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector * words
+    else:
+        registers = 64 + (spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)) * words
+    return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
 
 
 def element_bytes(ctype: str) -> int:

@@ -43,19 +43,37 @@ class Strips(Renderer):
         lines = self._load(image, group, row, col)
         w.line()
         self.epilogue.scalars()
+        w.line(f"{c} sum[{spec.filters}][{s.rows}][{s.vector}] = {{}};")
         depth = w.depth
-        f, p = self.loop("f", spec.filters), self.loop("p", s.rows)
+        reach = (spec.taps[1] - 1) * spec.dilation[1]
+        # Input rows pass by from above; an output row is finished, and its sums are free again, with the last row it
+        # needs.
+        iy = self.loop("iy", s.rows + reach)
+        left, right = halo(spec)
+        width = left + s.vector + right
+        w.line(f"{c} under[{width}];")
+        inner = w.depth
+        ix = self.loop("ix", width)
+        w.line(f"under[{ix}] = {factor(spec.x, f'{lines}[{iy}][{ix}]', c)};")
+        self.close_to(inner)
+        p = self.loop("p", s.rows)
+        kr = self.tap_row(iy, p) if iy != "0" else "0"
+        f, ks, e = self.loop("f", spec.filters), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
+        element = linear([(e, 1), (ks, spec.dilation[2])])
+        w.line(f"sum[{f}][{p}][{e}] += weights[{f}][{kr}][{ks}] * under[{element}];")
+        self.close_to(inner)
+        done = linear([(iy, 1)], -reach)
+        if reach:
+            w.line(f"if ({iy} < {reach}) continue;")
+        if s.rows > 1 and reach:
+            w.line(f"const int p = {done};")
+        p = "p" if s.rows > 1 and reach else done if s.rows > 1 else "0"
         down = linear([(row, 1), (p, 1)])
         if spec.out[1] % s.rows:
             w.line(f"if ({down} >= {spec.out[1]}) break;")
-        w.line(f"{c} sum[{s.vector}] = {{}};")
-        inner = w.depth
-        kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
-        under = f"{lines}[{linear([(p, 1), (kr, spec.dilation[1])])}][{linear([(e, 1), (ks, spec.dilation[2])])}]"
-        w.line(f"sum[{e}] += weights[{f}][{kr}][{ks}] * {factor(spec.x, under, c)};")
-        self.close_to(inner)
+        f = self.loop("f", spec.filters)
         beyond = None if spec.out[2] % s.vector == 0 else lambda e: f"{linear([(col, 1), (e, 1)])} >= {spec.out[2]}"
-        self.epilogue.results([image, group, f, "0", down, col], "sum[q]", Run(s.vector, 5, "q", beyond))
+        self.epilogue.results([image, group, f, "0", down, col], f"sum[{f}][{p}][q]", Run(s.vector, 5, "q", beyond))
         self.close_to(depth)
         return -(-total // s.threads)
 

@@ -8,7 +8,7 @@
 #include "math.cuh"
 #include "memory.cuh"
 
-extern "C" __global__ void __launch_bounds__(224, 1) depthwise_kernel(
+extern "C" __global__ void __launch_bounds__(224, 3) depthwise_kernel(
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ w,
     const bfloat16* __restrict__ bias,

@@ -6,7 +6,7 @@
 #include "math.cuh"
 #include "memory.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 1) depthwise_planes_kernel(
+extern "C" __global__ void __launch_bounds__(256, 2) depthwise_planes_kernel(
     const float* __restrict__ x,
     const float* __restrict__ w,
     float* __restrict__ y)

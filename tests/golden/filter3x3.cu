@@ -6,7 +6,7 @@
 #include "math.cuh"
 #include "strip.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 1) filter3x3_kernel(
+extern "C" __global__ void __launch_bounds__(128) filter3x3_kernel(
     const float* __restrict__ photo,
     const float* __restrict__ weights_2,
     float* __restrict__ y)
@@ -33,23 +33,32 @@ extern "C" __global__ void __launch_bounds__(128, 1) filter3x3_kernel(
         if (uint32(in_h) < 1080) line[iy] = load_strip<1, 4, 1>(plane + in_h * 1920, int32(col), int32(1920));
     }
 
+    float sum[1][8][4] = {};
     #pragma unroll
-    for (int p = 0; p < 8; ++p) {
-        float sum[4] = {};
+    for (int iy = 0; iy < 10; ++iy) {
+        float under[6];
         #pragma unroll
-        for (int kr = 0; kr < 3; ++kr) {
+        for (int ix = 0; ix < 6; ++ix) {
+            under[ix] = line[iy][ix];
+        }
+        #pragma unroll
+        for (int p = 0; p < 8; ++p) {
+            if (!(iy - p >= 0 && iy - p < 3)) continue;  // no tap of output row p meets this row
+            const int kr = iy - p;
             #pragma unroll
             for (int ks = 0; ks < 3; ++ks) {
                 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    sum[e] += weights[0][kr][ks] * line[p + kr][e + ks];
+                    sum[0][p][e] += weights[0][kr][ks] * under[e + ks];
                 }
             }
         }
+        if (iy < 2) continue;
+        const int p = iy - 2;
         Vector<float, 4> y_v;
         #pragma unroll
         for (int q = 0; q < 4; ++q) {
-            y_v[q] = math::clamp(sum[q], 0.0f, 1.0f);
+            y_v[q] = math::clamp(sum[0][p][q], 0.0f, 1.0f);
         }
         store(y + image * 2073600 + (row + p) * 1920 + col, y_v);
     }
