@@ -168,7 +168,7 @@ def test_every_tile_compiles_without_spills(arch: str) -> None:
         for graph in (product(333, 222, 111, dtype), convolution((4, 24, 30, 30), (40, 24, 3, 3), dtype, padding=1)):
             (kernel,) = plan(graph).kernels
             spec = replace(kernel.group.lowered.spec, name=kernel.name)
-            for itype in ("int32", "int64"):
+            for itype in ("int32", "int64") if dtype == "float32" else ("int32",):
                 made += [
                     rendered(spec, ContractionSchedule(*tile, itype))
                     for tile in TILES
