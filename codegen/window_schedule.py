@@ -22,6 +22,7 @@ ENOUGH_BLOCKS = 264
 ENOUGH_THREADS = 128
 #: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
 #: sums up.
+STRIP_ROWS = 4  # more rows read less twice, but leave room for fewer threads
 MAX_HALO = 8
 MAX_WEIGHTS = 50
 STRIP_REGISTERS = 90
@@ -166,8 +167,7 @@ def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
-    # Many planes bring weights of their own to every thread: fewer rows leave room for more threads.
-    for rows in _halves(_halved(8 if spec.groups == 1 else 4, spec.out[1])):
+    for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
         lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
@@ -194,7 +194,8 @@ def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
     for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
         if spec.groups % vector == 0:
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
-            for lanes in _halves(_halved(min(32, wide), -(-spec.groups // vector))):
+            most = _halved(min(32, wide), -(-spec.groups // vector))
+            for lanes in (most, max(1, most // 2)):
                 for columns in sorted({-(-width // n) for n in range(1, 33)}):
                     if columns * lanes <= THREADS:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)

@@ -9,7 +9,7 @@ from device memory twice but for the rows between two threads' patches, which th
 from __future__ import annotations
 
 from codegen.epilogue import Run, factor
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import coordinate, linear
 from codegen.spec import WindowSpec
 from codegen.window_renderer import Renderer
 from codegen.window_schedule import StripsSchedule, halo
@@ -100,13 +100,11 @@ class Strips(Renderer):
         if origin != "0":
             plane = "plane"
             w.line(f"const {spec.x.dtype.ctype}* plane = {self.x} + {origin};")
-        w.line(f"Strip<{spec.x.dtype.ctype}, {left}, {s.vector}, {right}> line[{count}] = {{}};")
+        w.line(f"Strip<{spec.x.dtype.ctype}, {left}, {s.vector}, {right}> line[{count}];")
         depth = w.depth
         iy = self.loop("iy", count)
-        in_h = self.constant("in_h", linear([(row, 1), (iy, 1)], -spec.before[1]))
-        source = linear([(in_h, xs[4])])
-        from_row = plane if source == "0" else f"{plane} + {source}"
-        load = f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({from_row}, {t}({col}), {t}({spec.sizes[2]}));"
-        w.line(f"if ({unsigned(t)}({in_h}) < {spec.sizes[1]}) {load}")
+        in_h = linear([(row, 1), (iy, 1)], -spec.before[1])
+        place = ", ".join(f"{t}({value})" for value in (xs[4], in_h, spec.sizes[1], col, spec.sizes[2]))
+        w.line(f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({plane}, {place});")
         self.close_to(depth)
         return "line"

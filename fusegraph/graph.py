@@ -214,6 +214,7 @@ class Graph:
         if self.compute_dtype not in (float32, float64):
             raise DTypeError(f"graph {name!r}: compute_dtype is float32 or float64, got {self.compute_dtype}")
         self.tensors: dict[str, Tensor] = {}
+        self._automatic: set[Tensor] = set()  # named by us: such a name yields to one that the user gives
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         #: Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``).
@@ -270,9 +271,12 @@ class Graph:
             kind = self.io_dtype if self.io_dtype.is_float else float32
         stored = np.array(from_reference(convert(to_reference(value, source), source, kind), kind), order="C")
         stored.setflags(write=False)
-        return self._add_tensor(
+        tensor = self._add_tensor(
             name or self._unique("constant"), stored.shape, packed_strides(stored.shape), kind, value=stored
         )
+        if name is None:
+            self._automatic.add(tensor)
+        return tensor
 
     def output(
         self,
@@ -342,6 +346,8 @@ class Graph:
         output = self._add_tensor(
             name or self._unique(op.name), shape, _result_strides(op, shape, tensors), result.dtype
         )
+        if name is None:
+            self._automatic.add(output)
         return self.add_node(Node(op, tensors, values, output)).output
 
     def add_node(self, node: Node) -> Node:
@@ -424,20 +430,28 @@ class Graph:
         dtype: DType,
         value: np.ndarray[Any, Any] | None = None,
     ) -> Tensor:
-        check_name("tensor", name)
-        if name in self.tensors:
-            raise GraphError(f"graph {self.name!r} has a tensor {name!r} already {list(self.tensors[name].shape)}")
+        self._free_name(name)
         tensor = Tensor(self, name, shape, strides, dtype, value)
         self.tensors[name] = tensor
         return tensor
 
     def _rename(self, tensor: Tensor, name: str) -> None:
-        check_name("tensor", name)
-        if name in self.tensors:
-            raise GraphError(f"graph {self.name!r} has a tensor {name!r} already {list(self.tensors[name].shape)}")
+        self._free_name(name)
         del self.tensors[tensor.name]
         tensor.name = name
         self.tensors[name] = tensor
+        self._automatic.discard(tensor)
+
+    def _free_name(self, name: str) -> None:
+        """Makes sure that a name can be given: raises GraphError if it is not allowed or the user gave it already."""
+        check_name("tensor", name)
+        holder = self.tensors.get(name)
+        if holder is None:
+            return
+        if holder not in self._automatic:
+            raise GraphError(f"graph {self.name!r} has a tensor {name!r} already {list(holder.shape)}")
+        holder.name = self._unique(name)
+        self.tensors[holder.name] = self.tensors.pop(name)
 
     def _unique(self, stem: str) -> str:
         if stem not in self.tensors:

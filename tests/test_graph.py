@@ -435,3 +435,20 @@ def test_every_name_of_the_device_headers_can_be_a_tensor() -> None:
         g.output(g.cast(g.cast(total, "fp8_e4m3"), "float32") * float("nan"))
         graphs.append(g)
     check_all(graphs)
+
+
+def test_names_we_chose_yield_to_the_users():
+    g = fg.Graph("names")
+    x = g.tensor("x", (4,))
+    c = g.constant(2.0)
+    total = g.add(x, c)
+    assert (c.name, total.name) == ("constant", "add")
+    y = g.output(g.mul(total, c), name="add")
+    z = g.output(g.sub(total, c, name="constant"))
+    assert (y.name, z.name) == ("add", "constant")
+    assert c.name not in ("add", "constant")
+    assert g.tensors[c.name] is c
+    assert g.tensors[total.name] is total
+    with pytest.raises(fg.errors.GraphError, match="already"):
+        g.relu(total, name="add")
+    check_all([g])

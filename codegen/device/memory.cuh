@@ -69,6 +69,24 @@ __device__ __forceinline__ void store_shared(T* to, const Vector<T, N>& v) {
     *reinterpret_cast<Vector<T, N>*>(to) = v;
 }
 
+// A value, or zero.
+template <class T>
+__device__ __forceinline__ T kept(T value, bool keep) {
+    return keep ? value : T{};
+}
+
+// A vector, or zeros: decided for whole words.
+template <class T, int N>
+__device__ __forceinline__ Vector<T, N> kept(const Vector<T, N>& value, bool keep) {
+    constexpr int bytes = sizeof(T) * N, words = bytes % 4 ? 0 : bytes / 4;
+    if (words == 0) return keep ? value : Vector<T, N>{};
+    union { Vector<T, N> v; uint32 w[words ? words : 1]; };
+    v = value;
+#pragma unroll
+    for (int i = 0; i < words; ++i) w[i] = keep ? w[i] : 0;
+    return v;
+}
+
 // The first `count` of N elements (all of them if count >= N); the others are zero.
 template <int N, class T, class Count>
 __device__ __forceinline__ Vector<T, N> load(const T* __restrict__ from, Count count) {

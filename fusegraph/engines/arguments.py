@@ -148,7 +148,7 @@ def bind_outputs(graph: Graph, out: Any) -> list[Any]:
     names = [t.name for t in graph.outputs]
     if isinstance(out, Mapping):
         if set(out) != set(names):
-            raise ArgumentError(f"out= of graph {graph.name!r} has one array for each of {names}, got {sorted(out)}")
+            raise ArgumentError(f"out= of graph {graph.name!r} has one array for each of {names}, got {list(out)}")
         return [out[name] for name in names]
     arrays = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(arrays) != len(names):
