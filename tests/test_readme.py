@@ -60,7 +60,7 @@ def test_ci_is_a_program_that_checks_what_it_should() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert "set -euo pipefail" in CI
-    assert "/python\" tools/readme.py --check" in CI
+    assert '/python" tools/readme.py --check' in CI
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {re.split(r"[><=\[]", requirement)[0] for requirement in extras["test"]}
     for tool, package in (("ruff", "ruff"), ("mypy", "mypy"), ("pytest -n", "pytest-xdist")):
