@@ -103,7 +103,9 @@ class Epilogue:
                     w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {stored[n]};")
         if run:
             w.line("#pragma unroll")
-            w.open(f"for (int {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
+            reach = max((op.strides[run.along] * run.count for op in program.operands), default=0)
+            small = "int" if reach < 2**31 else "int64"
+            w.open(f"for ({small} {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
             if run.missing is not None:
                 w.line(f"if ({run.missing(run.element)}) continue;")
         terms = dict(self._terms)

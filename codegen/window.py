@@ -78,7 +78,7 @@ class _Planes(Renderer):
         w.line("const int t = threadIdx.x;")
         shape = (s.planes, s.down, s.lanes)
         tz, ty, tx = (
-            self.constant(name, coordinate("t", shape, d), "int") if shape[d] > 1 else "0"
+            self.constant(name, coordinate("t", shape, d), self.small) if shape[d] > 1 else "0"
             for d, name in enumerate(("tz", "ty", "tx"))
         )
         w.line()
@@ -132,7 +132,7 @@ class _Planes(Renderer):
         w, spec, s = self.w, self.spec, self.s
         sizes = (s.planes, spec.filters, spec.in_channels, *spec.taps)
         count = prod(sizes)
-        w.open(f"for (int at = t; at < {count}; at += {self.threads})")
+        w.open(f"for ({self.small} at = t; at < {count}; at += {self.threads})")
         plane, *names = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
         group = self.at.get("group", "0")
         if s.planes > 1:
@@ -159,9 +159,9 @@ class _Planes(Renderer):
         several = width > lanes
         if not several:
             w.line("#pragma unroll 4")
-        w.open(f"for (int line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})")
+        w.open(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})")
         z, ic, iz, iy = (
-            self.constant(name, coordinate("line", sizes, d), "int") if sizes[d] > 1 else "0"
+            self.constant(name, coordinate("line", sizes, d), self.small) if sizes[d] > 1 else "0"
             for d, name in enumerate(("z", "ic", "iz", "iy"))
         )
         image, group = self.at.get("image", "0"), self.at.get("group", "0")
@@ -180,7 +180,7 @@ class _Planes(Renderer):
             w.line("#pragma unroll 4")
         if interleaved:
             w.open(f"for (int at = t % {lanes}; at < {width}; at += {lanes})")
-            w.line(f"const int ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
+            w.line(f"const {self.small} ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
             ic = "ic"
         elif lanes > 1:
             w.open(f"for (int ix = t % {lanes}; ix < {width}; ix += {lanes})")
@@ -266,8 +266,8 @@ class _Channels(Renderer):
         w.line()
         shape = (s.columns, s.lanes)
         places = [coordinate("threadIdx.x", shape, d) if shape[d] > 1 else "0" for d in (1, 0)]
-        lane = self.constant("lane", linear([(places[0], s.vector)]), "int")
-        tx = self.constant("tx", places[1], "int")
+        lane = self.constant("lane", linear([(places[0], s.vector)]), self.small)
+        tx = self.constant("tx", places[1], self.small)
         group = self.constant("group", linear([(self.at["channel0"], 1), (lane, 1)]))
         col = self.constant("col", linear([(self.at["col0"], 1), (tx, 1)]))
         beyond = [f"{group} >= {spec.groups}"] if spec.groups % s.channels else []
@@ -295,9 +295,9 @@ class _Channels(Renderer):
         vector = self._vector()
         sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
         w.line("#pragma unroll 4")
-        w.open(f"for (int at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})")
+        w.open(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})")
         iz, iy, ix, strip = (
-            self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), "int")
+            self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), self.small)
             if sizes[d] > 1
             else "0"
             for d, name in enumerate(("iz", "iy", "ix", "strip"))

@@ -27,6 +27,8 @@ class Renderer(ABC):
 
     def __init__(self, spec: WindowSpec, schedule: WindowSchedule) -> None:
         self.spec, self.t, self.w = spec, schedule.itype, Writer()
+        #: type of small numbers that strides multiply: int, unless offsets need more
+        self.small = "int" if self.t == "int32" else self.t
         self.threads, self.patch_rows = schedule.threads, schedule.rows
         self.names = Names([spec.name, *_TAKEN.split()])
         self.x = self.names.unique(spec.x.name)
@@ -79,7 +81,7 @@ class Renderer(ABC):
         if count == 1:
             return "0"
         self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
-        self.w.open(f"for (int {name} = 0; {name} < {count}; ++{name})")
+        self.w.open(f"for ({self.small} {name} = 0; {name} < {count}; ++{name})")
         return name
 
     def close_to(self, depth: int) -> None:
@@ -107,7 +109,7 @@ class Renderer(ABC):
         w.line(f"if (!({' && '.join(conditions)})) continue;  // no tap of output row {p} meets this row")
         if taps == 1:
             return "0"
-        w.line(f"const int kr = {below if dh == 1 else f'({below}) / {dh}'};")
+        w.line(f"const {self.small} kr = {below if dh == 1 else f'({below}) / {dh}'};")
         return "kr"
 
     def source(self, axis: int, out: str, local: str) -> str:

@@ -66,7 +66,7 @@ class Strips(Renderer):
         if reach:
             w.line(f"if ({iy} < {reach}) continue;")
         if s.rows > 1 and reach:
-            w.line(f"const int p = {done};")
+            w.line(f"const {self.small} p = {done};")
         p = "p" if s.rows > 1 and reach else done if s.rows > 1 else "0"
         down = linear([(row, 1), (p, 1)])
         if spec.out[1] % s.rows:

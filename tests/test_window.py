@@ -600,3 +600,31 @@ def test_strips_stay_within_their_arrays():
             compiled(*(a.array for a in arrays), out=out.array)
             assert out.damage() is None
             np.testing.assert_array_equal(out.array, wanted)
+
+
+FAR = 2**30  # elements: three such steps are more than an int holds
+
+
+@pytest.mark.parametrize("width", [16, 9])
+@pytest.mark.parametrize("family", ["window", "contraction"])
+def test_offsets_beyond_an_int(family, width):
+    """Channels and filters so far apart that offsets need 64 bits; the memory between is never touched."""
+    channels = 4 if family == "window" else 5
+    g = fg.Graph("far", io_dtype="int8")
+    x = g.tensor("x", (1, channels, 6, width), strides=(channels * FAR, FAR, width, 1))
+    w = g.tensor("w", (4, channels, 3, 3))
+    y = g.conv_fprop(x, w, padding=1, dtype="int8")
+    g.output(y, name="y", strides=(4 * FAR, FAR, width, 1))
+    depthwise = g.tensor("v", (channels, 1, 3, 3))
+    g.output(g.conv_fprop(x, depthwise, padding=1, groups=channels, dtype="int8"), name="z")
+    compiled = g.compile("cpu")
+    assert [k.group.family for k in compiled.plan.kernels].count(family) >= 1
+    inputs = random_inputs(g, 1)
+    compact = {n: np.ascontiguousarray(a) for n, a in inputs.items()}
+    results = run(compiled, inputs)
+    h = fg.Graph("near", io_dtype="int8")
+    image, filters, single = (h.tensor(n, a.shape) for n, a in compact.items())
+    h.output(h.conv_fprop(image, filters, padding=1, dtype="int8"), name="y")
+    h.output(h.conv_fprop(image, single, padding=1, groups=channels, dtype="int8"), name="z")
+    for name, wanted in run(h.compile("reference"), compact).items():
+        np.testing.assert_array_equal(results[name], wanted)
