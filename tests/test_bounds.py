@@ -295,3 +295,18 @@ def test_check_describes_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith("graph 'bounds' on cpu: y: 20 wrong, at [0, 0] got ")
     assert "reference" in text
     assert "bound" in text
+
+
+def test_sums_whose_sign_of_infinity_depends_on_the_order_are_undecided_in_what_follows() -> None:
+    g = fg.Graph("bounds", io_dtype="float64")
+    a, b = g.tensor("a", (1, 3)), g.tensor("b", (3, 1))
+    y = g.matmul(a, b)
+    g.output(y > 0.0, name="positive")
+    g.output(g.relu(y), name="y")
+    large = float(np.finfo(np.float64).max)
+    inputs = {"a": np.array([[-large, -large, large]]), "b": np.array([[1.0], [1.0], [large]])}
+    values = bounded(g, inputs, Rounding())
+    for tensor in g.outputs:
+        value, error = values[tensor]
+        for other in (np.zeros(value.shape), np.ones(value.shape)):
+            assert accepts(tensor.dtype, other.astype(tensor.dtype.numpy), value, error).all()

@@ -200,7 +200,8 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         return [np.where(error > 0, ~v, v), v]
     targets = [np.zeros(())] + [x for k, x in enumerate(values) if k != position and x.dtype != np.bool_]
     if dtype.is_float:
-        low, high = v - error, v + error
+        known = np.where(np.isinf(error), 0.0, v)  # nothing is known of the others, not even that they are infinite
+        low, high = known - error, known + error
     else:
         wide, step = v.astype(np.int64), np.minimum(error, 2.0**40).astype(np.int64)
         low, high = (np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (-step, step))
