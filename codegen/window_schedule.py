@@ -283,11 +283,12 @@ def blocks_per_sm(spec: WindowSpec, s: TiledSchedule) -> int:
     ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
     fit.
     """
-    words = element_bytes(spec.accumulate) // 4
+    if element_bytes(spec.accumulate) > 4:
+        return 1  # pairs of registers: ptxas spills before it runs out
     if isinstance(s, ChannelsSchedule):
-        registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector * words
+        registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector
     else:
-        registers = 64 + (spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)) * words
+        registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
     return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
 
 

@@ -272,7 +272,7 @@ CALLS: list[tuple[type[Exception], str, Callable[[CpuExecutable], Any]]] = [
     (ArgumentError, r"graph 'two' has 2 outputs .*'total', 'scaled'.*, out= has 1", lambda e: e(a(), B, out=a())),
     (ArgumentError, r"graph 'two' .*one array for each of \['total', 'scaled'\], got \['total'\]",
      lambda e: e(a(), B, out={"total": a()})),
-    (ArgumentError, r"graph 'two' .*got \['other', 'scaled', 'total'\]",
+    (ArgumentError, r"graph 'two' .*got \['total', 'scaled', 'other'\]",
      lambda e: e(a(), B, out={"total": a(), "scaled": a(), "other": a()})),
 ]  # fmt: skip
 
