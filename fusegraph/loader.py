@@ -4,7 +4,8 @@ What is found, in the order of its definition:
 
 - every `Graph` that is bound to a module-level name when the file has run;
 - the result of every module-level function that is defined in the file itself, is public (its name starts without an
-  underscore), can be called without arguments, and has the return annotation ``-> Graph``.
+  underscore), can be called without arguments, and returns a graph: it has the return annotation ``-> Graph``, or
+  none at all and a ``return`` of what it made with ``Graph(...)``.
 
 A graph found twice is listed once: the same object under two names, or a function whose graph equals one found before
 (``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation.
@@ -15,6 +16,7 @@ What it prints goes to stderr, as stdout is the command's own.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import itertools
@@ -34,7 +36,7 @@ from fusegraph.graph import Graph
 
 _LOOKED_FOR = (
     "looked for module-level names bound to a fusegraph.Graph, and for public functions without required parameters "
-    "annotated '-> Graph'"
+    "annotated '-> Graph' or returning a Graph that they make"
 )
 _numbers = itertools.count()
 
@@ -217,16 +219,58 @@ def _is_function(value: Any) -> bool:
 
 
 def _returns_graph(value: Any, module: ModuleType) -> bool:
-    """Whether a value is a function of the module with the return annotation Graph, written as a text or not."""
+    """Whether a value is a function of the module that returns a Graph, by its annotation or, without one, its text."""
     if not _is_function(value) or getattr(value, "__module__", None) != module.__name__:
         return False
-    annotation = getattr(inspect.unwrap(value), "__annotations__", {}).get("return")
+    annotations = getattr(inspect.unwrap(value), "__annotations__", {})
+    if "return" not in annotations:
+        return _returns_what_it_makes(inspect.unwrap(value), module)
+    annotation = annotations["return"]
     if not isinstance(annotation, str):
         return annotation is Graph
     try:
         return eval(annotation, vars(module)) is Graph
     except Exception:  # a name that exists for type checkers only
         return annotation.rpartition(".")[2] == "Graph"
+
+
+def _returns_what_it_makes(function: Any, module: ModuleType) -> bool:
+    """Whether a function's text returns ``Graph(...)``, or a name that it binds to that.  Nothing is called."""
+    tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    line, name = function.__code__.co_firstlineno, function.__name__
+    for node in tree.body:
+        first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=getattr(node, "lineno", 0))
+        if isinstance(node, ast.FunctionDef) and node.name == name and first == line:
+            break
+    else:
+        return False
+
+    def makes(value: ast.expr | None) -> bool:
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name | ast.Attribute):
+            return False
+        try:
+            return eval(ast.unparse(value.func), vars(module)) is Graph
+        except Exception:  # a local name
+            return False
+
+    inner = [part for statement in node.body for part in _own_statements(statement)]
+    made = {
+        t.id
+        for part in inner
+        if isinstance(part, ast.Assign) and makes(part.value)
+        for t in part.targets
+        if isinstance(t, ast.Name)
+    }
+    returned = [part.value for part in inner if isinstance(part, ast.Return)]
+    return any(makes(v) or (isinstance(v, ast.Name) and v.id in made) for v in returned)
+
+
+def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement and those in it, but not what belongs to functions and classes defined there."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from _own_statements(child)
 
 
 def _required(value: Any) -> list[str]:

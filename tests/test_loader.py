@@ -63,6 +63,41 @@ class Net:
     assert names(file) == ["first", "second", "third", "fourth"]
 
 
+def test_functions_without_annotation_that_return_what_they_make(write):
+    file = write(
+        HEAD
+        + """
+from fusegraph import Graph
+def body(g):
+    x = g.tensor("x", (2,))
+    g.output(g.relu(x), name="y")
+def first():
+    g = fg.Graph("first")
+    body(g)
+    return g
+def second(size=2):
+    if size:
+        graph = Graph("second"); body(graph)
+        return graph
+def other():
+    def inner():
+        g = Graph("inner")
+        return g
+    raise RuntimeError("must not be called")
+def number():
+    g = Graph("number")
+    return len("must not be called")
+def elsewhere() -> int:
+    g = Graph("elsewhere")
+    return g
+def needs(size):
+    g = Graph("needs")
+    return g
+"""
+    )
+    assert names(file) == ["first", "second"]
+
+
 def test_annotations_as_text(write):
     file = write(
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"

@@ -41,8 +41,8 @@ File = Annotated[
     str,
     typer.Argument(
         metavar="FILE[:NAME]",
-        help="Python file: every module-level Graph and every public function annotated '-> Graph' that needs no "
-        "arguments; or the one named.",
+        help="Python file: every module-level Graph and every public function that needs no arguments and returns "
+        "one; or the one named.",
         show_default=False,
     ),
 ]
