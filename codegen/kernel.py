@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from codegen.expr import Load, Operand, Program, Result, Value, compute_type
+from codegen.expr import Operand, Program, Value, compute_type
 from codegen.iteration import coordinate
 from codegen.naming import Names, Writer, comment
 
@@ -86,29 +86,3 @@ def uses(program: Program) -> dict[Value, int]:
     for value in [v for i in program.instructions for v in i.args] + [s.value for s in program.stores]:
         count[value] = count.get(value, 0) + 1
     return count
-
-
-def used_results(program: Program) -> set[int]:
-    """Instructions some store needs."""
-    needed: set[int] = set()
-    stack = [s.value for s in program.stores]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Result) and value.instruction not in needed:
-            needed.add(value.instruction)
-            stack += program.instructions[value.instruction].args
-    return needed
-
-
-__all__ = [
-    "Load",
-    "Pointers",
-    "converted",
-    "headers",
-    "heading",
-    "locate",
-    "parameter",
-    "signature",
-    "used_results",
-    "uses",
-]

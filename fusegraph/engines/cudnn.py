@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from fusegraph.dtypes import float32
 from fusegraph.engines.base import Executable
@@ -22,7 +19,8 @@ from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.simplify import simplify
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver
-from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
+from fusegraph.runtime.arrays import cuda_device, to_device
+from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 #: Timed runs of a plan when autotuning.
@@ -172,7 +170,7 @@ class CudnnExecutable(Executable):
     def _autotuned(self, group: Group, described: lowering.Described) -> int:
         """The fastest plan on random data; plans that fail to build or run are passed over."""
         graph = described.pygraph
-        buffers = [_random_like(t, self._ordinal) for t in described.uids]
+        buffers = [random_array(t.shape, t.strides, t.dtype, self._ordinal) for t in described.uids]
         pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
         pointers |= {uid: int(v.__array_interface__["data"][0]) for uid, v in described.scalars.items()}
         timer = ColdTimer(self._ordinal)
@@ -249,13 +247,6 @@ class _Target:
     def lower(self, view: GroupView, options: Options) -> Lowered:
         self.accept(view, options)
         return lowering.lower(view, options, view.graph.name)
-
-
-def _random_like(tensor: Any, device: int) -> DeviceArray:
-    """A device array of a tensor's extent with random values."""
-    from fusegraph.report.check import laid_out, random_values
-
-    return to_device(laid_out(random_values(np.random.default_rng(0), tensor), tensor), device)
 
 
 def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:
