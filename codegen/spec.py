@@ -8,6 +8,35 @@ from codegen.expr import Operand, Program
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A kernel parameter that describes a tensor to the copy engine (TMA): ``const __grid_constant__ TensorMap``.
+
+    argument   the kernel's argument (the n-th tensor it reads or writes) whose address the map holds.
+    offset     bytes from that address to the first element of the map.
+    element    C type of an element, as in ``codegen.dtypes``.
+    sizes      of the dimensions, innermost first, 2 to 5 of them.
+    strides    bytes from one index to the next of every dimension but the innermost (whose elements are neighbours):
+               multiples of 16.
+    box        elements of each dimension that one load brings; for im2col (channels, pixels).
+    steps      every ``steps[d]``-th element is taken: the stride of a convolution; 1 for all else.
+    swizzle    bytes of the shared-memory swizzle: 0, 32, 64 or 128.
+    lower, upper  corners of the box of filter origins over the spatial dimensions, innermost first, for im2col: upper
+               is relative to the last element.  None for tiled maps.
+    """
+
+    argument: int
+    element: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+    offset: int = 0
+    lower: tuple[int, ...] | None = None
+    upper: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """One rendered kernel: CUDA C, and how to launch it.
 
@@ -18,6 +47,9 @@ class KernelSource:
     dynamic_shared_bytes  dynamic shared memory of a block, in bytes.
     uses_barriers         whether threads of a block depend on each other (barriers, shuffles): the CPU run needs
                           fibers then.
+    parameters            the kernel's parameters: a tensor map, or n for the address of the n-th argument.  None: the
+                          addresses of all arguments in order.
+    cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
     """
 
     name: str
@@ -26,6 +58,8 @@ class KernelSource:
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
     uses_barriers: bool = False
+    parameters: tuple[int | TensorMap, ...] | None = None
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True)
