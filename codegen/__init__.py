@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from codegen import contraction, pointwise, window
+from codegen.arch import Arch
+from codegen.contraction import ContractionSchedule
+from codegen.pointwise import PointwiseSchedule
+from codegen.schedule import (
+    PORTABLE,
+    KernelSpec,
+    Schedule,
+    best_schedule,
+    schedule_data,
+    schedule_from_data,
+    schedule_text,
+    schedules,
+    target,
+)
 from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, WindowSpec
+from codegen.window_schedule import WindowSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | WindowSpec | ContractionSpec
+__all__ = [
+    "PORTABLE",
+    "KernelSpec",
+    "Schedule",
+    "best_schedule",
+    "render",
+    "schedule_data",
+    "schedule_from_data",
+    "schedule_text",
+    "schedules",
+    "target",
+]
 
 
-def render(spec: KernelSpec) -> KernelSource:
-    """The CUDA C of a kernel specification, with the best schedule that is known untuned."""
-    if isinstance(spec, PointwiseSpec):
-        return pointwise.render(spec)
-    if isinstance(spec, WindowSpec):
-        return window.render(spec)
-    return contraction.render(spec)
+def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORTABLE) -> KernelSource:
+    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the architecture.
+
+    Raises TypeError for a schedule of another kernel family.
+    """
+    s = schedule or best_schedule(spec, arch)
+    if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule):
+        return pointwise.render(spec, s)
+    if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
+        return window.render(spec, s)
+    if isinstance(spec, ContractionSpec) and isinstance(s, ContractionSchedule):
+        return contraction.render(spec, s)
+    raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

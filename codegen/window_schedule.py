@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
+from codegen.arch import Arch
 from codegen.iteration import extent, index_type
 from codegen.spec import WindowSpec
 
@@ -28,6 +29,7 @@ MAX_WEIGHTS = 50
 STRIP_REGISTERS = 90
 STRIP_PRODUCTS = 1600
 SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
+CANDIDATES = 12  # schedules to try
 SECTOR = 32  # bytes of the smallest access to device memory
 
 
@@ -132,9 +134,16 @@ def channels_last(spec: WindowSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def best_schedule(spec: WindowSpec) -> WindowSchedule:
+def best_schedule(spec: WindowSpec, arch: Arch | None = None) -> WindowSchedule:
     """The schedule used when nothing was tuned: strips where they can be, otherwise the best with a halo tile."""
     return strips_schedule(spec) or best_tiled_schedule(spec)
+
+
+def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
+    """`best_schedule`, then others worth trying."""
+    yield best_schedule(spec, arch)
+    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s))[:CANDIDATES]
 
 
 def best_tiled_schedule(spec: WindowSpec) -> TiledSchedule:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from codegen import render
+from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.naming import Names
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
@@ -18,11 +19,29 @@ from fusegraph.passes.simplify import simplify
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A kernel's schedule, and why this one: the cost model's, or a measured one."""
+
+    schedule: Schedule
+    reason: str = "cost model"
+
+
+#: Chooses the schedule of a kernel.
+Chooser: TypeAlias = Callable[[KernelSpec], Choice]
+
+
+def by_cost_model(spec: KernelSpec) -> Choice:
+    """The schedule that the cost model thinks is best on every architecture."""
+    return Choice(best_schedule(spec, PORTABLE))
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A group with its rendered source; arguments are the tensors whose pointers it takes, in order."""
 
     group: Group
     source: KernelSource
+    choice: Choice
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
@@ -59,10 +78,11 @@ def check_outputs(graph: Graph) -> None:
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
 
 
-def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -> Plan:
+def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser = by_cost_model) -> Plan:
     """Simplifies, partitions and renders a graph.
 
-    With ``fusion=False`` every node is a kernel of its own.  Raises GraphError if the graph has no outputs.
+    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules.  Raises GraphError if the
+    graph has no outputs.
     """
     check_outputs(graph)
     options = options or Options()
@@ -74,7 +94,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True) -
     names = Names()
     kernels = []
     for group in partition.groups:
-        spec = group.lowered.spec
-        kernels.append(Kernel(group, render(replace(spec, name=names.unique(spec.name)))))
+        spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
+        choice = choose(spec)
+        kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
     return Plan(graph, simplified.graph, simplified.counterpart, partition, tuple(kernels), memory)

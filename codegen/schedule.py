@@ -1,0 +1,116 @@
+"""Schedules: how a kernel of a family is tiled and mapped to threads, candidates best guess first.
+
+A schedule is a frozen dataclass of numbers, flags and names.  It changes how fast a kernel is and in which order it
+sums up, never what it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeAlias, get_args
+
+from codegen import arch as archs
+from codegen import contraction, pointwise, window_schedule
+from codegen.arch import Arch
+from codegen.contraction import ContractionSchedule
+from codegen.pointwise import PointwiseSchedule
+from codegen.spec import ContractionSpec, PointwiseSpec, WindowSpec
+from codegen.window_schedule import WindowSchedule
+
+KernelSpec: TypeAlias = PointwiseSpec | WindowSpec | ContractionSpec
+Schedule: TypeAlias = PointwiseSchedule | WindowSchedule | ContractionSchedule
+
+#: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
+PORTABLE = archs.arch("sm_80")
+
+
+def target(name: str) -> Arch:
+    """The architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it contains.
+
+    What is older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError for other text.
+    """
+    if name in archs.KNOWN:
+        return archs.KNOWN[name]
+    digits = name.removeprefix("sm_").rstrip("af")
+    if not (name.startswith("sm_") and digits.isdecimal()):
+        raise ValueError(f"{name!r} is no architecture; one is 'sm_90a'")
+    number = int(digits)
+    if number < 80:
+        return replace(
+            PORTABLE,
+            name=name,
+            major=number // 10,
+            minor=number % 10,
+            shared_bytes_per_block=64 * archs.KIB,
+            shared_bytes_per_sm=64 * archs.KIB,
+            max_threads_per_sm=1024,
+            max_blocks_per_sm=16,
+            has_cp_async=False,
+        )
+    return archs.from_compute_capability(number // 10, number % 10)
+
+
+def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
+    """The schedule that the family's cost model thinks is the fastest on an architecture."""
+    if isinstance(spec, PointwiseSpec):
+        return pointwise.best_schedule(spec)
+    if isinstance(spec, WindowSpec):
+        return window_schedule.best_schedule(spec, arch)
+    return contraction.best_schedule(spec)
+
+
+def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
+    """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
+    if isinstance(spec, PointwiseSpec):
+        return _unique(_pointwise(spec))
+    if isinstance(spec, WindowSpec):
+        return _unique(window_schedule.schedules(spec, arch))
+    return _unique(_contraction(spec))
+
+
+def _pointwise(spec: PointwiseSpec) -> Iterable[PointwiseSchedule]:
+    best = pointwise.best_schedule(spec)
+    yield best
+    for unroll in (best.unroll * 2, best.unroll // 2):
+        if 1 <= unroll <= 8:
+            yield replace(best, unroll=unroll)
+    if best.vector > 1:
+        yield replace(best, vector=best.vector // 2)
+        yield replace(best, vector=best.vector // 2, unroll=min(8, best.unroll * 2))
+
+
+def _contraction(spec: ContractionSpec) -> Iterable[ContractionSchedule]:
+    best = contraction.best_schedule(spec)
+    yield best
+    for rows, cols, inner, thread_rows, thread_cols in contraction.TILES:
+        yield ContractionSchedule(rows, cols, inner, thread_rows, thread_cols, best.itype)
+
+
+def _unique(candidates: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    return tuple(dict.fromkeys(candidates))
+
+
+def schedule_data(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as plain data for JSON: ``form`` (the class's name without "Schedule", in lower case), its fields."""
+    return {"form": _form(type(schedule)), **asdict(schedule)}
+
+
+def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
+    """The schedule that `schedule_data` made data of.  Raises ValueError for other data."""
+    form, given = data.get("form"), {key: value for key, value in data.items() if key != "form"}
+    for cls in get_args(Schedule):
+        if _form(cls) == form and set(given) == {f.name for f in fields(cls)}:
+            return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})  # type: ignore[no-any-return]
+    raise ValueError(f"{data!r} is no schedule")
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """A schedule for a reader: ``"planes rows=4 cols=4 lanes=32 down=8 planes=1"``."""
+    facts = asdict(schedule)
+    facts.pop("itype", None)
+    return " ".join([_form(type(schedule)), *(f"{key}={value}" for key, value in facts.items())])
+
+
+def _form(cls: type) -> str:
+    return cls.__name__.removesuffix("Schedule").lower()
