@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from fusegraph.dtypes import float32
 from fusegraph.engines.base import Executable
@@ -23,8 +27,10 @@ from fusegraph.runtime.arrays import cuda_device, to_device
 from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
-#: Timed runs of a plan when autotuning.
+#: Timed runs of a plan when autotuning, and the seconds after which no further plan is tried once one has run: the
+#: plans come best guess first, and there can be a hundred, each compiled by cuDNN.
 _REPEATS = 7
+_TUNING_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,20 @@ class CudnnPlan:
     name: str
     workspace_bytes: int
     nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A handle of cuDNN, one a device: it holds memory there.  Only one thread may use it at a time."""
+
+    value: Any
+    lock: threading.RLock
+
+
+@cache
+def _handle(device: int) -> _Handle:
+    with driver.using(device):
+        return _Handle(lowering.frontend().create_handle(), threading.RLock())
 
 
 @dataclass
@@ -73,17 +93,17 @@ class CudnnExecutable(Executable):
         self._cudnn = lowering.frontend()
         driver.properties(device)  # the driver's own error if there is no GPU
         self._ordinal = device
-        with driver.using(device):
-            self._handle = self._cudnn.create_handle()
+        self._handle = _handle(device)
         simplified = simplify(graph)
-        self.partition = self._partition(simplified.graph, options, partition)
+        with self._handle.lock:
+            self.partition = self._partition(simplified.graph, options, partition)
         memory = plan_memory(self.partition)
         plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory)
         super().__init__(graph, plan, cuda_device(device))
         self._slots = Slots(plan)
         self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)
         self._constant_pointers = tuple(c.pointer for c in self._constants)
-        with driver.using(device):
+        with self._handle.lock, driver.using(device):
             self._segments = [self._segment(g, autotune) for g in self.partition.groups]
         self.plans = [s.plan for s in self._segments]
         if workspace_limit is not None and self.workspace_bytes > workspace_limit:
@@ -123,7 +143,7 @@ class CudnnExecutable(Executable):
 
     def planned(self, spec: lowering.CudnnSpec) -> lowering.Described:
         """The pygraph of a spec with its execution plans.  Raises Refusal with cuDNN's reason."""
-        described = lowering.build(spec, self._handle)
+        described = lowering.build(spec, self._handle.value)
         graph, modes, notes = described.pygraph, self._cudnn.heur_mode, self._cudnn._compiled_module.numerical_note
         try:
             with driver.using(self._ordinal):
@@ -134,9 +154,7 @@ class CudnnExecutable(Executable):
                     # float32 is multiplied as float32, as everywhere in fusegraph, not as tf32.
                     graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
                 graph.check_support()
-        except (
-            Exception
-        ) as error:  # cuDNN's own kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
+        except Exception as error:  # its kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
             raise Refusal(_one_line(error)) from None
         return described
 
@@ -151,8 +169,7 @@ class CudnnExecutable(Executable):
             int(graph.get_workspace_size_plan_at_index(index)),
             tuple(n.name for n in group.nodes),
         )
-        fixed = {uid: int(value.__array_interface__["data"][0]) for uid, value in described.scalars.items()}
-        return _Segment(described, index, plan, uids, positions, fixed)
+        return _Segment(described, index, plan, uids, positions, _addresses(described))
 
     def _first(self, group: Group, described: lowering.Described) -> int:
         """The first plan, in the order of cuDNN's heuristics, that builds."""
@@ -172,25 +189,30 @@ class CudnnExecutable(Executable):
         graph = described.pygraph
         buffers = [random_array(t.shape, t.strides, t.dtype, self._ordinal) for t in described.uids]
         pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
-        pointers |= {uid: int(v.__array_interface__["data"][0]) for uid, v in described.scalars.items()}
+        pointers |= _addresses(described)
         timer = ColdTimer(self._ordinal)
+        self._cudnn.set_stream(self._handle.value, 0)  # the timer's; the last call left its own
         best, fastest, reasons = -1, float("inf"), []
+        end = time.perf_counter() + _TUNING_SECONDS
         for index in range(graph.get_execution_plan_count()):
+            if best >= 0 and time.perf_counter() > end:
+                break
             try:
                 graph.build_plan_at_index(index)
                 workspace = driver.allocate(max(int(graph.get_workspace_size_plan_at_index(index)), 1), self._ordinal)
 
                 def run(index: int = index, workspace: driver.DeviceBuffer = workspace) -> None:
-                    graph.execute_plan_at_index(pointers, workspace.pointer, index, handle=self._handle)
+                    graph.execute_plan_at_index(pointers, workspace.pointer, index, handle=self._handle.value)
 
+                run()  # the first run of a plan loads its kernels, which takes longer than they do
                 if timer.once(run) > 3 * fastest:
                     continue
-                time = timer.median(run, repeats=_REPEATS, warmup=1)
+                median = timer.median(run, repeats=_REPEATS, warmup=0)
             except Exception as error:
                 reasons.append(_one_line(error))
                 continue
-            if time < fastest:
-                best, fastest = index, time
+            if median < fastest:
+                best, fastest = index, median
         if best < 0:
             raise _nothing_works(group, reasons)
         graph.build_plan_at_index(best)
@@ -199,9 +221,14 @@ class CudnnExecutable(Executable):
     # ---- running
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        with self._handle.lock:
+            self._execute(inputs, outputs, stream)
+
+    def _execute(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         pushed = driver.enter(self._ordinal)
         try:
-            self._cudnn.set_stream(self._handle, stream)
+            handle = self._handle.value
+            self._cudnn.set_stream(handle, stream)
             base = self._workspace(stream)
             pointers = self._slots.pointers(inputs, outputs, self._constant_pointers, base)
             scratch = base + super().workspace_bytes
@@ -209,7 +236,7 @@ class CudnnExecutable(Executable):
                 pack = dict(zip(segment.uids, [pointers[k] for k in segment.positions]))
                 pack |= segment.fixed
                 try:
-                    segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=self._handle)
+                    segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=handle)
                 except Exception as error:
                     raise DeviceError(f"cuDNN's plan {segment.plan.name} failed: {_one_line(error)}") from error
         finally:
@@ -247,6 +274,11 @@ class _Target:
     def lower(self, view: GroupView, options: Options) -> Lowered:
         self.accept(view, options)
         return lowering.lower(view, options, view.graph.name)
+
+
+def _addresses(described: lowering.Described) -> dict[int, int]:
+    """Where cuDNN reads the scalars, by uid: addresses on the host."""
+    return {uid: int(value.__array_interface__["data"][0]) for uid, value in described.scalars.items()}
 
 
 def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:

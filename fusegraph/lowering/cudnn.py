@@ -5,24 +5,26 @@ and reading it needs neither a driver nor a GPU; whether cuDNN takes it is only 
 (`engines.cudnn`).
 
 cuDNN wants all tensors of a graph to have one rank, at least 3: dimensions of size 1 are put in front, and before the
-last one for 1-D convolutions, which cuDNN knows as 2-D ones of height 1.
+last one for 1-D convolutions, which cuDNN knows as 2-D ones of height 1.  Ops for which cuDNN has no word are written
+as several of its own where that gives the same numbers (`_COMPOSED`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType
+from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
+from fusegraph.ops.evaluate import compute_dtype, widens
 
 #: dtype name -> name in cudnn.data_type.
 DATA_TYPES = {
@@ -46,6 +48,50 @@ _KEYWORDS: dict[str, dict[str, str]] = {
     "leaky_relu_backward": {"negative_slope": "negative_slope"},
     "swish": {"beta": "swish_beta"},
     "swish_backward": {"beta": "swish_beta"},
+}
+
+
+class _Words:
+    """cuDNN's words for one node, for writing it as several: ``words.mul(x, words.number(2.0))``."""
+
+    def __init__(self, builder: _Builder, node: Node) -> None:
+        self._builder, self._node, self._count = builder, node, 0
+        self._dtype = builder.kept_dtype(node)
+
+    def number(self, value: float) -> Any:
+        """A scalar of the type in which the node is computed, and the values between cuDNN's nodes are kept."""
+        name, array = f"{self._node.name} {self._next()}", np.array([value], self._dtype.numpy)
+        return self._builder.scalar(name, array, self._builder.type(self._dtype))
+
+    def __getattr__(self, word: str) -> Callable[..., Any]:
+        def apply(*operands: Any, **keywords: Any) -> Any:
+            name, kind = f"{word} {self._node.name} {self._next()}", self._builder.type(self._dtype)
+            result = getattr(self._builder.graph, word)(*operands, name=name, compute_data_type=kind, **keywords)
+            return result.set_data_type(kind)
+
+        return apply
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+def _hardsigmoid(words: _Words, x: Any) -> Any:
+    return words.mul(words.relu(words.add(x, words.number(3.0)), upper_clip=6.0), words.number(1 / 6))
+
+
+def _clamp(words: _Words, x: Any, min: float | None, max: float | None) -> Any:
+    x = x if min is None else words.max(x, words.number(min))
+    return x if max is None else words.min(x, words.number(max))
+
+
+#: Ops written as several of cuDNN's, of as many roundings as the op's own formula has, give or take one.  The others
+#: without a word of cuDNN's (expm1, log1p, exp2, ...) would lose digits.
+_COMPOSED: dict[str, Callable[..., Any]] = {
+    "mish": lambda words, x: words.mul(x, words.tanh(words.softplus(x))),
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": lambda words, x: words.mul(x, _hardsigmoid(words, x)),
+    "clamp": _clamp,
 }
 
 
@@ -86,9 +132,12 @@ def accept(view: GroupView, options: Options) -> None:
     if options.strict:
         raise Refusal("cuDNN does not round every intermediate to its tensor's dtype (strict)")
     for node in view.nodes:
-        if node.op.cudnn is None:
+        composed = node.op.name in _COMPOSED
+        if node.op.cudnn is None and not composed:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
-        known = _KEYWORDS.get(node.op.name, {})
+        if composed and not node.output.dtype.is_float:
+            raise Refusal(f"cuDNN's graph API has {node.op.name} of floats only ({node.name!r} is {node.output.dtype})")
+        known = node.attributes if composed else _KEYWORDS.get(node.op.name, {})
         for key, value in node.attributes.items():
             structural = node.kind is Kind.CONTRACTION or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
@@ -151,10 +200,10 @@ class _Builder:
         self.flat = gcd(*vectors, 8192) if alone else 0
         self.merged = _leading_merge(spec.nodes)
         self.rank = max(3, *(t.rank for t in every), 4 if self.one_dimensional else 0)
-        compute = self._type(spec.graph.compute_dtype)
+        compute = self.type(spec.graph.compute_dtype)
         self.graph = self.cudnn.pygraph(
             name=spec.name,
-            io_data_type=self._type(spec.graph.io_dtype),
+            io_data_type=self.type(spec.graph.io_dtype),
             intermediate_data_type=compute,
             compute_data_type=compute,
             handle=handle,
@@ -170,12 +219,12 @@ class _Builder:
             self.tensors[node.output] = self._result(node, self._apply(node))
         return Described(self.graph, self.uids, self.scalars)
 
-    def _type(self, dtype: DType) -> Any:
+    def type(self, dtype: DType) -> Any:
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
     def _stored_type(self, dtype: DType) -> Any:
         """The type of a tensor in memory: cuDNN's BOOLEAN packs 8 in a byte, ours are bytes."""
-        return self.cudnn.data_type.UINT8 if dtype.is_bool else self._type(dtype)
+        return self.cudnn.data_type.UINT8 if dtype.is_bool else self.type(dtype)
 
     def _shaped(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
         """A shape and strides with dimensions of size 1 added up to the graph's rank."""
@@ -193,15 +242,22 @@ class _Builder:
         missing = self.rank - len(sizes)
         return [1] * missing + sizes, [outer] * missing + steps
 
+    def scalar(self, name: str, value: np.ndarray[Any, Any], kind: Any) -> Any:
+        """A tensor of one element that cuDNN reads on the host, from an array of one element."""
+        uid = self._next_uid()
+        self.scalars[uid] = value
+        ones = [1] * self.rank
+        return self.graph.tensor(ones, ones, data_type=kind, is_pass_by_value=True, name=name, uid=uid)
+
+    def _next_uid(self) -> int:
+        return len(self.uids) + len(self.scalars) + 1
+
     def _input(self, tensor: Tensor) -> Any:
-        uid = len(self.uids) + len(self.scalars) + 1
-        sizes, steps = self._shaped(tensor.shape, tensor.strides)
         if tensor.value is not None and tensor.size == 1:
-            self.scalars[uid] = np.ascontiguousarray(tensor.value.reshape(-1))
-            ones = [1] * self.rank
-            kind = self._stored_type(tensor.dtype)
-            return self.graph.tensor(ones, ones, data_type=kind, is_pass_by_value=True, name=tensor.name, uid=uid)
-        self.uids[tensor] = uid
+            value = np.ascontiguousarray(tensor.value.reshape(-1))
+            return self.scalar(tensor.name, value, self._stored_type(tensor.dtype))
+        uid = self.uids[tensor] = self._next_uid()
+        sizes, steps = self._shaped(tensor.shape, tensor.strides)
         return self.graph.tensor(
             dim=sizes, stride=steps, data_type=self._stored_type(tensor.dtype), name=tensor.name, uid=uid
         )
@@ -209,8 +265,7 @@ class _Builder:
     def _apply(self, node: Node) -> Any:
         operands = [self.tensors[t] for t in node.inputs]
         name = f"{node.op.name} {node.name}"
-        common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
-        compute = self._type(self.spec.graph.compute_dtype if common.is_float else node.output.dtype)
+        compute = self._compute_type(node)
         if node.op.name == "matmul":
             return self.graph.matmul(*operands, compute_data_type=compute, name=name)
         if node.op.name == "conv_fprop":
@@ -228,6 +283,8 @@ class _Builder:
                 compute_data_type=compute,
                 name=name,
             )
+        if node.op.name in _COMPOSED:
+            return _COMPOSED[node.op.name](_Words(self, node), *operands, **node.attributes)
         keywords = {
             word: node.attributes[key]
             for key, word in _KEYWORDS.get(node.op.name, {}).items()
@@ -236,7 +293,24 @@ class _Builder:
         if node.op.name == "gen_index":
             keywords["axis"] = self._axis(node)
         method = getattr(self.graph, str(node.op.cudnn))
-        return method(*operands, name=name, **keywords)
+        return method(*operands, name=name, compute_data_type=compute, **keywords)
+
+    def _compute_type(self, node: Node) -> Any:
+        """The type a node is computed in: for floats and booleans float32, or float64 where the graph or an operand is
+        of it.  Sums and products of integers are exact, in 64 bits if an operand or the result has as many, else in 32.
+        """
+        operands, result = node.op.operand_dtypes(tuple(t.type for t in node.inputs)), node.output.dtype
+        if operands[0].is_float or not (result.is_int or node.kind is Kind.CONTRACTION):
+            floats = [d for d in (operands[0], result) if d.is_float]
+            return self.type(compute_dtype(floats[0] if floats else float32, self.spec.graph.compute_dtype))
+        return self.type(int64 if int64 in (*operands, result) else int32)
+
+    def kept_dtype(self, node: Node) -> DType:
+        """The dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that narrows."""
+        source, result = node.inputs[0].dtype, node.output.dtype
+        if node.op.name == "identity" and source != result and not widens(source, result):
+            return result
+        return compute_dtype(result, self.spec.graph.compute_dtype)
 
     def _convolution_mode(self, mode: str) -> Any:
         """The enumeration is in the compiled module only."""
@@ -252,10 +326,9 @@ class _Builder:
         tensor = node.output
         if tensor in self.spec.writes:
             sizes, steps = self._shaped(tensor.shape, tensor.strides)
-            uid = len(self.uids) + len(self.scalars) + 1
-            self.uids[tensor] = uid
+            uid = self.uids[tensor] = self._next_uid()
             result.set_output(True).set_uid(uid).set_name(tensor.name)
             result.set_dim(sizes).set_stride(steps).set_data_type(self._stored_type(tensor.dtype))
-        elif not tensor.dtype.is_float or node.attributes.get("dtype") is not None:
-            result.set_data_type(self._type(tensor.dtype))
+        else:
+            result.set_data_type(self.type(self.kept_dtype(node)))
         return result
