@@ -92,15 +92,15 @@ def _unique(candidates: Iterable[Schedule]) -> tuple[Schedule, ...]:
 
 
 def schedule_data(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as plain data for JSON: ``form`` (the class's name without "Schedule", in lower case), its fields."""
-    return {"form": _form(type(schedule)), **asdict(schedule)}
+    """A schedule as plain data for JSON: ``type`` (the class's name without "Schedule", in lower case), its fields."""
+    return {"type": _type(type(schedule)), **asdict(schedule)}
 
 
 def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
     """The schedule that `schedule_data` made data of.  Raises ValueError for other data."""
-    form, given = data.get("form"), {key: value for key, value in data.items() if key != "form"}
+    name, given = data.get("type"), {key: value for key, value in data.items() if key != "type"}
     for cls in get_args(Schedule):
-        if _form(cls) == form and set(given) == {f.name for f in fields(cls)}:
+        if _type(cls) == name and set(given) == {f.name for f in fields(cls)}:
             return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})  # type: ignore[no-any-return]
     raise ValueError(f"{data!r} is no schedule")
 
@@ -109,8 +109,8 @@ def schedule_text(schedule: Schedule) -> str:
     """A schedule for a reader: ``"planes rows=4 cols=4 lanes=32 down=8 planes=1"``."""
     facts = asdict(schedule)
     facts.pop("itype", None)
-    return " ".join([_form(type(schedule)), *(f"{key}={value}" for key, value in facts.items())])
+    return " ".join([_type(type(schedule)), *(f"{key}={value}" for key, value in facts.items())])
 
 
-def _form(cls: type) -> str:
+def _type(cls: type) -> str:
     return cls.__name__.removesuffix("Schedule").lower()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
+from codegen.arch import Arch
 from codegen.naming import Names
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
@@ -20,19 +21,20 @@ from fusegraph.passes.simplify import simplify
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel's schedule, and why this one: the cost model's, or a measured one."""
+    """A kernel's schedule, and why this one; ``us`` are the microseconds it took where it was measured."""
 
     schedule: Schedule
     reason: str = "cost model"
+    us: float | None = None
 
 
-#: Chooses the schedule of a kernel.
-Chooser: TypeAlias = Callable[[KernelSpec], Choice]
+#: Chooses the schedule of a kernel that computes a group.
+Chooser: TypeAlias = Callable[[KernelSpec, Group], Choice]
 
 
-def by_cost_model(spec: KernelSpec) -> Choice:
-    """The schedule that the cost model thinks is best on every architecture."""
-    return Choice(best_schedule(spec, PORTABLE))
+def by_cost_model(arch: Arch = PORTABLE) -> Chooser:
+    """Chooses the schedule that the cost model thinks is best on an architecture; by default on all of them."""
+    return lambda spec, _: Choice(best_schedule(spec, arch))
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,11 @@ def check_outputs(graph: Graph) -> None:
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
 
 
-def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser = by_cost_model) -> Plan:
+def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
     """Simplifies, partitions and renders a graph.
 
-    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules.  Raises GraphError if the
-    graph has no outputs.
+    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
+    `by_cost_model`).  Raises GraphError if the graph has no outputs.
     """
     check_outputs(graph)
     options = options or Options()
@@ -91,11 +93,12 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition = fuse(simplified.graph, options, enabled=fusion)
     except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+    choose = choose or by_cost_model()
     names = Names()
     kernels = []
     for group in partition.groups:
         spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
-        choice = choose(spec)
+        choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
     return Plan(graph, simplified.graph, simplified.counterpart, partition, tuple(kernels), memory)

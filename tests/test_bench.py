@@ -188,8 +188,8 @@ class Fake:
 
     plan: dict[str, object] = {}  # noqa: RUF012
 
-    def __init__(self, device: int = 0, repeats: int = 15) -> None:
-        self.device, self.repeats = device, repeats
+    def __init__(self, device: int = 0, repeats: int = 15, *, autotune: bool = False) -> None:
+        self.device, self.repeats, self.autotune = device, repeats, autotune
 
     def rows(self, workload, peers):
         for engine in ("cuda", *peers):

@@ -187,7 +187,7 @@ def test_no_gpu_is_said(write, out, capsys, monkeypatch):
 
 def test_the_gpus_architecture_is_the_default(write, out, tell, monkeypatch):
     class Ampere:
-        arch = "sm_80"
+        arch, name = "sm_80", "a GPU"
 
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "properties", lambda device=0: Ampere)

@@ -48,6 +48,14 @@ File = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Round every intermediate to its tensor's dtype.")]
+Autotune = Annotated[
+    bool | None,
+    typer.Option(
+        "--autotune/--no-autotune",
+        help="Time several schedules of every kernel on the GPU and remember the fastest; or use none remembered.",
+        show_default="those remembered are used",
+    ),
+]
 NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Make every node a kernel of its own.")]
 
 
@@ -85,11 +93,21 @@ def compile_command(
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
+    autotune: Autotune = None,
 ) -> int:
     """Write the kernels as .cu and .cubin; needs no GPU."""
     from fusegraph.cli.compile import compile_file
 
-    return compile_file(file, engine.value, arch or [], out=out, strict=strict, fusion=not no_fusion, as_json=as_json)
+    return compile_file(
+        file,
+        engine.value,
+        arch or [],
+        out=out,
+        strict=strict,
+        fusion=not no_fusion,
+        autotune=autotune,
+        as_json=as_json,
+    )
 
 
 @app.command("run")
@@ -108,12 +126,20 @@ def run_command(
     ] = None,
     as_json: Json = False,
     strict: Strict = False,
+    autotune: Autotune = None,
 ) -> int:
     """Run on random inputs, on the GPU or the CPU."""
     from fusegraph.cli.run import run_file
 
     return run_file(
-        file, engine.value if engine else None, check=check, seed=seed, out=out, strict=strict, as_json=as_json
+        file,
+        engine.value if engine else None,
+        check=check,
+        seed=seed,
+        out=out,
+        strict=strict,
+        autotune=autotune,
+        as_json=as_json,
     )
 
 
@@ -128,11 +154,15 @@ def explain_command(
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH", help="Target. Default: the GPU's, sm_90a without a GPU.", show_default=False),
+    ] = None,
 ) -> int:
-    """Show what is fused, what is not, and why."""
+    """Show what is fused, what is not, and why; and which schedules the kernels have."""
     from fusegraph.cli.explain import explain_file
 
-    return explain_file(file, kernel=kernel, strict=strict, fusion=not no_fusion, as_json=as_json)
+    return explain_file(file, kernel=kernel, strict=strict, fusion=not no_fusion, arch=arch, as_json=as_json)
 
 
 @app.command("compare")
@@ -152,7 +182,9 @@ def compare_command(
     partition: Annotated[
         bool, typer.Option("--partition", help="cudnn: run the largest pieces it takes of a graph it refuses whole.")
     ] = False,
-    autotune: Annotated[bool, typer.Option("--autotune", help="cudnn: time all its plans, keep the fastest.")] = False,
+    autotune: Annotated[
+        bool, typer.Option("--autotune", help="Time several schedules (cuda) or all plans (cudnn), keep the fastest.")
+    ] = False,
     strict: Strict = False,
 ) -> int:
     """Compare engines: results and times; exit 1 if one is wrong."""
@@ -205,6 +237,7 @@ def bench_command(
             metavar="HASH", help="Commit to record. Default: that of the checkout this runs from.", show_default=False
         ),
     ] = None,
+    autotune: Annotated[bool, typer.Option("--autotune", help="Time several schedules of our kernels first.")] = False,
     names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
@@ -220,6 +253,7 @@ def bench_command(
         plot_file=plot,
         commit=commit,
         names_only=names_only,
+        autotune=autotune,
     )
 
 

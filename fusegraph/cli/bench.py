@@ -34,6 +34,7 @@ def bench(
     plot_file: str | None,
     commit: str | None = None,
     names_only: bool = False,
+    autotune: bool = False,
 ) -> int:
     """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
 
@@ -55,7 +56,7 @@ def bench(
     reason = driver.unavailable_reason()
     if reason is not None:
         raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
-    run = _Run(chosen, rivals, repeats, target, picture, commit)
+    run = _Run(chosen, rivals, Bench(repeats=repeats, autotune=autotune), target, picture, commit)
     try:
         run.measure()
     except KeyboardInterrupt:
@@ -74,14 +75,14 @@ class _Run:
         self,
         workloads: Sequence[Workload],
         peers: Sequence[str],
-        repeats: int,
+        measuring: Bench,
         target: Path | None,
         picture: Path | None,
         commit: str | None,
     ) -> None:
         self._workloads, self._peers = workloads, peers
         self._target, self._picture = target, picture
-        self._bench = Bench(repeats=repeats)
+        self._bench = measuring
         self._environment = environment(self._bench.device)
         self._environment["commit"] = commit or self._environment["commit"]
         self._width = max(len(w.name) for w in workloads)

@@ -12,7 +12,7 @@ from typing import Any
 
 import fusegraph
 from fusegraph.cli.console import note, print_json, print_table, progress, say
-from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.engines.cuda import DEFAULT_ARCH, CudaExecutable
 from fusegraph.errors import CompileError, FusegraphError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
@@ -23,8 +23,6 @@ from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
-
-DEFAULT_ARCH = "sm_90a"
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (
@@ -39,6 +37,8 @@ KERNEL_KEYS = (
     "bytes_saved",
     "compile_ms",
     "cached",
+    "schedule",
+    "chosen_by",
 )
 #: Keys of a graph in ``compile --json``.
 GRAPH_KEYS = ("name", "engine", "arch", "folder", "kernels", "decisions", "workspace_bytes")
@@ -56,6 +56,7 @@ class _Job:
     folder: Path
     strict: bool
     fusion: bool
+    autotune: bool | None
 
     @property
     def title(self) -> str:
@@ -63,7 +64,15 @@ class _Job:
 
 
 def compile_file(
-    file: str, engine: str, archs: Sequence[str], *, out: str, strict: bool, fusion: bool, as_json: bool
+    file: str,
+    engine: str,
+    archs: Sequence[str],
+    *,
+    out: str,
+    strict: bool,
+    fusion: bool,
+    autotune: bool | None = None,
+    as_json: bool,
 ) -> int:
     """Compiles every graph of a file and writes the folders; prints what came out.
 
@@ -82,7 +91,7 @@ def compile_file(
     for graph in graphs:
         for arch in targets:
             name = graph.name if len(targets) == 1 else f"{artifacts.safe_name(graph.name)}-{arch}"
-            jobs.append(_Job(graph, engine, arch, folder / names.unique(name), strict, fusion))
+            jobs.append(_Job(graph, engine, arch, folder / names.unique(name), strict, fusion, autotune))
     for job in jobs:
         artifacts.check_replaceable(job.folder)
     entries = []
@@ -128,6 +137,7 @@ def _compile_cuda(job: _Job, step: Step) -> dict[str, Any]:
         arch=job.arch,
         strict=job.strict,
         fusion=job.fusion,
+        autotune=job.autotune,
         progress=lambda source, _: step(f"{job.title}: {source.name}"),
     )
     assert isinstance(executable, CudaExecutable)
@@ -236,11 +246,17 @@ def _print(job: _Job, entry: Mapping[str, Any], folder: Path) -> None:
             )
             for k in kernels
         ]
-        print_table(headings, rows, right=range(2, 7), details=[f"nodes: {', '.join(k['nodes'])}" for k in kernels])
+        print_table(headings, rows, right=range(2, 7), details=[_details(k) for k in kernels])
     declined = sum(not d["fused"] for d in entry["decisions"])
     if declined:
         say(f"{count_text(declined, 'fusion')} declined; 'fusegraph explain' shows why")
     say(f"written to {folder}")
+
+
+def _details(kernel: Mapping[str, Any]) -> str:
+    """What stands under a kernel's row: its nodes, and the time of a schedule that was measured."""
+    nodes = f"nodes: {', '.join(kernel['nodes'])}"
+    return nodes if kernel["chosen_by"] == "cost model" else f"{nodes}; {kernel['chosen_by']}"
 
 
 def _number(value: int | None) -> str:

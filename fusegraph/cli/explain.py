@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from fusegraph.cli.console import columns, print_json, say
+from fusegraph.engines.cuda import DEFAULT_ARCH, nvrtc_options
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.explain import describe, explain_text
+from fusegraph.runtime import driver
+from fusegraph.runtime.autotune import choosers
+from fusegraph.runtime.cache import default_cache
 
 
-def explain_file(file: str, *, kernel: str | None, strict: bool, fusion: bool, as_json: bool) -> int:
+def explain_file(
+    file: str, *, kernel: str | None, strict: bool, fusion: bool, arch: str | None = None, as_json: bool
+) -> int:
     """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead.
 
     With both ``kernel`` and ``as_json`` the object is ``kernels[]`` with ``graph, name, family, nodes, code``.  Raises
     FileError if no graph has such a kernel.
     """
-    plans = [plan(graph, Options(strict=strict), fusion=fusion) for graph in load_graphs(file)]
+    arch = arch or (driver.properties(0).arch if driver.available() else DEFAULT_ARCH)
+    options = Options(strict=strict)
+    choose, _ = choosers(arch, 0, None, default_cache(), nvrtc_options(options))
+    plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
     if kernel is not None:
         found = [(p, k) for p in plans for k in p.kernels if k.name == kernel]
         if not found:

@@ -28,7 +28,15 @@ _TIMED_CALLS = 10
 
 
 def run_file(
-    file: str, engine: str | None, *, check: bool, seed: int, out: str | None, strict: bool, as_json: bool
+    file: str,
+    engine: str | None,
+    *,
+    check: bool,
+    seed: int,
+    out: str | None,
+    strict: bool,
+    autotune: bool | None = None,
+    as_json: bool,
 ) -> int:
     """Runs every graph of a file; returns 1 if a check failed, else 0.
 
@@ -48,7 +56,7 @@ def run_file(
     with progress(len(graphs)) as step:
         for graph, folder in zip(graphs, folders):
             step(f"{graph.name}: building for {engine}")
-            executable = fusegraph.compile(graph, engine, strict=strict)
+            executable = fusegraph.compile(graph, engine, strict=strict, autotune=autotune)
             step(f"{graph.name}: running on {engine}")
             inputs = random_inputs(graph, seed)
             outputs, milliseconds = _timed(executable, inputs)

@@ -34,7 +34,7 @@ def compile(
     jobs: int | None = None,
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
-    autotune: bool = False,
+    autotune: bool | None = None,
 ) -> Executable:
     """Compiles a graph.
 
@@ -47,7 +47,9 @@ def compile(
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
                      (KernelSource, CompiledKernel) as each is done.
     partition        cudnn: run the largest pieces that cuDNN takes instead of refusing what it does not take whole.
-    autotune         cudnn: time all its plans and keep the fastest.
+    autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
+                     uses what was remembered; False leaves it to the cost model.  cudnn: True times all its plans and
+                     keeps the fastest.
 
     Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no
     driver).
@@ -69,7 +71,7 @@ def compile(
             graph,
             options,
             partition=partition,
-            autotune=autotune,
+            autotune=bool(autotune),
             workspace_limit=workspace_limit,
             device=device,
         )
@@ -86,5 +88,6 @@ def compile(
             device=device,
             jobs=jobs,
             progress=progress,
+            autotune=autotune,
         )
     raise FusegraphError(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}")

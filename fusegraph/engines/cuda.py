@@ -15,11 +15,21 @@ from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
+from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Launch, load_module
 from fusegraph.runtime.replay import Replay, record
 
+#: The architecture of kernels that are looked at where there is no GPU.
+DEFAULT_ARCH = "sm_90a"
+
 Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
+
+
+def nvrtc_options(options: Options) -> tuple[str, ...]:
+    """What NVRTC is told for kernels that keep these promises."""
+    # A multiply-add in one instruction would leave the product unrounded.
+    return ("--fmad=false",) if options.strict else ()
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,22 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         device: int = 0,
         jobs: int | None = None,
         progress: Progress | None = None,
+        autotune: bool | None = None,
     ) -> None:
-        super().__init__(graph, options, cuda_device(device), fusion=fusion, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
         self.arch = arch or driver.properties(device).arch
+        self._nvrtc_options = nvrtc_options(options)
+        choose, later = choosers(self.arch, device, autotune, self._cache, self._nvrtc_options, jobs)
+        super().__init__(
+            graph,
+            options,
+            cuda_device(device),
+            fusion=fusion,
+            workspace_limit=workspace_limit,
+            choose=choose,
+            choose_later=later,
+        )
         assert self.plan is not None
         #: the compiled kernels, in the order in which they run
         self.kernels = self._compile(self.plan)
@@ -67,13 +88,11 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         self._captured: list[driver.DeviceBuffer] = []
 
     def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
-        # A multiply-add in one instruction would leave the product unrounded.
-        options = ("--fmad=false",) if self._options.strict else ()
         return nvrtc.compile_kernels(
             [k.source for k in plan.kernels],
             self.arch,
             cache=self._cache,
-            options=options,
+            options=self._nvrtc_options,
             jobs=self._jobs,
             progress=self._progress,
         )

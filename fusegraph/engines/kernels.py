@@ -11,7 +11,7 @@ from fusegraph.engines.base import Executable
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Plan, plan
+from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.arrays import Device
 
 Built = TypeVar("Built")
@@ -24,7 +24,8 @@ class KernelExecutable(Executable, Generic[Built]):
     """An Executable made of kernels.
 
     Kernels are built for pointers aligned to 16 bytes; the first call with an array that is not builds a second variant
-    that reads and writes single elements of the arrays given.
+    that reads and writes single elements of the arrays given.  ``choose`` decides on the schedules of the first
+    variant, ``choose_later`` on those of the second, for which a call waits.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class KernelExecutable(Executable, Generic[Built]):
         *,
         fusion: bool = True,
         workspace_limit: int | None = None,
+        choose: Chooser | None = None,
+        choose_later: Chooser | None = None,
     ) -> None:
-        self._options, self._fusion = options, fusion
-        first = plan(graph, options, fusion=fusion)
+        self._options, self._fusion, self._choose = options, fusion, choose_later
+        first = plan(graph, options, fusion=fusion, choose=choose)
         super().__init__(graph, first, device)
         if workspace_limit is not None and first.memory.size > workspace_limit:
             largest = max(first.memory.offsets, key=lambda t: t.nbytes)
@@ -68,8 +71,7 @@ class KernelExecutable(Executable, Generic[Built]):
         with self._lock:
             if alignment not in self._built:
                 if alignment not in self._plans:
-                    self._plans[alignment] = plan(
-                        self.graph, replace(self._options, alignment=alignment), fusion=self._fusion
-                    )
+                    options = replace(self._options, alignment=alignment)
+                    self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)
                 self._built[alignment] = self._build(self._plans[alignment])
             return self._built[alignment]

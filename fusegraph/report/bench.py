@@ -131,10 +131,10 @@ class Row:
 
 
 class Bench:
-    """Times workloads on one device."""
+    """Times workloads on one device.  With ``autotune`` our kernels' schedules are timed as part of the build."""
 
-    def __init__(self, device: int = 0, repeats: int = 15) -> None:
-        self.device, self.repeats = device, repeats
+    def __init__(self, device: int = 0, repeats: int = 15, *, autotune: bool = False) -> None:
+        self.device, self.repeats, self._autotune = device, repeats, autotune
         self.timer = ColdTimer(device)
         self._loaded: set[str] = set()
         self._copies: dict[int, float] = {}
@@ -248,9 +248,11 @@ class Bench:
 
     def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
         graph = self._graph(workload)
-        executable = compile_graph(graph, "cuda", device=self.device, cache=DiskCache(limit_bytes=0))
+        cache = DiskCache(limit_bytes=0)
+        executable = compile_graph(graph, "cuda", device=self.device, cache=cache, autotune=self._autotune)
         out = executable(*arrays)
-        names = ", ".join(k.name for k in executable.plan.kernels) if executable.plan else ""
+        kernels = executable.plan.kernels if executable.plan else ()
+        names = ", ".join(f"{k.name} ({k.choice.reason})" if self._autotune else k.name for k in kernels)
         return (lambda: executable(*arrays, out=out)), names
 
     def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from codegen import schedule_data, schedule_from_data, schedule_text
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -54,7 +55,8 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) ->
 
 def describe_kernel(kernel: Kernel) -> dict[str, Any]:
     """A kernel: ``name, family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
-    node, ``grid, block, dynamic_shared_bytes``."""
+    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one).
+    """
     group, source = kernel.group, kernel.source
     return {
         "name": kernel.name,
@@ -66,6 +68,8 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
         "grid": list(source.grid),
         "block": list(source.block),
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
+        "schedule": schedule_data(kernel.choice.schedule),
+        "chosen_by": kernel.choice.reason,
     }
 
 
@@ -146,6 +150,8 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         lines += wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
         lines += wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
+        schedule = f"{_schedule(kernel['schedule'])} ({kernel['chosen_by']})"
+        lines += wrapped(f"schedule {schedule}", width, "    ", " " * 12)
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
@@ -163,6 +169,10 @@ def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
     return wrapped(head, width, "    ") + wrapped(decision["reason"], width, "        ")
+
+
+def _schedule(data: Mapping[str, Any]) -> str:
+    return schedule_text(schedule_from_data(data))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -1,0 +1,290 @@
+"""The autotuner: which schedule of a kernel is the fastest on a device, measured once and remembered.
+
+The schedules that a kernel's family proposes are compiled in parallel.  Each is timed as soon as it is there, while
+the others are still being compiled, on scratch arrays of the sizes and layouts of the kernel's own and with a cold L2
+cache.  The fastest few are then timed again in turns, so that a clock that changes meanwhile changes for all of them.
+
+The winner is the first candidate that none is more than 2 % faster than: noise does not change what is chosen where the
+choice does not matter.  It is kept in the cache of compiled kernels, under what it depends on: the kernel's
+specification without its names, the architecture, the device's name, the compiler's options and build, and the sources
+of ``codegen``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import codegen
+from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules, target
+from codegen.spec import KernelSource
+from fusegraph.errors import CompileError, DeviceError, FusegraphError
+from fusegraph.graph import Tensor
+from fusegraph.passes.partition import Group
+from fusegraph.plan import Choice, Chooser, by_cost_model
+from fusegraph.runtime import driver, nvrtc
+from fusegraph.runtime.cache import DiskCache, digest
+from fusegraph.runtime.launch import Launch, load_module
+from fusegraph.runtime.scratch import random_array
+from fusegraph.runtime.timing import ColdTimer
+
+#: Candidates that are timed at most.
+MOST = 12
+#: A later candidate wins over an earlier one only if it is this much faster.
+TIE = 1.02
+#: Runs of a candidate in the first round, and of each of the finalists in the second; candidates that are this much
+#: slower than the fastest are none.
+FIRST_ROUND, SECOND_ROUND = 5, 11
+FINALISTS, FINALIST = 4, 1.1
+#: Microseconds after which a candidate of long runs is not run again.
+ENOUGH_US = 50_000.0
+
+FORMAT = "1"
+
+
+class Stopwatch(Protocol):
+    """Times kernels on arguments of its own."""
+
+    def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
+        """A function that runs the kernel once and returns its microseconds.  Raises DeviceError if it cannot run."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found out: the fastest schedule, its median microseconds, and those of the cost model's choice (None if
+    it cannot run).
+    """
+
+    schedule: Schedule
+    us: float
+    untuned_us: float | None
+
+    def choice(self, untuned: Schedule) -> Choice:
+        """The schedule with the reason shown to users."""
+        if self.schedule == untuned:
+            beside = "as the cost model chose"
+        else:
+            beside = "untuned it cannot run" if self.untuned_us is None else f"{self.untuned_us:.1f} us untuned"
+        return Choice(self.schedule, f"tuned: {self.us:.1f} us, {beside}", self.us)
+
+
+def wanted(autotune: bool | None) -> bool | None:
+    """What a build does: True times candidates, None uses remembered winners, False the cost model alone.
+
+    Where the caller leaves it open (None), ``FUSEGRAPH_AUTOTUNE`` decides: 1 or 0.  Raises FusegraphError if it is
+    neither.
+    """
+    text = os.environ.get("FUSEGRAPH_AUTOTUNE", "")
+    if autotune is not None or not text:
+        return autotune
+    if text not in ("0", "1"):
+        raise FusegraphError(f"FUSEGRAPH_AUTOTUNE is {text!r}; 1 times schedules, 0 ignores what was found before")
+    return text == "1"
+
+
+def choosers(
+    arch: str,
+    device: int,
+    autotune: bool | None,
+    cache: DiskCache,
+    options: Sequence[str] = (),
+    jobs: int | None = None,
+) -> tuple[Chooser, Chooser]:
+    """Who chooses the schedules of a build for ``arch`` on a device, and of kernels built later, while calls wait.
+
+    ``autotune`` as for `fusegraph.compile`, ``options`` are NVRTC's.  Raises DeviceError if candidates are to be timed
+    and there is no such GPU, CompileError for text that names no architecture.
+    """
+    try:
+        hardware = target(arch)
+    except ValueError as error:
+        raise CompileError(str(error)) from None
+    autotune = wanted(autotune)
+    if autotune is False or not driver.available():
+        if autotune:
+            raise DeviceError(f"autotune=True times kernels on a GPU, and there is none: {driver.unavailable_reason()}")
+        chooser = by_cost_model(hardware)
+        return chooser, chooser
+    properties = driver.properties(device)
+    tuner = Tuner(arch, properties.name, cache, options=options, device=device, jobs=jobs)
+    if autotune and hardware.compute_capability != properties.compute_capability:
+        raise DeviceError(
+            f"autotune=True cannot time kernels for {arch} on {properties.name}, which is {properties.arch}"
+        )
+    return (tuner.tune if autotune else tuner.remember), tuner.remember
+
+
+class Tuner:
+    """Chooses the schedules of kernels for one device.
+
+    ``device_name`` and ``arch`` ("sm_90a") say what was or is measured; ``options`` are NVRTC's.  ``stopwatch`` makes
+    the stopwatch of a kernel that reads and writes these tensors (default: on the device of that ordinal).
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        device_name: str,
+        cache: DiskCache,
+        *,
+        options: Sequence[str] = (),
+        stopwatch: Callable[[Sequence[Tensor]], Stopwatch] | None = None,
+        device: int = 0,
+        jobs: int | None = None,
+    ) -> None:
+        self.arch, self.device_name = arch, device_name
+        self._target = target(arch)
+        self._cache, self._options, self._jobs = cache, tuple(options), jobs
+        self._stopwatch = stopwatch or functools.partial(DeviceStopwatch, device=device)
+
+    def remember(self, spec: KernelSpec, group: Group) -> Choice:
+        """What was measured before, else the cost model's choice."""
+        untuned = best_schedule(spec, self._target)
+        found = self.remembered(spec)
+        return found.choice(untuned) if found is not None else Choice(untuned)
+
+    def tune(self, spec: KernelSpec, group: Group) -> Choice:
+        """What was measured before, else what is measured now.
+
+        Raises CompileError if a candidate does not compile, DeviceError if none can run or one fails.  Where the
+        device has no memory for scratch arrays the cost model's choice stays, and the reason says so.
+        """
+        untuned = best_schedule(spec, self._target)
+        found = self.remembered(spec)
+        if found is None:
+            try:
+                stopwatch = self._stopwatch((*group.reads, *group.writes))
+            except DeviceError as error:
+                return Choice(untuned, f"cost model; not tuned: {error}")
+            found = self._measure(spec, stopwatch)
+            self._cache.put(self._key(spec), _encode(found))
+        return found.choice(untuned)
+
+    def remembered(self, spec: KernelSpec) -> Tuned | None:
+        """What was measured before on this device, with these sources; None if nothing was, or it is unreadable."""
+        entry = self._cache.get(self._key(spec))
+        return None if entry is None else _decode(entry)
+
+    def _key(self, spec: KernelSpec) -> str:
+        version = (FORMAT, sources_digest(), *map(str, nvrtc.nvrtc_version()))
+        counts = str(len(self._options))
+        return digest("tuned", counts, *version, *self._options, self.arch, self.device_name, fingerprint(spec))
+
+    def _measure(self, spec: KernelSpec, stopwatch: Stopwatch) -> Tuned:
+        candidates = schedules(spec, self._target)[:MOST]
+        sources = [render(spec, schedule, self._target) for schedule in candidates]
+        runs: dict[int, Callable[[], float]] = {}
+        failures: list[DeviceError] = []
+        first: dict[int, float] = {}
+
+        def race(source: KernelSource, compiled: nvrtc.CompiledKernel) -> None:
+            number = next(n for n, s in enumerate(sources) if s is source)
+            try:
+                runs[number] = stopwatch(source, compiled)
+            except DeviceError as error:  # more registers or shared memory than the device has
+                failures.append(error)
+            else:
+                first[number] = _median_of(runs[number])
+
+        nvrtc.compile_kernels(
+            sources, self.arch, cache=self._cache, options=self._options, jobs=self._jobs, progress=race
+        )
+        if not first:
+            raise failures[0]
+        limit = min(first.values()) * FINALIST
+        finalists = sorted(sorted((n for n in first if first[n] <= limit), key=first.__getitem__)[:FINALISTS])
+        taken: dict[int, list[float]] = {n: [] for n in finalists}
+        for _ in range(_repeats(min(first.values()), SECOND_ROUND)):
+            for n in finalists:
+                taken[n].append(runs[n]())
+        times = {n: median(values) for n, values in taken.items()}
+        won = winner(times)
+        return Tuned(candidates[won], times[won], times.get(0, first.get(0)))
+
+
+def winner(times: dict[int, float]) -> int:
+    """The first candidate, in the order of their numbers, that none is more than 2 % faster than."""
+    fastest = min(times.values())
+    return min(n for n, us in times.items() if us <= fastest * TIE)
+
+
+def _median_of(run: Callable[[], float]) -> float:
+    """Median microseconds of the first round; the very first run does not count unless it takes long."""
+    once = run()
+    repeats = _repeats(once, FIRST_ROUND)
+    return once if repeats == 1 else median(run() for _ in range(repeats))
+
+
+def _repeats(us: float, most: int) -> int:
+    return max(1, min(most, int(ENOUGH_US / max(us, 1.0))))
+
+
+class DeviceStopwatch:
+    """Times kernels on a device, on random arrays like the tensors given.
+
+    Raises DeviceError if they do not fit the device's memory.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: int = 0) -> None:
+        self._device = device
+        self._arrays = [random_array(t.shape, t.strides, t.dtype, device, seed) for seed, t in enumerate(tensors)]
+        self._timer = ColdTimer(device)
+
+    def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
+        pointers = [array.pointer for array in self._arrays]
+        function = load_module(compiled.cubin, self._device).function(source.name)
+        launch = Launch(function, source.grid, source.block, source.dynamic_shared_bytes, len(pointers))
+
+        def run() -> None:
+            with driver.using(self._device):
+                launch(pointers, 0)
+
+        return lambda: self._timer.once(run)
+
+
+# --- what is remembered
+
+
+def fingerprint(spec: KernelSpec) -> str:
+    """Digest of what a kernel computes: everything in its specification but the names of kernel, nodes and tensors."""
+    return digest(json.dumps(_anonymous(spec)))
+
+
+def _anonymous(part: Any) -> Any:
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        kept = [f.name for f in dataclasses.fields(part) if f.compare and f.name not in ("name", "notes")]
+        return [type(part).__name__, *(_anonymous(getattr(part, name)) for name in kept)]
+    if isinstance(part, (tuple, list)):
+        return [_anonymous(p) for p in part]
+    return repr(part)
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Digest of the renderers and the device library: another version of them may have another winner."""
+    folder = Path(codegen.__file__).parent
+    files = sorted([*folder.glob("*.py"), *(folder / "device").glob("*.cuh")])
+    return digest(*(part for file in files for part in (file.name, file.read_bytes())))
+
+
+def _encode(tuned: Tuned) -> bytes:
+    data = {"schedule": schedule_data(tuned.schedule), "us": tuned.us, "untuned_us": tuned.untuned_us}
+    return json.dumps(data).encode()
+
+
+def _decode(entry: bytes) -> Tuned | None:
+    try:
+        data = json.loads(entry)
+        untuned = data["untuned_us"]
+        return Tuned(
+            schedule_from_data(data["schedule"]), float(data["us"]), None if untuned is None else float(untuned)
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
