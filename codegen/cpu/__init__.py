@@ -49,7 +49,7 @@ def translation_unit(kernels: Sequence[KernelSource]) -> str:
         included.update(dict.fromkeys(names))
         space, symbol = f"fusegraph_kernel_{number}", f"{kernel.name}__{number}"
         macros = sorted(set(_DEFINE.findall(body)))
-        factory = "with_fibers" if kernel.uses_barriers else "without_fibers"
+        factory = "with_fibers" if kernel.uses_barriers or kernel.cluster != (1, 1, 1) else "without_fibers"
         entries.append(f'    fusegraph_cpu::Entry<&{space}::{symbol}>::{factory}("{kernel.name}"),')
         bodies.append(
             f"#define {kernel.name} {symbol}\n"

@@ -16,9 +16,11 @@ struct Count<0, I...> {
 
 // The caller's copy of a parameter need not be aligned as its type asks.
 template <typename P>
-struct Unaligned {
-    typedef P type __attribute__((aligned(1), may_alias));
-};
+inline P parameter(const void* value) {
+    P copy;
+    __builtin_memcpy(&copy, value, sizeof copy);
+    return copy;
+}
 
 template <auto kernel, typename Signature = decltype(kernel)>
 struct Entry;
@@ -29,7 +31,7 @@ struct Entry<kernel, void (*)(P...)> {
 
     template <unsigned... I>
     static void call(void** args, Indices<I...>) {
-        kernel(P(*static_cast<const typename Unaligned<P>::type*>(args[I]))...);
+        kernel(parameter<P>(args[I])...);
     }
 
     static void run(void** args) { call(args, typename Count<sizeof...(P)>::type()); }

@@ -79,17 +79,24 @@ inline void Worker::fault(int number, const siginfo_t* info, const char* access)
     if (number == SIGBUS && info->si_code == BUS_ADRALN)
         fail_format(thread, address, "misaligned %s at %p", access, info->si_addr);
     if (!stacks_.empty()) {
-        const unsigned char* stack = stacks_[thread->linear];
+        const unsigned char* stack = stacks_[index_of(thread)];
         if (address < stack && address >= stack - kStackGuardBytes)
             fail_format(thread, nullptr, "stack overflow: a thread has %zu KiB for its local arrays",
                         kStackBytes >> 10);
     }
-    if (dynamic_.is_near(address))
-        fail_format(thread, nullptr, "%s out of bounds: byte %td of %u bytes of dynamic shared memory", access,
-                    address - dynamic_.begin(), block_.dynamic_shared_bytes);
+    for (const auto& block : blocks_) {
+        const bool dynamic = block->dynamic.is_near(address);
+        if (block->image && !block->alive && (dynamic || block->image->holds(address)))
+            fail_format(thread, nullptr, "%s of the shared memory of block %u of the cluster, which has ended", access,
+                        block->cluster_rank);
+        if (dynamic)
+            fail_format(thread, nullptr, "%s out of bounds: byte %td of %u bytes of dynamic shared memory%s", access,
+                        address - block->dynamic.begin(), block->dynamic_shared_bytes,
+                        block.get() == thread->block ? "" : " of another block of the cluster");
+    }
     if (reinterpret_cast<uintptr_t>(address) < 65536)
         fail_format(thread, nullptr, "%s through a null pointer (address %p)%s", access, info->si_addr,
-                    block_.dynamic_shared_bytes ? "" : ", or of dynamic shared memory, of which this launch has none");
+                    thread->block->dynamic_shared_bytes ? "" : ", or of dynamic shared memory, of which this launch has none");
     fail_format(thread, address, "%s out of bounds at address %p", access, info->si_addr);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -73,6 +74,7 @@ class DynamicShared {
             throw std::bad_alloc();
         }
         begin_ = memory_ + page + usable_ - rounded_;
+        guard_ = page;
         for (size_t i = bytes_; i < rounded_; ++i) begin_[i] = kPattern;
     }
     ~DynamicShared() {
@@ -82,6 +84,11 @@ class DynamicShared {
     DynamicShared& operator=(const DynamicShared&) = delete;
 
     unsigned char* begin() const { return begin_; }
+
+    // Whether accesses are allowed: not to the memory of a block that has ended.
+    void allow(bool access) {
+        if (memory_) mprotect(memory_ + guard_, usable_, access ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
 
     // First byte past the end that was written, or 0.
     size_t overrun() const {
@@ -97,7 +104,34 @@ class DynamicShared {
 
    private:
     static constexpr unsigned char kPattern = 0xa5;
-    size_t bytes_, rounded_ = 0, usable_ = 0, mapped_ = 0;
+    size_t bytes_, rounded_ = 0, usable_ = 0, mapped_ = 0, guard_ = 0;
+    unsigned char *memory_ = nullptr, *begin_ = nullptr;
+};
+
+// Where a block's shared variables are kept while another block of its cluster runs on the host thread: as far from a
+// multiple of a page as the variables themselves, as swizzles look at the bits of addresses.
+class SharedImage {
+   public:
+    SharedImage(const unsigned char* variables, size_t bytes) {
+        const size_t page = sysconf(_SC_PAGESIZE);
+        const size_t offset = reinterpret_cast<uintptr_t>(variables) % page;
+        mapped_ = (offset + bytes + page - 1) / page * page;
+        memory_ = map_memory(mapped_, PROT_READ | PROT_WRITE);
+        begin_ = memory_ + offset;
+    }
+    ~SharedImage() { munmap(memory_, mapped_); }
+    SharedImage(const SharedImage&) = delete;
+    SharedImage& operator=(const SharedImage&) = delete;
+
+    unsigned char* begin() const { return begin_; }
+    void allow(bool access) { mprotect(memory_, mapped_, access ? PROT_READ | PROT_WRITE : PROT_NONE); }
+    bool holds(const void* address) const {
+        const unsigned char* byte = static_cast<const unsigned char*>(address);
+        return byte >= memory_ && byte < memory_ + mapped_;
+    }
+
+   private:
+    size_t mapped_ = 0;
     unsigned char *memory_ = nullptr, *begin_ = nullptr;
 };
 

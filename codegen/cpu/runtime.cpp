@@ -1,5 +1,6 @@
-// Runs kernels that were compiled with cuda_on_cpu.h: the blocks of a grid over host threads, the threads of a block
-// as fibers on one host thread (or in a plain loop where the kernel has no barriers).
+// Runs kernels that were compiled with cuda_on_cpu.h: the clusters of a grid over host threads (blocks, where a kernel
+// has no clusters), the threads of a cluster as fibers on one host thread (or in a plain loop where the kernel has no
+// barriers).
 #include <link.h>
 
 #include <exception>
@@ -7,7 +8,10 @@
 #include <thread>
 
 #include "abi.h"
+#include "clusters.h"
 #include "faults.h"
+#include "mbarriers.h"
+#include "engine.h"
 #include "scheduler.h"
 #include "worker.h"
 
@@ -27,8 +31,60 @@ void runtime_meet(Thread* self, unsigned mask, void* operand, Complete complete,
     Worker::of(self)->meet(self, mask, operand, complete, where);
 }
 
+void runtime_meet_warpgroup(Thread* self, void* operand, Complete complete, const Where& where) {
+    Worker::of(self)->meet_warpgroup(self, operand, complete, where);
+}
+
+void* runtime_block_memory(Thread* self, unsigned long long bytes) {
+    return Worker::of(self)->block_memory(self, bytes);
+}
+
+bool runtime_is_shared(Thread* self, const void* address, unsigned bytes) {
+    return Worker::of(self)->is_shared(self, address, bytes);
+}
+
 void runtime_wait_until(Thread* self, bool (*ready)(void*), void* context, const Where& where) {
     Worker::of(self)->wait_until(self, ready, context, where);
+}
+
+void runtime_mbarrier_init(Thread* self, void* barrier, int arrivals, const Where& where) {
+    Worker::of(self)->mbarrier_init(self, barrier, arrivals, where);
+}
+
+void runtime_mbarrier_fence_init(Thread* self) { Worker::of(self)->mbarrier_fence_init(self); }
+
+void runtime_mbarrier_arrive(Thread* self, void* barrier, unsigned expected, const Where& where) {
+    Worker::of(self)->mbarrier_arrive(self, barrier, expected, where);
+}
+
+void runtime_mbarrier_arrive_cluster(Thread* self, void* barrier, int cta, const Where& where) {
+    Worker::of(self)->mbarrier_arrive_cluster(self, barrier, cta, where);
+}
+
+void runtime_mbarrier_wait(Thread* self, void* barrier, unsigned parity, const Where& where) {
+    Worker::of(self)->mbarrier_wait(self, barrier, parity, where);
+}
+
+void runtime_copy(Thread* self, const Copy& copy, const Where& where) { Worker::of(self)->copy(self, copy, where); }
+
+void runtime_copy_commit(Thread* self) { Worker::of(self)->copy_commit(self); }
+
+void runtime_copy_wait(Thread* self, unsigned pending, bool written, const Where& where) {
+    Worker::of(self)->copy_wait(self, pending, written, where);
+}
+
+void runtime_fence_async(Thread* self) { Worker::of(self)->fence_async(self); }
+
+void runtime_async_read(Thread* self, const void* shared, unsigned bytes, const Where& where) {
+    Worker::of(self)->async_read(self, shared, bytes, where);
+}
+
+void runtime_cluster_arrive(Thread* self, const Where& where) { Worker::of(self)->cluster_arrive(self, where); }
+
+void runtime_cluster_wait(Thread* self, const Where& where) { Worker::of(self)->cluster_wait(self, where); }
+
+void* runtime_cluster_map(Thread* self, const void* shared, int cta, const Where& where) {
+    return Worker::of(self)->cluster_map(self, shared, cta, where);
 }
 
 void runtime_fail(Thread* self, const char* format, ...) {
@@ -37,7 +93,26 @@ void runtime_fail(Thread* self, const char* format, ...) {
     Worker::of(self)->fail(self, nullptr, format, arguments);
 }
 
-constexpr Runtime kRuntime = {runtime_barrier_sync, runtime_barrier_arrive, runtime_meet, runtime_wait_until,
+constexpr Runtime kRuntime = {runtime_barrier_sync,
+                              runtime_barrier_arrive,
+                              runtime_meet,
+                              runtime_meet_warpgroup,
+                              runtime_block_memory,
+                              runtime_is_shared,
+                              runtime_wait_until,
+                              runtime_mbarrier_init,
+                              runtime_mbarrier_fence_init,
+                              runtime_mbarrier_arrive,
+                              runtime_mbarrier_arrive_cluster,
+                              runtime_mbarrier_wait,
+                              runtime_copy,
+                              runtime_copy_commit,
+                              runtime_copy_wait,
+                              runtime_fence_async,
+                              runtime_async_read,
+                              runtime_cluster_arrive,
+                              runtime_cluster_wait,
+                              runtime_cluster_map,
                               runtime_fail};
 
 struct SegmentSearch {
@@ -70,23 +145,12 @@ bool thread_local_segment(const void* variable, unsigned char*& begin, size_t& b
     return true;
 }
 
-Worker::Worker(Launch& launch, bool polls_interrupts)
-    : launch_(launch), polls_interrupts_(polls_interrupts), dynamic_(launch.request.dynamic_shared_bytes) {
-    const Request& request = launch.request;
-    const unsigned count = request.block[0] * request.block[1] * request.block[2];
-    block_.block_index = {0, 0, 0};
-    block_.block_dim = dim3(request.block[0], request.block[1], request.block[2]);
-    block_.grid_dim = dim3(request.grid[0], request.grid[1], request.grid[2]);
-    block_.thread_count = count;
-    block_.dynamic_shared_bytes = request.dynamic_shared_bytes;
-    block_.dynamic_shared = dynamic_.begin();
-    block_.runtime = &kRuntime;
-    block_.worker = this;
-    slot_ = request.slot();
-    if (request.poison >= 0 && !thread_local_segment(slot_, static_shared_, static_shared_bytes_))
+Worker::Worker(Launch& launch, bool polls_interrupts) : launch_(launch), polls_interrupts_(polls_interrupts) {
+    slot_ = launch.request.slot();
+    if (!thread_local_segment(slot_, static_shared_, static_shared_bytes_))
         throw std::system_error(std::make_error_code(std::errc::not_supported),
                                 "the shared variables of the kernel's library cannot be found");
-    prepare_threads(count);
+    prepare_blocks();
     signal_stack_.resize(64 << 10);
     stack_t stack = {};
     stack.ss_sp = signal_stack_.data();
@@ -102,29 +166,55 @@ Worker::~Worker() {
     StackPool::instance().give_back(stacks_);
 }
 
-void Worker::prepare_threads(unsigned count) {
-    const bool fibers = launch_.request.kernel->run;
-    warp_count_ = (count + kWarpSize - 1) / kWarpSize;
-    threads_.resize(fibers ? count : 1);
-    block_.threads = threads_.data();
-    for (unsigned i = 0; i < threads_.size(); ++i) {
-        Thread& thread = threads_[i];
-        const dim3& dim = block_.block_dim;
+void Worker::prepare_blocks() {
+    const Request& request = launch_.request;
+    const unsigned count = request.block[0] * request.block[1] * request.block[2];
+    const unsigned blocks = request.cluster[0] * request.cluster[1] * request.cluster[2];
+    warps_a_block_ = (count + kWarpSize - 1) / kWarpSize;
+    warp_count_ = blocks * warps_a_block_;
+    threads_.resize(has_fibers() ? warp_count_ * kWarpSize : 1);
+    if (has_fibers()) {
+        warps_.reset(new WarpState[warp_count_]);
+        runnable_.resize(warp_count_);
+        contexts_.resize(threads_.size());
+        transfers_.resize(threads_.size());
+        cluster_arrivals_.resize(threads_.size());
+        StackPool::instance().take(stacks_, threads_.size());
+    }
+    for (unsigned rank = 0; rank < blocks; ++rank) {
+        auto block = std::make_unique<BlockState>(this, rank * warps_a_block_ * kWarpSize, request.dynamic_shared_bytes);
+        block->block_index = {0, 0, 0};
+        block->block_dim = dim3(request.block[0], request.block[1], request.block[2]);
+        block->grid_dim = dim3(request.grid[0], request.grid[1], request.grid[2]);
+        block->thread_count = count;
+        block->dynamic_shared_bytes = request.dynamic_shared_bytes;
+        block->dynamic_shared = block->dynamic.begin();
+        block->threads = &threads_[block->first];
+        block->runtime = &kRuntime;
+        block->cluster_rank = rank;
+        block->reverse = reverse();
+        if (blocks > 1) block->image = std::make_unique<SharedImage>(static_shared_, static_shared_bytes_);
+        prepare_threads(*block);
+        blocks_.push_back(std::move(block));
+    }
+}
+
+void Worker::prepare_threads(BlockState& block) {
+    for (unsigned i = 0; i < (has_fibers() ? block.thread_count : 1); ++i) {
+        Thread& thread = threads_[block.first + i];
+        const dim3& dim = block.block_dim;
         thread.thread_index = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
         thread.linear = i;
         thread.lane = i % kWarpSize;
         thread.warp = i / kWarpSize;
-        const unsigned lanes = std::min(kWarpSize, count - thread.warp * kWarpSize);
+        const unsigned lanes = std::min(kWarpSize, block.thread_count - thread.warp * kWarpSize);
         thread.warp_lanes = lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
-        thread.block = &block_;
+        thread.block = &block;
+        // Equal offsets in equally aligned stacks would all fall into the same few sets of the caches.
+        const unsigned index = block.first + i;
+        if (has_fibers())
+            context_make(contexts_[index], stacks_[index], kStackBytes - index % 32 * 128, &Worker::fiber_entry);
     }
-    if (!fibers) return;
-    warps_.reset(new WarpState[warp_count_]);
-    contexts_.resize(count);
-    StackPool::instance().take(stacks_, count);
-    // Equal offsets in equally aligned stacks would all fall into the same few sets of the caches.
-    for (unsigned i = 0; i < count; ++i)
-        context_make(contexts_[i], stacks_[i], kStackBytes - i % 32 * 128, &Worker::fiber_entry);
 }
 
 void Worker::reset_scheduler() {
@@ -132,42 +222,73 @@ void Worker::reset_scheduler() {
         warps_[warp].meeting_count = 0;
         runnable_[warp] = threads_[warp * kWarpSize].warp_lanes;
     }
-    for (Barrier& barrier : barriers_) barrier = Barrier();
-    alive_ = block_.thread_count;
+    for (const auto& block : blocks_) {
+        for (NamedBarrier& barrier : block->barriers) barrier = NamedBarrier();
+        for (WarpgroupMeeting& meeting : block->warpgroups) meeting = WarpgroupMeeting();
+        block->memory.clear();
+        block->alive = block->thread_count;
+        block->mbarriers.clear();
+        block->view.reset();
+    }
+    for (Thread& thread : threads_) thread.copies = thread.products = nullptr;
+    std::fill(transfers_.begin(), transfers_.end(), Transfers());
+    std::fill(cluster_arrivals_.begin(), cluster_arrivals_.end(), ClusterArrival());
+    loads_.clear();
+    stores_.clear();
+    cluster_phase_ = 0;
+    alive_ = cluster_pending_ = unsigned(blocks_.size()) * blocks_[0]->thread_count;
     polling_ = 0;
 }
 
-void Worker::poison_shared() {
+void Worker::poison_shared(BlockState& block) {
+    if (block.image) {
+        block.dynamic.allow(true);
+        block.image->allow(true);
+    }
     const int byte = launch_.request.poison;
     if (byte < 0) return;
-    memset(static_shared_, byte, static_shared_bytes_);
-    if (block_.dynamic_shared_bytes) memset(block_.dynamic_shared, byte, block_.dynamic_shared_bytes);
+    memset(&block == active_ ? static_shared_ : block.image->begin(), byte, static_shared_bytes_);
+    if (block.dynamic_shared_bytes) memset(block.dynamic_shared, byte, block.dynamic_shared_bytes);
 }
 
-void Worker::run_block(uint64_t number) {
+// Gives the blocks of cluster `number` their indices.
+void Worker::place_blocks(uint64_t number) {
     const Request& request = launch_.request;
-    if (request.reverse) number = launch_.block_count - 1 - number;
-    const dim3& grid = block_.grid_dim;
-    block_.block_index = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y),
-                          unsigned(number / grid.x / grid.y)};
-    poison_shared();  // also the slot, which lies among the kernel's shared variables
-    *slot_ = &threads_[0];
-    if (request.kernel->run) {
+    const unsigned *grid = request.grid, *cluster = request.cluster;
+    const uint64_t columns = grid[0] / cluster[0], rows = grid[1] / cluster[1];
+    const unsigned x = number % columns * cluster[0], y = number / columns % rows * cluster[1],
+                   z = number / columns / rows * cluster[2];
+    for (unsigned rank = 0; rank < blocks_.size(); ++rank)
+        blocks_[rank]->block_index = {x + rank % cluster[0], y + rank / cluster[0] % cluster[1],
+                                      z + rank / cluster[0] / cluster[1]};
+}
+
+void Worker::run_cluster(uint64_t number) {
+    const Request& request = launch_.request;
+    place_blocks(reverse() ? launch_.cluster_count - 1 - number : number);
+    BlockState& first_block = reverse() ? *blocks_.back() : *blocks_.front();
+    active_ = &first_block;
+    for (const auto& block : blocks_) poison_shared(*block);  // also the slot, which lies among the shared variables
+    const unsigned first = first_block.first + (reverse() && has_fibers() ? first_block.thread_count - 1 : 0);
+    *slot_ = &threads_[first];
+    if (has_fibers()) {
         reset_scheduler();
-        const unsigned first = request.reverse ? block_.thread_count - 1 : 0;
-        Thread& thread = threads_[first];
-        runnable_[thread.warp] &= ~(1u << thread.lane);
-        *slot_ = &thread;
+        runnable_[first / kWarpSize] &= ~(1u << first % kWarpSize);
         in_kernel = true;
         context_switch(main_, contexts_[first]);
     } else {
         in_kernel = true;
         request.kernel->run_block(request.args, request.reverse);
+        in_kernel = false;
+        check_overrun(first_block);
     }
     in_kernel = false;
-    if (const size_t overrun = dynamic_.overrun())
-        fail_format(nullptr, nullptr, "byte %zu of %u bytes of dynamic shared memory was written", overrun,
-                    block_.dynamic_shared_bytes);
+}
+
+void Worker::check_overrun(const BlockState& block) {
+    if (const size_t overrun = block.dynamic.overrun())
+        fail_format(nullptr, nullptr, "byte %zu of %u bytes of dynamic shared memory was written",
+                    overrun, block.dynamic_shared_bytes);
 }
 
 bool Worker::interrupted() {
@@ -189,12 +310,12 @@ void Worker::run() {
     // Nothing with a destructor lives between here and the kernel: fail() jumps over all of it.
     if (sigsetjmp(escape_, 1) == 0) {
         while (launch_.status.load(std::memory_order_relaxed) == kDone) {
-            const uint64_t number = launch_.next_block.fetch_add(1);
-            if (number >= launch_.block_count) break;
+            const uint64_t number = launch_.next_cluster.fetch_add(1);
+            if (number >= launch_.cluster_count) break;
             if (interrupted())
                 launch_.stop(kInterrupted, "interrupted", nullptr);
             else
-                run_block(number);
+                run_cluster(number);
         }
     }
     in_kernel = false;
@@ -204,7 +325,7 @@ void Worker::fail(const Thread* thread, const void* address, const char* format,
     in_kernel = false;
     char text[3072], message[sizeof(Report::message)];
     vsnprintf(text, sizeof text, format, arguments);
-    const uint3 b = block_.block_index;
+    const uint3 b = thread ? thread->block->block_index : active_->block_index;
     const uint3 t = thread ? thread->thread_index : uint3{0, 0, 0};
     int length = snprintf(message, sizeof message, "kernel %s, block (%u, %u, %u)", launch_.request.kernel->name, b.x,
                           b.y, b.z);
@@ -222,9 +343,18 @@ void Worker::fail_format(const Thread* thread, const void* address, const char* 
 }
 
 void Worker::deadlock() {
-    char text[2560];
-    snprintf(text, sizeof text, "%s", waits().c_str());
-    fail_format(nullptr, nullptr, "deadlock: no thread can go on (threads by linear index): %s", text);
+    std::string text;
+    for (const auto& block : blocks_) {
+        const uint3 b = block->block_index;
+        if (blocks_.size() > 1)
+            text += (text.empty() ? "block (" : "; block (") + std::to_string(b.x) + ", " + std::to_string(b.y) + ", " +
+                    std::to_string(b.z) + "): ";
+        text += waits(*block);
+    }
+    char copy[2560];
+    snprintf(copy, sizeof copy, "%s", text.c_str());
+    std::string().swap(text);  // fail_format does not return
+    fail_format(nullptr, nullptr, "deadlock: no thread can go on (threads by linear index): %s", copy);
 }
 
 }  // namespace fusegraph_cpu
@@ -237,13 +367,15 @@ using namespace fusegraph_cpu;
 extern "C" FUSEGRAPH_EXPORT int fusegraph_cpu_launch(const Request* request, Report* report) {
     report->has_address = 0;
     report->message[0] = 0;
-    Launch launch{*request, *report, uint64_t(request->grid[0]) * request->grid[1] * request->grid[2]};
-    const unsigned threads = request->block[0] * request->block[1] * request->block[2];
-    uint64_t workers = std::min<uint64_t>(request->host_threads, launch.block_count);
+    const auto product = [](const unsigned* v) { return uint64_t(v[0]) * v[1] * v[2]; };
+    const uint64_t blocks_a_cluster = product(request->cluster);
+    Launch launch{*request, *report, product(request->grid) / blocks_a_cluster};
+    const uint64_t threads = product(request->block) * blocks_a_cluster;
+    uint64_t workers = std::min<uint64_t>(request->host_threads, launch.cluster_count);
     // A host thread costs about as much to start as this many threads of a small kernel take to run.
-    workers = std::min(workers, launch.block_count * threads / (request->kernel->run ? 1024 : 8192) + 1);
-    if (request->kernel->run) workers = std::min<uint64_t>(workers, kMostStacks / threads);
-    if (launch.block_count == 0) return kDone;
+    workers = std::min(workers, launch.cluster_count * threads / (request->kernel->run ? 1024 : 8192) + 1);
+    if (request->kernel->run) workers = std::min(workers, std::max<uint64_t>(kMostStacks / (threads + 31), 1));
+    if (launch.cluster_count == 0) return kDone;
 
     const auto work = [&launch](bool polls_interrupts) {
         try {

@@ -1,17 +1,18 @@
-// The scheduler of one block: fibers run until they wait, in thread order (or reverse), and what no runnable thread is
-// left to resolve is a deadlock.
+// The scheduler of one cluster: fibers run until they wait, in thread order (or reverse).  Where none can go on, copies
+// under way are finished, one at a time; what that does not resolve either is a deadlock.
 #pragma once
 
 #include "worker.h"
 
 namespace fusegraph_cpu {
 
-inline unsigned Worker::first_of(const unsigned* lanes_by_warp) {
-    if (launch_.request.reverse) {
-        for (unsigned warp = warp_count_; warp-- > 0;)
+// The thread of a block, in the order of the launch, that is the first of these.
+inline unsigned Worker::first_of(const unsigned* lanes_by_warp, bool reverse) {
+    if (reverse) {
+        for (unsigned warp = kMostWarps; warp-- > 0;)
             if (lanes_by_warp[warp]) return warp * kWarpSize + 31 - __builtin_clz(lanes_by_warp[warp]);
     } else {
-        for (unsigned warp = 0; warp < warp_count_; ++warp)
+        for (unsigned warp = 0; warp < kMostWarps; ++warp)
             if (lanes_by_warp[warp]) return warp * kWarpSize + __builtin_ctz(lanes_by_warp[warp]);
     }
     return ~0u;
@@ -21,7 +22,7 @@ inline unsigned Worker::first_of(const unsigned* lanes_by_warp) {
 inline bool Worker::next_runnable(unsigned from, unsigned& next) {
     unsigned warp = from / kWarpSize;
     const unsigned lane = from % kWarpSize;
-    if (launch_.request.reverse) {
+    if (reverse()) {
         unsigned lanes = runnable_[warp] & ((1u << lane) - 1);
         for (unsigned steps = 0; steps <= warp_count_; ++steps) {
             if (lanes) return next = warp * kWarpSize + 31 - __builtin_clz(lanes), true;
@@ -39,44 +40,67 @@ inline bool Worker::next_runnable(unsigned from, unsigned& next) {
     return false;
 }
 
+inline void Worker::activate(BlockState& block) {
+    if (active_->alive) memcpy(active_->image->begin(), static_shared_, static_shared_bytes_);
+    memcpy(static_shared_, block.image->begin(), static_shared_bytes_);
+    active_ = &block;
+}
+
 inline void Worker::resume(Thread* self, unsigned next) {
     Thread* thread = &threads_[next];
-    runnable_[thread->warp] &= ~(1u << thread->lane);
+    runnable_[next / kWarpSize] &= ~(1u << thread->lane);
     thread->state = kRunnable;
+    if (thread->block != active_) activate(state_of(thread));
     *slot_ = thread;
-    if (thread != self) context_switch(contexts_[self->linear], contexts_[next]);
+    if (thread != self) context_switch(contexts_[index_of(self)], contexts_[next]);
 }
 
 inline void Worker::poll_waiting() {
-    for (unsigned i = 0; i < block_.thread_count; ++i) {
-        Thread& thread = threads_[i];
-        if (thread.state == kPolling && thread.ready(thread.ready_context)) {
-            thread.state = kRunnable;
-            --polling_;
-            runnable_[thread.warp] |= 1u << thread.lane;
-        }
+    for (Thread& thread : threads_) {
+        if (!thread.block || thread.state != kPolling || !thread.ready(thread.ready_context)) continue;
+        thread.state = kRunnable;
+        --polling_;
+        runnable_[index_of(&thread) / kWarpSize] |= 1u << thread.lane;
     }
 }
 
 inline void Worker::leave(Thread* self) {
     unsigned next;
-    if (next_runnable(self->linear, next)) return resume(self, next);
-    if (polling_) {
-        poll_waiting();
-        if (next_runnable(self->linear, next)) return resume(self, next);
-    }
+    const unsigned own = index_of(self);
+    if (next_runnable(own, next)) return resume(self, next);
+    do {
+        if (polling_) poll_waiting();
+        if (next_runnable(own, next)) return resume(self, next);
+    } while (advance_copies());
     if (alive_) deadlock();
-    context_switch(contexts_[self->linear], main_);  // the block is done; resumed by the worker's next block
+    context_switch(contexts_[own], main_);  // the cluster is done; resumed by the worker's next
 }
 
-// Each fiber runs one thread of block after block.
+inline void Worker::end_block(BlockState& block) {
+    check_copies(block);
+    check_overrun(block);
+    if (!block.image) return;
+    block.dynamic.allow(false);
+    block.image->allow(false);
+}
+
+inline void Worker::exit_thread(Thread* self) {
+    end_stores(self);
+    BlockState& block = state_of(self);
+    if (--block.alive == 0) end_block(block);
+    --alive_;
+    self->state = kExited;
+    const ClusterArrival& arrival = cluster_arrivals_[index_of(self)];
+    if (!arrival.arrived || arrival.phase != cluster_phase_) cluster_count();
+}
+
+// Each fiber runs one thread of cluster after cluster.
 inline void Worker::fiber_entry() {
     Worker* worker = active_worker();
     Thread* self = *worker->slot_;
     for (;;) {
         worker->launch_.request.kernel->run(worker->launch_.request.args);
-        self->state = kExited;
-        --worker->alive_;
+        worker->exit_thread(self);
         worker->leave(self);
     }
 }
@@ -101,10 +125,10 @@ inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, unsigned v
     if (id >= kBarriers)
         fail_format(self, nullptr, "%s at %s:%d: barrier %u; a block has %u", where.what, where.file, where.line, id,
                     kBarriers);
-    if (count == 0 || count > block_.thread_count)
+    if (count == 0 || count > self->block->thread_count)
         fail_format(self, nullptr, "%s at %s:%d: barrier %u for %u threads in a block of %u", where.what, where.file,
-                    where.line, id, count, block_.thread_count);
-    Barrier& barrier = barriers_[id];
+                    where.line, id, count, self->block->thread_count);
+    NamedBarrier& barrier = state_of(self).barriers[id];
     if (barrier.arrived == 0)
         barrier.count = count;
     else if (barrier.count != count)
@@ -116,28 +140,31 @@ inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, unsigned v
 
 inline unsigned Worker::barrier_sync(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
     const bool last = arrive(self, id, count, value, where);
-    Barrier& barrier = barriers_[id];
+    NamedBarrier& barrier = state_of(self).barriers[id];
     barrier.waiting[self->warp] |= 1u << self->lane;
     if (!last) {
         wait(self, kInBarrier, where, id, count);
         return self->result;
     }
-    const unsigned sum = barrier.sum, first = first_of(barrier.waiting);
-    for (unsigned warp = 0; warp < warp_count_; ++warp) {
+    BlockState& block = state_of(self);
+    const unsigned sum = barrier.sum, first = first_of(barrier.waiting, reverse());
+    for (unsigned warp = 0; warp < warps_a_block_; ++warp)
         for (unsigned lanes = barrier.waiting[warp]; lanes; lanes &= lanes - 1)
-            threads_[warp * kWarpSize + __builtin_ctz(lanes)].result = sum;
-        runnable_[warp] |= barrier.waiting[warp];
-    }
-    barrier = Barrier();
-    resume(self, first);
+            block.threads[warp * kWarpSize + __builtin_ctz(lanes)].result = sum;
+    wake(block, barrier);
+    resume(self, block.first + first);
     return self->result;
 }
 
+// All that wait at the barrier can go on; it starts anew.
+inline void Worker::wake(BlockState& block, NamedBarrier& barrier) {
+    for (unsigned warp = 0; warp < warps_a_block_; ++warp)
+        runnable_[block.first / kWarpSize + warp] |= barrier.waiting[warp];
+    barrier = NamedBarrier();
+}
+
 inline void Worker::barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where) {
-    if (!arrive(self, id, count, 0, where)) return;
-    Barrier& barrier = barriers_[id];
-    for (unsigned warp = 0; warp < warp_count_; ++warp) runnable_[warp] |= barrier.waiting[warp];
-    barrier = Barrier();
+    if (arrive(self, id, count, 0, where)) wake(state_of(self), state_of(self).barriers[id]);
 }
 
 inline void Worker::meet(Thread* self, unsigned mask, void* operand, Complete complete, const Where& where) {
@@ -147,7 +174,8 @@ inline void Worker::meet(Thread* self, unsigned mask, void* operand, Complete co
         fail_format(self, nullptr, "%s at %s:%d: the mask 0x%08x does not name the calling lane %u", where.what,
                     where.file, where.line, mask, self->lane);
     mask &= self->warp_lanes;
-    WarpState& warp = warps_[self->warp];
+    const unsigned first = index_of(self) - self->lane;
+    WarpState& warp = warps_[first / kWarpSize];
     Meeting* meeting = warp.meetings;
     Meeting* const end = warp.meetings + warp.meeting_count;
     while (meeting != end && meeting->mask != mask) ++meeting;
@@ -163,10 +191,39 @@ inline void Worker::meet(Thread* self, unsigned mask, void* operand, Complete co
     meeting->arrived |= bit;
     if (meeting->arrived != mask) return wait(self, kInMeeting, where, mask, 0);
     *meeting = warp.meetings[--warp.meeting_count];
-    if (complete) complete(&threads_[self->warp * kWarpSize], mask);
-    runnable_[self->warp] |= mask;
-    const unsigned lane = launch_.request.reverse ? 31 - __builtin_clz(mask) : __builtin_ctz(mask);
-    resume(self, self->warp * kWarpSize + lane);
+    if (complete) complete(&threads_[first], mask);
+    runnable_[first / kWarpSize] |= mask;
+    const unsigned lane = reverse() ? 31 - __builtin_clz(mask) : __builtin_ctz(mask);
+    resume(self, first + lane);
+}
+
+inline void Worker::meet_warpgroup(Thread* self, void* operand, Complete complete, const Where& where) {
+    require_fibers(self, where);
+    constexpr unsigned kThreads = 4 * kWarpSize;
+    BlockState& block = state_of(self);
+    const unsigned number = self->linear / kThreads;
+    if (block.thread_count < (number + 1) * kThreads)
+        fail_format(self, nullptr, "%s at %s:%d: the block's last %u threads are no whole warpgroup", where.what,
+                    where.file, where.line, block.thread_count % kThreads);
+    WarpgroupMeeting& meeting = block.warpgroups[number];
+    if (!meeting.arrived)
+        meeting = WarpgroupMeeting{0, complete, where};
+    else if (meeting.complete != complete)
+        fail_format(self, nullptr, "threads of one warpgroup meet in %s at %s:%d and in %s at %s:%d", where.what,
+                    where.file, where.line, meeting.where.what, meeting.where.file, meeting.where.line);
+    self->operand = operand;
+    if (++meeting.arrived != kThreads) return wait(self, kInWarpgroup, where, number, 0);
+    meeting.arrived = 0;
+    if (complete) complete(&block.threads[number * kThreads], ~0u);
+    const unsigned first = block.first + number * kThreads;
+    for (unsigned warp = 0; warp < 4; ++warp) runnable_[first / kWarpSize + warp] = ~0u;
+    resume(self, reverse() ? first + kThreads - 1 : first);
+}
+
+inline void* Worker::block_memory(Thread* self, unsigned long long bytes) {
+    BlockState& block = state_of(self);
+    block.memory.emplace_back(new unsigned char[bytes]());
+    return block.memory.back().get();
 }
 
 inline void Worker::wait_until(Thread* self, bool (*ready)(void*), void* context, const Where& where) {
@@ -179,13 +236,14 @@ inline void Worker::wait_until(Thread* self, bool (*ready)(void*), void* context
 }
 
 // "threads 0-31 wait in __syncthreads() at softmax.cu:14; threads 32-63 have exited"
-inline std::string Worker::waits() const {
+inline std::string Worker::waits(const BlockState& block) const {
     std::string text;
-    const unsigned count = block_.thread_count;
+    const Thread* const threads = block.threads;
+    const unsigned count = block.thread_count;
     std::vector<bool> told(count, false);
     for (unsigned i = 0; i < count; ++i) {
         if (told[i]) continue;
-        const Thread& example = threads_[i];
+        const Thread& example = threads[i];
         const auto same = [&](const Thread& other) {
             return other.state == example.state &&
                    (example.state == kExited ||
@@ -196,9 +254,9 @@ inline std::string Worker::waits() const {
         std::string ranges;
         unsigned members = 0;
         for (unsigned j = i; j < count; ++j) {
-            if (told[j] || !same(threads_[j])) continue;
+            if (told[j] || !same(threads[j])) continue;
             unsigned last = j;
-            while (last + 1 < count && !told[last + 1] && same(threads_[last + 1])) ++last;
+            while (last + 1 < count && !told[last + 1] && same(threads[last + 1])) ++last;
             for (unsigned k = j; k <= last; ++k) told[k] = true;
             members += last - j + 1;
             ranges += (ranges.empty() ? "" : ", ") + std::to_string(j);
@@ -206,9 +264,12 @@ inline std::string Worker::waits() const {
             j = last;
         }
         char detail[192] = "";
+        if (example.state == kInMbarrier) describe_mbarrier(block, example, detail, sizeof detail);
         if (example.state == kInBarrier)
             snprintf(detail, sizeof detail, " (barrier %u, %u of %u threads arrived)", example.detail[0],
-                     barriers_[example.detail[0]].arrived, example.detail[1]);
+                     block.barriers[example.detail[0]].arrived, example.detail[1]);
+        else if (example.state == kInWarpgroup)
+            snprintf(detail, sizeof detail, " (%u of 128 threads arrived)", block.warpgroups[example.detail[0]].arrived);
         else if (example.state == kInMeeting)
             snprintf(detail, sizeof detail, " (mask 0x%08x of warp %u)", example.detail[0], example.warp);
         text += text.empty() ? "" : "; ";

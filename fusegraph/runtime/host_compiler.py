@@ -62,6 +62,7 @@ _MOST_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK: Dim3 = (1024, 1024, 64)
 _MOST_THREADS = 1024
 _MOST_SHARED_BYTES = 227 * 1024
+_MOST_CLUSTER = 16
 
 _FAILED, _INTERRUPTED = 1, 2
 
@@ -253,6 +254,7 @@ class _Request(ctypes.Structure):
         ("args", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
+        ("cluster", ctypes.c_uint * 3),
         ("dynamic_shared_bytes", ctypes.c_uint),
         ("host_threads", ctypes.c_uint),
         ("reverse", ctypes.c_int),
@@ -355,7 +357,7 @@ class CpuModule:
         shared_bytes = source.dynamic_shared_bytes if shared_bytes is None else shared_bytes
         if order not in ("forward", "reverse"):
             raise KernelError(f"kernel {source.name}: order is {order!r}; 'forward' or 'reverse' is expected")
-        _check_dimensions(source.name, grid, block, shared_bytes)
+        _check_dimensions(source, grid, block, shared_bytes)
         if 0 in grid:
             return
         values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
@@ -366,6 +368,7 @@ class CpuModule:
             pointers,
             grid,
             block,
+            source.cluster,
             shared_bytes,
             host_threads(),
             order == "reverse",
@@ -398,7 +401,8 @@ class CpuModule:
         return list(zip(args, sizes))
 
 
-def _check_dimensions(name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
+def _check_dimensions(source: KernelSource, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
+    name, cluster = source.name, source.cluster
     if len(grid) != 3 or any(not 0 <= size <= most for size, most in zip(grid, _MOST_GRID)):
         raise KernelError(f"kernel {name}: grid {grid}; CUDA takes up to {_MOST_GRID} blocks")
     threads = block[0] * block[1] * block[2] if len(block) == 3 else 0
@@ -408,6 +412,11 @@ def _check_dimensions(name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> 
         raise KernelError(
             f"kernel {name}: {shared_bytes} bytes of dynamic shared memory; 0 to {_MOST_SHARED_BYTES} fit"
         )
+    blocks = cluster[0] * cluster[1] * cluster[2] if len(cluster) == 3 else 0
+    if not 0 < blocks <= _MOST_CLUSTER or min(cluster) < 1:
+        raise KernelError(f"kernel {name}: clusters of {cluster} blocks; CUDA takes up to {_MOST_CLUSTER}")
+    if any(size % step for size, step in zip(grid, cluster)):
+        raise KernelError(f"kernel {name}: grid {grid} is no multiple of the cluster, {cluster}")
 
 
 def _value(name: str, position: int, arg: Any, size: int) -> Any:
