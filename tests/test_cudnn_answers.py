@@ -1,0 +1,424 @@
+"""What cuDNN takes and what it refuses, graph by graph, as its graph API was seen to answer (cuDNN 9.19 through
+cudnn-frontend 1.32 on an H200): the cudnn engine gives the same answer, and where it is yes, the same numbers as the
+cuda engine.  What the graphs become in cuDNN's words is looked at without a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusegraph as fg
+from fusegraph.errors import NotSupportedError
+from fusegraph.lowering import cudnn as lowering
+from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.ops import TABLE
+from fusegraph.passes.simplify import simplify
+from fusegraph.report.check import LIBRARY_SLACK, check_executable, compare, random_inputs, rounding_of, run
+
+Build = Callable[[fg.Graph], Any]
+
+#: How cuDNN says no: its heuristics know no engine for the pattern ...
+NO_ENGINE = "No valid engine configs"
+#: ... or it, or the frontend, has no such descriptor, type or plan.
+UNSUPPORTED = f"{NO_ENGINE}|proposed a plan|[Nn]ot supported|NOT_SUPPORTED|BAD_PARAM"
+#: fp8 products are summed with 14 bits by the tensor cores of sm_90: up to 2^-13 of the largest product for each.
+FP8_SLACK = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Row:
+    """A graph and cuDNN's answer to it.
+
+    words   what the graph is in cuDNN's words, its nodes in order.
+    refusal pattern of cuDNN's reason; None if the graph is accepted.
+    pieces  graphs into which ``partition=True`` splits a refused one; 0 if a single node is refused; None if the number
+            was not recorded.
+    slack   see `fusegraph.report.check.compare`.
+    """
+
+    name: str
+    build: Build
+    words: str
+    refusal: str | None = None
+    io: str = "bfloat16"
+    pieces: int | None = None
+    slack: float = LIBRARY_SLACK
+
+    def graph(self) -> fg.Graph:
+        graph = fg.Graph(self.name, io_dtype=self.io)
+        result = self.build(graph)
+        for number, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
+            graph.output(tensor, name=f"y{number}")
+        return graph
+
+
+def tensors(g: fg.Graph, names: str, shape: tuple[int, ...], layout: str | None = None) -> Iterator[fg.Tensor]:
+    return (g.tensor(name, shape, layout=layout) for name in names)
+
+
+def image(g: fg.Graph, name: str = "x", channels: int = 64, layout: str = "NHWC") -> fg.Tensor:
+    return g.tensor(name, (8, channels, 28, 28), layout=layout)
+
+
+def conv(g: fg.Graph, x: fg.Tensor, name: str = "w", channels: int = 64, layout: str = "NHWC", **how: Any) -> fg.Tensor:
+    w = g.tensor(name, (64, channels, 3, 3), layout=layout)
+    return g.conv_fprop(x, w, **{"padding": 1, **how})
+
+
+def bias(g: fg.Graph, name: str = "bias") -> fg.Tensor:
+    return g.tensor(name, (64, 1, 1))
+
+
+def dense(g: fg.Graph, name: str = "w", k: int = 128, n: int = 512, **how: Any) -> fg.Tensor:
+    return g.tensor(name, (k, n), **how)
+
+
+def rows(g: fg.Graph, m: int = 256, k: int = 128) -> fg.Tensor:
+    return g.tensor("x", (m, k))
+
+
+# ---- the graphs
+
+
+def sigmoid_fma(g: fg.Graph) -> fg.Tensor:
+    a, b, c = tensors(g, "abc", (4, 64, 256))
+    return g.sigmoid(a + b * c)
+
+
+def chain(g: fg.Graph) -> fg.Tensor:
+    a, b = tensors(g, "ab", (4, 64, 256))
+    return g.gelu(a + g.tensor("bias", (256,))) * g.tanh(b) + a
+
+
+def two_outputs(g: fg.Graph) -> tuple[fg.Tensor, fg.Tensor]:
+    y = g.relu(g.tensor("a", (4, 64, 256)) + g.tensor("bias", (256,)))
+    return y, g.tanh(y) * 2.0
+
+
+def column_bias(g: fg.Graph) -> fg.Tensor:
+    return g.relu(g.tensor("a", (4, 64, 256)) + g.tensor("bias", (64, 1)))
+
+
+def images(g: fg.Graph) -> fg.Tensor:
+    a, b = tensors(g, "ab", (4, 64, 16, 16), "NCHW")
+    return g.relu(a * b)
+
+
+def doubles(g: fg.Graph) -> fg.Tensor:
+    a, b = tensors(g, "ab", (4, 64, 256))
+    return a + b
+
+
+def conv_bias_relu(layout: str = "NHWC", channels: int = 64, groups: int = 1, **how: Any) -> Build:
+    def build(g: fg.Graph) -> fg.Tensor:
+        x = image(g, channels=channels, layout=layout)
+        return g.relu(conv(g, x, channels=channels // groups, layout=layout, **how) + bias(g))
+
+    return build
+
+
+def conv_residual(g: fg.Graph) -> fg.Tensor:
+    return g.relu(conv(g, image(g)) + bias(g) + image(g, "residual"))
+
+
+def conv_then(op: str) -> Build:
+    return lambda g: getattr(g, op)(conv(g, image(g)))
+
+
+def depthwise_swish(g: fg.Graph) -> fg.Tensor:
+    return g.swish(conv(g, image(g), channels=1))
+
+
+def scaled_conv(g: fg.Graph) -> fg.Tensor:
+    return conv(g, g.relu(image(g) * bias(g, "scale") + bias(g)))
+
+
+def conv_relu_conv(g: fg.Graph) -> fg.Tensor:
+    return conv(g, g.relu(conv(g, image(g))), "v")
+
+
+def matmul_bias_gelu(m: int, k: int, n: int) -> Build:
+    return lambda g: g.gelu(rows(g, m, k) @ dense(g, k=k, n=n) + g.tensor("bias", (n,)))
+
+
+def swiglu(g: fg.Graph) -> fg.Tensor:
+    x = rows(g)
+    return g.swish(x @ dense(g)) * (x @ dense(g, "v"))
+
+
+def relu_matmul(g: fg.Graph) -> fg.Tensor:
+    return g.relu(rows(g)) @ dense(g)
+
+
+def matmul_gelu_matmul(g: fg.Graph) -> fg.Tensor:
+    return g.gelu(rows(g) @ dense(g)) @ dense(g, "v", 512, 64)
+
+
+def fp8_matmul(g: fg.Graph) -> fg.Tensor:
+    return g.cast(rows(g) @ dense(g, strides=(1, 128)), "bfloat16")
+
+
+def int8_conv(result: str) -> Build:
+    """Integers: stored as they are summed, in 32 bits; or cast to float32 from there; or straight into float32."""
+
+    def build(g: fg.Graph) -> fg.Tensor:
+        if result == "straight":
+            return conv(g, image(g), dtype="float32")
+        y = conv(g, image(g))
+        return y if result == "int32" else g.cast(y, "float32")
+
+    return build
+
+
+ROWS = (
+    Row("sigmoid fma", sigmoid_fma, "mul add sigmoid"),
+    Row("sigmoid fma float32", sigmoid_fma, "mul add sigmoid", io="float32"),
+    Row("pointwise chain with a broadcast bias", chain, "add gelu tanh mul add"),
+    Row("two outputs", two_outputs, "add relu tanh mul"),
+    Row("pointwise NCHW", images, "mul relu", UNSUPPORTED, pieces=0),
+    Row("conv bias relu NHWC", conv_bias_relu(), "conv_fprop add relu"),
+    Row("conv bias relu NHWC float32", conv_bias_relu(), "conv_fprop add relu", io="float32"),
+    Row("conv bias relu NCHW", conv_bias_relu("NCHW"), "conv_fprop add relu"),
+    Row("conv bias relu 3 channels", conv_bias_relu(channels=3), "conv_fprop add relu"),
+    Row("conv bias relu 35 channels", conv_bias_relu(channels=35), "conv_fprop add relu"),
+    Row("conv bias relu grouped", conv_bias_relu(groups=4), "conv_fprop add relu"),
+    Row("conv bias relu depthwise", conv_bias_relu(groups=64), "conv_fprop add relu"),
+    Row("conv bias relu dilated", conv_bias_relu(padding=2, dilation=2), "conv_fprop add relu"),
+    Row("conv bias residual relu", conv_residual, "conv_fprop add add relu"),
+    Row("conv hardswish", conv_then("hardswish"), "conv_fprop add relu mul mul"),
+    Row("conv mish", conv_then("mish"), "conv_fprop softplus tanh mul"),
+    Row("depthwise swish", depthwise_swish, "conv_fprop swish", NO_ENGINE),
+    Row("scale bias relu conv", scaled_conv, "mul add relu conv_fprop", UNSUPPORTED),
+    Row("conv relu conv", conv_relu_conv, "conv_fprop relu conv_fprop", UNSUPPORTED, pieces=2),
+    Row("matmul bias gelu", matmul_bias_gelu(256, 128, 512), "matmul add gelu"),
+    Row("matmul bias gelu odd sizes", matmul_bias_gelu(257, 129, 511), "matmul add gelu"),
+    Row("swiglu", swiglu, "matmul swish matmul mul"),
+    Row("relu matmul", relu_matmul, "relu matmul", UNSUPPORTED, pieces=2),
+    Row("matmul gelu matmul", matmul_gelu_matmul, "matmul gelu matmul", UNSUPPORTED, pieces=2),
+    Row("fp8 matmul", fp8_matmul, "matmul identity", io="float8_e4m3", slack=FP8_SLACK),
+    Row("float64", doubles, "add", UNSUPPORTED, io="float64", pieces=0),
+    # "int8 conv to float" is refused if the convolution itself gives floats, not if its int32 sums are cast.
+    Row("int8 conv straight to float32", int8_conv("straight"), "conv_fprop", UNSUPPORTED, io="int8", pieces=0),
+    Row("int8 conv cast to float32", int8_conv("cast"), "conv_fprop identity", io="int8"),
+    Row("int8 conv to int32", int8_conv("int32"), "conv_fprop", io="int8"),
+)
+ACCEPTED = [row for row in ROWS if row.refusal is None]
+REFUSED = [row for row in ROWS if row.refusal is not None]
+
+#: Graphs that were tried with cuDNN but wait for an op: their rows belong into `ROWS` as soon as the op is there.
+WAITING = {
+    "conv + sum over K,H,W: accepted": "reduction",
+    "matmul + row max: accepted": "reduction",
+    "a reduction alone; after a pointwise op: refused": "reduction",
+    "dgrad; strided dgrad + relu: accepted": "conv_dgrad",
+    "wgrad: accepted": "conv_wgrad",
+    "softmax: refused": "softmax",
+    "layernorm alone: accepted; + gelu, * x: refused": "layernorm",
+    "residual add + rmsnorm: refused": "rmsnorm",
+    "transpose alone: refused": "transpose",
+    "slice alone: refused": "slice",
+    "concatenate alone: refused": "concatenate",
+    "sdpa causal: accepted": "sdpa",
+}
+
+
+def ids(row: Row) -> str:
+    return row.name.replace(" ", "_")
+
+
+# ---- without a driver: what cuDNN is told
+
+
+def described(graph: fg.Graph) -> lowering.Described:
+    pytest.importorskip("cudnn")
+    simplified = simplify(graph).graph
+    view = GroupView(simplified, simplified.nodes, {n: k for k, n in enumerate(simplified.nodes)})
+    return lowering.build(lowering.lower(view, Options(), graph.name).spec)
+
+
+def words(graph: lowering.Described) -> str:
+    return " ".join(n.params.get("mode") or n.node_type.name.lower() for n in graph.pygraph.nodes)
+
+
+def named(graph: lowering.Described, name: str) -> Any:
+    return next(t for t in graph.pygraph.tensors.values() if t.name == name)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=ids)
+def test_words(row):
+    """One node each of the graph, in one rank, with the layouts and types of the tensors that cross its border."""
+    graph = row.graph()
+    result = described(graph)
+    assert words(result) == row.words
+    every = {t.uid: t for n in result.pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values())}
+    rank = {len(t.dim) for t in every.values() if t.dim}
+    assert rank == {max(3, *(t.rank for t in graph.tensors.values()))}
+    outside = {uid for uid, t in every.items() if not t.is_virtual}
+    assert outside == {*result.uids.values(), *result.scalars}
+    assert {t.name for t in result.uids} == {t.name for t in (*graph.inputs, *graph.outputs)}
+    merged = lowering._leading_merge(graph.nodes)
+    for tensor, uid in result.uids.items():
+        told = every[uid]
+        assert told.data_type == getattr(lowering.frontend().data_type, lowering.DATA_TYPES[tensor.dtype.name])
+        assert np.prod(told.dim) == tensor.size
+        if not merged:
+            inner = len(told.dim) - tensor.rank
+            assert (tuple(told.dim)[inner:], tuple(told.stride)[inner:]) == (tensor.shape, tensor.strides)
+
+
+def test_virtual_tensors_are_of_the_compute_type():
+    cudnn = pytest.importorskip("cudnn")
+    graph = fg.Graph("types", io_dtype="bfloat16")
+    x = graph.tensor("x", (4, 8, 16))
+    rounded = graph.cast(x * 2.0, "float16", name="rounded")
+    graph.output(graph.cast(rounded, "float32", name="widened") + x, name="y", dtype="bfloat16")
+    types = [next(iter(n.outputs.values())).data_type for n in described(graph).pygraph.nodes]
+    kinds = cudnn.data_type
+    assert types == [kinds.FLOAT, kinds.HALF, kinds.FLOAT, kinds.FLOAT, kinds.BFLOAT16]
+
+
+def test_integers_are_summed_in_integers():
+    cudnn = pytest.importorskip("cudnn")
+    kinds = cudnn.data_type
+    for result, stored in (("straight", kinds.FLOAT), ("int32", kinds.INT32)):
+        graph = fg.Graph("integers", io_dtype="int8")
+        graph.output(int8_conv(result)(graph), name="y")
+        (node,) = described(graph).pygraph.nodes
+        assert (node.compute_data_type, node.outputs["Y"].data_type) == (kinds.INT32, stored)
+    graph = fg.Graph("integers", io_dtype="int32")
+    a, b = tensors(graph, "ab", (4, 8, 16))
+    graph.output(graph.cast(a + b, "float32") * 0.5, name="y")
+    graph.output(a + graph.tensor("wide", (4, 8, 16), "int64"), name="z")
+    types = {n.name: n.compute_data_type for n in described(graph).pygraph.nodes}
+    assert sorted(map(str, types.values())) == sorted(map(str, [kinds.INT32, kinds.FLOAT, kinds.FLOAT, kinds.INT64]))
+
+
+def test_convolutions_attributes():
+    pytest.importorskip("cudnn")
+    graph = fg.Graph("attributes", io_dtype="float16")
+    x, w = graph.tensor("x", (2, 8, 9, 8), layout="NHWC"), graph.tensor("w", (4, 8, 3, 2), layout="NHWC")
+    how = {"padding": ((1, 0), (2, 1)), "stride": (2, 1), "dilation": (1, 3), "mode": "convolution"}
+    graph.output(graph.conv_fprop(x, w, **how), name="y")
+    (node,) = described(graph).pygraph.nodes
+    assert (node.params["pre_padding"], node.params["post_padding"]) == ([1, 2], [0, 1])
+    assert (node.params["stride"], node.params["dilation"]) == ([2, 1], [1, 3])
+    assert str(node.params["convolution_mode"]).endswith(".CONVOLUTION")
+
+
+def test_one_dimensional_convolutions_are_images_of_height_one():
+    graph = fg.Graph("line", io_dtype="bfloat16")
+    x, w = graph.tensor("x", (8, 64, 28), layout="NWC"), graph.tensor("w", (64, 64, 3), layout="NWC")
+    y = graph.conv_fprop(x, w, padding=1, stride=2) + graph.tensor("bias", (64, 1))
+    graph.output(y, name="y")
+    result = described(graph)
+    node = result.pygraph.nodes[0]
+    assert (node.params["pre_padding"], node.params["stride"]) == ([0, 1], [1, 2])
+    assert list(named(result, "x").dim) == [8, 64, 1, 28]
+    assert list(named(result, "x").stride) == [64 * 28, 1, 64 * 28, 64]
+    assert list(named(result, "bias").dim) == [1, 64, 1, 1]
+
+
+def test_scalars_are_read_on_the_host():
+    result = described(next(row for row in ROWS if row.name == "conv hardswish").graph())
+    assert sorted(float(v[0]) for v in result.scalars.values()) == [np.float32(1 / 6), 3.0]
+    relu = next(n for n in result.pygraph.nodes if n.params.get("mode") == "relu")
+    assert relu.params["upper_clip"] == 6.0
+
+
+def test_long_vectors_are_folded():
+    graph = fg.Graph("vectors")
+    a, b = tensors(graph, "ab", (3 << 20,))
+    graph.output(a * b, name="y")
+    assert list(named(described(graph), "a").dim) == [1, 384, 8192]
+
+
+def test_what_cudnn_computes_wrongly_is_refused():
+    graph = fg.Graph("column", io_dtype="bfloat16")
+    graph.output(column_bias(graph), name="y")
+    with pytest.raises(Refusal, match=r"wrong values where a tensor \('bias' \[64, 1\]\) repeats along the first"):
+        described(graph)
+    merged = fg.Graph("row", io_dtype="bfloat16")
+    merged.output(chain(merged), name="y")
+    assert list(named(described(merged), "bias").dim) == [1, 1, 256]
+    assert list(named(described(merged), "a").dim) == [1, 256, 256]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda g, x: g.expm1(x), "cuDNN's graph API has no expm1 ('y')"),
+        (lambda g, x: g.clamp(g.cast(x, "int32"), 0, 3), "has clamp of floats only ('y' is int32)"),
+        (lambda g, x: g.softplus(x, beta=2.0), "cuDNN's softplus has no beta ('y' has beta=2.0)"),
+        (lambda g, x: x + g.tensor("none", (0, 1, 1)), "cuDNN takes no empty tensors ("),
+    ],
+)
+def test_what_cudnn_has_no_word_for(make, reason):
+    graph = fg.Graph("unknown")
+    empty = "empty" in reason
+    graph.output(make(graph, graph.tensor("x", (1, 1, 1) if empty else (4, 8, 16))), name="y")
+    with pytest.raises(Refusal) as refusal:
+        described(graph)
+    assert reason in str(refusal.value)
+
+
+def test_nothing_waits_for_an_op_that_is_there():
+    ready = {name: op for name, op in WAITING.items() if op in TABLE}
+    assert not ready, "add their rows to ROWS"
+
+
+# ---- on a GPU: the answers
+
+
+@pytest.fixture(scope="module")
+def cudnn() -> Any:
+    return pytest.importorskip("cudnn")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ACCEPTED, ids=ids)
+def test_accepted(row, cudnn):
+    graph = row.graph()
+    inputs = random_inputs(graph, 1)
+    executable = graph.compile("cudnn")
+    assert [p.name for p in executable.plans] != [""]
+    outputs = run(executable, inputs)
+    checks = compare(graph, inputs, outputs, rounding_of(executable), slack=row.slack)
+    assert all(c.ok for c in checks), checks
+    ours = check_executable(graph.compile("cuda"), inputs)
+    assert ours.ok, ours
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", REFUSED, ids=ids)
+def test_refused(row, cudnn):
+    graph = row.graph()
+    with pytest.raises(NotSupportedError, match=row.refusal) as refusal:
+        graph.compile("cudnn")
+    assert all(f"{n.op.name} {n.name!r}" in str(refusal.value) for n in graph.nodes)
+    inputs = random_inputs(graph, 1)
+    ours = check_executable(graph.compile("cuda"), inputs)
+    assert ours.ok, ours
+    if row.pieces == 0:
+        with pytest.raises(NotSupportedError, match="even in pieces"):
+            graph.compile("cudnn", partition=True)
+        return
+    executable = graph.compile("cudnn", partition=True)
+    assert row.pieces in (len(executable.plans), None)
+    in_pieces = check_executable(executable, inputs)
+    assert in_pieces.ok, in_pieces
+
+
+@pytest.mark.gpu
+def test_autotuned_plans_and_handles(cudnn):
+    """Autotuning keeps a plan that is right; executables share the device's handle and may run in turns."""
+    graph = next(row for row in ROWS if row.name == "conv bias relu NHWC").graph()
+    first, second = graph.compile("cudnn"), graph.compile("cudnn", autotune=True)
+    inputs = random_inputs(graph, 2)
+    for executable in (first, second, first):
+        result = check_executable(executable, inputs)
+        assert result.ok, result
