@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from codegen import contraction, pointwise, window
 from codegen.arch import Arch
-from codegen.contraction import ContractionSchedule
-from codegen.pointwise import PointwiseSchedule
+from codegen.contraction_simt import SimtSchedule
+from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.schedule import (
     PORTABLE,
     KernelSpec,
@@ -40,10 +41,10 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
     Raises TypeError for a schedule of another kernel family.
     """
     s = schedule or best_schedule(spec, arch)
-    if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule):
+    if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule | TilesSchedule):
         return pointwise.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
-    if isinstance(spec, ContractionSpec) and isinstance(s, ContractionSchedule):
+    if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | SimtSchedule):
         return contraction.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

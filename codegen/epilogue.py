@@ -74,10 +74,13 @@ class Epilogue:
         others = [s for d, (s, size) in enumerate(zip(operand.strides, self.space)) if d != along and size > 1]
         return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in others)
 
-    def results(self, position: Sequence[str], text: str, run: Run | None = None) -> None:
+    def results(
+        self, position: Sequence[str], text: str, run: Run | None = None, staged: Sequence[str] | None = None
+    ) -> None:
         """Writes the program for the result at ``position`` (a C expression a dimension), whose sum is ``text``.
 
-        With a run, ``position`` is that of its first result, and ``text`` may use its element.
+        With a run, ``position`` is that of its first result, and ``text`` may use its element.  ``staged`` are C
+        variables, a vector for each output, that take the run's results instead of memory.
         """
         w, program = self.w, self.program
         run = run if run is not None and run.count > 1 else None
@@ -98,7 +101,7 @@ class Epilogue:
                     source = f"{self.pointers.loads[n]} + {first(operand.strides)}"
                     w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
             for n, store in enumerate(program.stores):
-                if self.wide(store.operand, run.count, run.along):
+                if staged is None and self.wide(store.operand, run.count, run.along):
                     stored[n] = self.names.unique(store.operand.name, "_v")
                     w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {stored[n]};")
         if run:
@@ -122,7 +125,9 @@ class Epilogue:
         self._emitter.statements(w, terms, lambda k: self._varies[k])
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
             value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
-            if run and n in stored:
+            if run and staged is not None:
+                w.line(f"{staged[n]}[{run.element}] = {value};")
+            elif run and n in stored:
                 w.line(f"{stored[n]}[{run.element}] = {value};")
             else:
                 w.line(f"{pointer}[{offset(store.operand.strides)}] = {value};")

@@ -144,7 +144,7 @@ def _shortest(number: float, ctype: str) -> str:
 
 
 _PLACEHOLDER = re.compile(r"\{(\d+)\}")
-_SIMPLE = re.compile(r"[\w.]+(?:\[[\w +*]+\])*|-?\d[\w.]*|[\w:]+(<\w+>)?\([^()]*\)")
+_SIMPLE = re.compile(r"[\w.]+(?:\[[\w +*/%()-]+\])*|-?\d[\w.]*|[\w:]+(<\w+>)?\([^()]*\)")
 
 
 def fill(template: str, arguments: list[str]) -> str:

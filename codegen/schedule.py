@@ -13,13 +13,14 @@ from typing import Any, TypeAlias, get_args
 from codegen import arch as archs
 from codegen import contraction, pointwise, window_schedule
 from codegen.arch import Arch
-from codegen.contraction import ContractionSchedule
-from codegen.pointwise import PointwiseSchedule
+from codegen.contraction_simt import SimtSchedule
+from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.spec import ContractionSpec, PointwiseSpec, WindowSpec
 from codegen.window_schedule import WindowSchedule
 
 KernelSpec: TypeAlias = PointwiseSpec | WindowSpec | ContractionSpec
-Schedule: TypeAlias = PointwiseSchedule | WindowSchedule | ContractionSchedule
+Schedule: TypeAlias = PointwiseSchedule | TilesSchedule | WindowSchedule | WgmmaSchedule | SimtSchedule
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
 PORTABLE = archs.arch("sm_80")
@@ -57,34 +58,16 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return pointwise.best_schedule(spec)
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
-    return contraction.best_schedule(spec)
+    return contraction.schedules(spec, arch)[0]
 
 
 def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
     """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
     if isinstance(spec, PointwiseSpec):
-        return _unique(_pointwise(spec))
+        return _unique(pointwise.schedules(spec))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
-    return _unique(_contraction(spec))
-
-
-def _pointwise(spec: PointwiseSpec) -> Iterable[PointwiseSchedule]:
-    best = pointwise.best_schedule(spec)
-    yield best
-    for unroll in (best.unroll * 2, best.unroll // 2):
-        if 1 <= unroll <= 8:
-            yield replace(best, unroll=unroll)
-    if best.vector > 1:
-        yield replace(best, vector=best.vector // 2)
-        yield replace(best, vector=best.vector // 2, unroll=min(8, best.unroll * 2))
-
-
-def _contraction(spec: ContractionSpec) -> Iterable[ContractionSchedule]:
-    best = contraction.best_schedule(spec)
-    yield best
-    for rows, cols, inner, thread_rows, thread_cols in contraction.TILES:
-        yield ContractionSchedule(rows, cols, inner, thread_rows, thread_cols, best.itype)
+    return _unique(contraction.schedules(spec, arch))
 
 
 def _unique(candidates: Iterable[Schedule]) -> tuple[Schedule, ...]:

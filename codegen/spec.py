@@ -89,11 +89,27 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Image:
+    """What a convolution slides over: rows are (image, *output positions), the reduction is (channels, *taps).
+
+    sizes, steps              of the input's spatial dimensions: elements, and elements from one to the next.
+    stride, dilation, before  of the window in each; before is the padding in front.
+    """
+
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Gather:
     """How a contraction reads one of its two factors.
 
     The element for batch b, outer coordinates o (rows for the first factor, columns for the second) and reduction
     coordinates i lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.
+    ``image`` says the same of a convolution's input in its own terms.
     """
 
     operand: Operand
@@ -102,6 +118,7 @@ class Gather:
     inner: tuple[int, ...]
     start: int = 0
     limits: tuple[Limit, ...] = ()
+    image: Image | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,7 @@ class ContractionSpec:
     accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
+    tf32                      whether float32 factors may be rounded to tf32 (11 significant bits) for tensor cores.
     """
 
     name: str
@@ -124,6 +142,7 @@ class ContractionSpec:
     accumulate: str
     result: str
     program: Program
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import contraction, window
+from codegen import contraction_simt as contraction, window
 from codegen.cpu.guarded import GuardedArray
 from codegen.spec import ContractionSpec, KernelSource
 from fusegraph.engines.cpu import CpuExecutable, build_together

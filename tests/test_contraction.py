@@ -13,7 +13,7 @@ import pytest
 from kernel_cases import Case, check_cases, executable
 
 import fusegraph as fg
-from codegen.contraction import TILES, ContractionSchedule, best_schedule
+from codegen.contraction_simt import TILES, SimtSchedule, schedules
 from codegen.dtypes import ALL
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options
@@ -75,9 +75,9 @@ def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def tiles(itype: str = "int32", wide: bool = False) -> list[Callable[[ContractionSpec], ContractionSchedule]]:
+def tiles(itype: str = "int32", wide: bool = False) -> list[Callable[[ContractionSpec], SimtSchedule]]:
     """Every tile as a schedule, whatever the problem."""
-    return [lambda _, t=t: ContractionSchedule(*t, itype) for t in TILES if not (wide and t[3] * t[4] > 32)]
+    return [lambda _, t=t: SimtSchedule(*t, itype) for t in TILES if not (wide and t[3] * t[4] > 32)]
 
 
 # ---- matmul
@@ -466,29 +466,29 @@ def test_every_tile(itype):
 
 def test_a_schedule_must_divide_its_tiles():
     for wrong in ((128, 96, 8, 8, 8), (128, 128, 8, 2, 8), (256, 256, 8, 4, 4), (32, 32, 12, 4, 4)):
-        with pytest.raises(ValueError, match="ContractionSchedule"):
-            ContractionSchedule(*wrong, "int32")
+        with pytest.raises(ValueError, match="SimtSchedule"):
+            SimtSchedule(*wrong, "int32")
     for tile in TILES:
-        assert ContractionSchedule(*tile, "int32").threads in (64, 128, 256)
+        assert SimtSchedule(*tile, "int32").threads in (64, 128, 256)
 
 
 def test_indices_are_64_bit_when_32_are_not_enough():
     def spec(case: Case) -> ContractionSpec:
         return executable(case).plan.kernels[0].group.lowered.spec
 
-    assert best_schedule(spec(matmul((1000, 1000), (1000, 1000)))).itype == "int32"
-    assert best_schedule(spec(matmul((2**16, 8), (8, 2**16)))).itype == "int64"
-    assert best_schedule(spec(matmul((8, 2**30), (2**30, 8), "int8"))).itype == "int64"
-    assert best_schedule(spec(matmul((8, 8), (8, 8), a_strides=(2**31, 1)))).itype == "int64"
+    assert schedules(spec(matmul((1000, 1000), (1000, 1000))))[0].itype == "int32"
+    assert schedules(spec(matmul((2**16, 8), (8, 2**16))))[0].itype == "int64"
+    assert schedules(spec(matmul((8, 2**30), (2**30, 8), "int8")))[0].itype == "int64"
+    assert schedules(spec(matmul((8, 8), (8, 8), a_strides=(2**31, 1))))[0].itype == "int64"
     far = matmul((8, 8), (8, 8), epilogue=lambda g, y: plain(g, y + g.tensor("c", (8, 8), strides=(2**31, 1))))
-    assert best_schedule(spec(far)).itype == "int64"
-    assert best_schedule(spec(convolution((2, 64, 2**13, 2**13), (64, 64, 3, 3), padding=1))).itype == "int64"
+    assert schedules(spec(far))[0].itype == "int64"
+    assert schedules(spec(convolution((2, 64, 2**13, 2**13), (64, 64, 3, 3), padding=1)))[0].itype == "int64"
 
 
 def test_small_problems_take_small_tiles():
     def tile(m: int, n: int, k: int = 512) -> tuple[int, int]:
         case = matmul((m, k), (k, n))
-        s = best_schedule(executable(case).plan.kernels[0].group.lowered.spec)
+        s = schedules(executable(case).plan.kernels[0].group.lowered.spec)[0]
         return s.rows, s.cols
 
     assert tile(4096, 4096) == (128, 128)

@@ -12,7 +12,7 @@ import pytest
 
 import fusegraph as fg
 from codegen import contraction
-from codegen.contraction import TILES, ContractionSchedule
+from codegen.contraction_simt import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import WindowSpec
 from fusegraph.engines.cuda import CudaExecutable
@@ -172,7 +172,7 @@ def test_convolutions_of_every_kind(layout):
 @pytest.mark.parametrize("itype", ["int32", "int64"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile(tile, itype, monkeypatch):
-    monkeypatch.setattr(contraction, "best_schedule", lambda _: ContractionSchedule(*tile, itype))
+    monkeypatch.setattr(contraction, "schedules", lambda spec, arch: (SimtSchedule(*tile, itype),))
     passes(product((257, 65), (65, 260)))
     passes(product((129, 64), (64, 255), "bfloat16", transposed=True))
     passes(convolution((2, 9, 19, 20), (40, 9, 3, 3), padding=1))

@@ -15,7 +15,7 @@ import pytest
 from kernel_cases import rendered
 
 import fusegraph as fg
-from codegen.contraction import TILES, ContractionSchedule
+from codegen.contraction_simt import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource
 from fusegraph.plan import plan
@@ -170,7 +170,7 @@ def test_every_tile_compiles_without_spills(arch: str) -> None:
             spec = replace(kernel.group.lowered.spec, name=kernel.name)
             for itype in ("int32", "int64") if dtype == "float32" else ("int32",):
                 made += [
-                    rendered(spec, ContractionSchedule(*tile, itype))
+                    rendered(spec, SimtSchedule(*tile, itype))
                     for tile in TILES
                     if not (wide and tile[3] * tile[4] > 32)
                 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from codegen.expr import Operand, compute_type
-from codegen.spec import ContractionSpec, Gather, Limit
+from codegen.spec import ContractionSpec, Gather, Image, Limit
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.pointwise import check_size
@@ -165,6 +165,7 @@ def _convolution(view: GroupView, options: Options, name: str, anchor: Node) -> 
         (x.strides[1], *(dilation[d] * steps[d] for d in range(rank))),
         -sum(padding[d][0] * steps[d] for d in range(rank)),
         tuple(limits),
+        Image(x.shape[2:], steps, stride, dilation, tuple(before for before, _ in padding)),
     )
     along = w.strides[2:]
     gather_w = Gather(

@@ -1,0 +1,476 @@
+"""The contraction family, SIMT form: a tiled implicit GEMM for every matmul and convolution, any dtype.
+
+A block computes a tile of rows x columns.  Tiles of both factors go through shared memory in the accumulator's type,
+two stages deep: while a tile is multiplied the next one is on its way in registers.  Every thread keeps a small tile of
+sums in registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: there is
+no im2col in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.epilogue import Epilogue, Run, factor
+from codegen.expr import Store
+from codegen.iteration import collapse, coordinate, extent, index_type, linear, packed, unsigned
+from codegen.kernel import headers, heading, locate, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
+
+CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
+
+
+@dataclass(frozen=True)
+class SimtSchedule:
+    """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
+
+    Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
+    """
+
+    rows: int
+    cols: int
+    inner: int
+    thread_rows: int
+    thread_cols: int
+    itype: str
+
+    def __post_init__(self) -> None:
+        threads = self.threads
+        if self.thread_rows % CHUNK or self.thread_cols % CHUNK or threads > 1024:
+            raise ValueError(
+                f"{self}: a thread has a multiple of {CHUNK} rows and columns, a block at most 1024 threads"
+            )
+        if any(threads % n or n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
+            raise ValueError(f"{self}: {threads} threads do not divide the tiles evenly")
+
+    @property
+    def threads(self) -> int:
+        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+
+
+#: (rows, cols, inner, thread_rows, thread_cols), largest first.
+TILES = (
+    (128, 128, 8, 8, 8),
+    (128, 64, 8, 8, 4),
+    (64, 128, 8, 4, 8),
+    (64, 64, 16, 4, 4),
+    (128, 32, 16, 4, 4),
+    (32, 128, 16, 4, 4),
+    (32, 32, 16, 4, 4),
+)
+WAVE = 132
+
+
+def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
+    """The tiles by estimated time: padded work over the share of the multiprocessors that it keeps busy.
+
+    Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
+    edges and fill the machine sooner.
+    """
+    batch, m, n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
+    wide = spec.accumulate in ("double", "uint64")
+
+    def cost(tile: tuple[int, int, int, int, int]) -> float:
+        rows, cols, _, tr, tc = tile
+        blocks = batch * -(-m // rows) * -(-n // cols)
+        waves = -(-blocks // WAVE)
+        rate = tr * tc / (tr * tc + 2.0 * (tr + tc))
+        return waves * rows * cols / rate
+
+    ranked = sorted((t for t in TILES if not (wide and t[3] * t[4] > 32)), key=cost)
+    itype = _itype(spec)
+    return tuple(SimtSchedule(*tile, itype) for tile in ranked)
+
+
+def _itype(spec: ContractionSpec) -> str:
+    """int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
+    m, n = prod(spec.rows), prod(spec.cols)
+    reach = [prod(spec.batch) * m * n, prod(spec.inner)]
+    for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
+        sizes = (*spec.batch, *outer, *spec.inner)
+        strides = [abs(s) for s in (*gather.batch, *gather.outer, *gather.inner)]
+        reach.append(extent(sizes, strides) + abs(gather.start))
+    space = (*spec.batch, *spec.rows, *spec.cols)
+    reach += [extent(space, op.strides) for op in spec.program.operands]
+    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+
+def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule or schedules(spec)[0]).render()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One factor, and how a thread fetches its part of a tile.
+
+    outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
+    along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
+    count    elements a thread fetches of each tile, ``step`` apart along the other dimension.
+    exact    whether tiles never reach past the last row or column.
+    """
+
+    gather: Gather
+    outer: tuple[int, ...]
+    pointer: str
+    label: str  # "a" or "b"
+    axis: str
+    origin: str
+    tile: int
+    along_k: bool
+    count: int
+    step: int
+    exact: bool
+
+    @property
+    def at(self) -> str:
+        """The subscript of what a thread keeps for each of its rows or columns."""
+        return "[i]" if self.along_k and self.count > 1 else ""
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
+        self.spec, self.s, self.t = _merged(spec), schedule, schedule.itype
+        spec = self.spec
+        taken = [
+            "block",
+            "batch",
+            "row0",
+            "col0",
+            "t",
+            "tx",
+            "ty",
+            "sum",
+            "stage",
+            "inside",
+            "fetch",
+            *"mnkijce",
+            "k0",
+            "kk",
+        ]
+        parts = ("tile", "next", "part", "base", "inside", "at", "k", "m", "n")
+        dims = range(max(len(spec.batch), len(spec.rows), len(spec.inner), len(spec.a.limits)))
+        taken += [f"{side}_{part}" for side in "ab" for part in parts]
+        taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n") for d in dims]
+        taken += [f"{axis}{d}" for axis in "bmr" for d in dims]
+        self.names, self.w = Names([spec.name, *taken]), Writer()
+        pointers = [self.names.unique(gather.operand.name) for gather in (spec.a, spec.b)]
+        space = (*spec.batch, *spec.rows, *spec.cols)
+        self.epilogue = Epilogue(self.w, spec.program, self.names, space, spec.accumulate, spec.result)
+        self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
+        self.k = prod(spec.inner)
+        self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
+        row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
+        self.a = self._side(spec.a, spec.rows, pointers[0], "a", "m", row0, schedule.rows)
+        self.b = self._side(spec.b, spec.cols, pointers[1], "b", "n", col0, schedule.cols)
+        # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
+        first = spec.program.stores[0].operand.strides
+        self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1
+
+    def _side(
+        self, gather: Gather, outer: tuple[int, ...], pointer: str, label: str, axis: str, origin: str, tile: int
+    ) -> _Side:
+        s = self.s
+        over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
+        along_k = (along == 1 and self.spec.inner[-1] > 1) or (over != 1 and along < over)
+        step = s.threads // s.inner if along_k else s.threads // tile
+        exact = prod(outer) % tile == 0
+        count = tile * s.inner // s.threads
+        return _Side(gather, outer, pointer, label, axis, origin, tile, along_k, count, step, exact)
+
+    def render(self) -> KernelSource:
+        w, s, spec = self.w, self.s, self.spec
+        program = spec.program
+        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
+        sizes = f"{self.batch} x " if self.batch > 1 else ""
+        details = [
+            f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
+            f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
+        ]
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, "memory.cuh"), details)
+        parameters = [parameter(side.gather.operand, side.pointer) for side in (self.a, self.b)]
+        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
+        signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters(), 1)
+        blocks = locate(
+            w, self.t, [("batch", self.batch, 1), ("col0", self.tiles_n, s.cols), ("row0", self.tiles_m, s.rows)]
+        )
+        if self.batch > 1 and len(spec.batch) > 1:
+            for d in range(len(spec.batch)):
+                w.line(f"const {self.t} b{d} = {coordinate('batch', spec.batch, d)};")
+        w.line("const int t = threadIdx.x;")
+        if self.k:
+            self._shared()
+            self._prepare(self.a)
+            self._prepare(self.b)
+        self._sums()
+        if self.k:
+            self._mainloop()
+        self._results()
+        w.close()
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=self.k > 0)
+
+    def _batch(self) -> list[str]:
+        """C variables of the batch coordinates."""
+        if self.batch <= 1:
+            return ["0"] * len(self.spec.batch)
+        return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
+
+    # ---- global memory -> registers -> shared memory
+
+    def _shared(self) -> None:
+        w, s, c = self.w, self.s, self.spec.accumulate
+        w.line()
+        # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks.
+        w.line(f"__shared__ __align__(16) {c} a_tile[2][{s.inner}][{s.rows + CHUNK}];")
+        w.line(f"__shared__ __align__(16) {c} b_tile[2][{s.inner}][{s.cols + CHUNK}];")
+
+    def _prepare(self, side: _Side) -> None:
+        """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
+        w, gather, p, axis = self.w, side.gather, side.label, side.axis
+        w.line()
+        fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
+        length = self.s.inner if side.along_k else side.tile
+        part = f"// this thread's part of a tile of {side.pointer}"
+        w.line(f"const int {fast} = t % {length}, {slow} = t / {length};  {part}")
+        many = bool(side.at)
+        position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
+        offsets = [f"{p}_base", *(f"{p}_start{n}" for n in range(len(gather.limits)))]
+        if many:
+            w.line(f"{self.t} {', '.join(f'{name}[{side.count}]' for name in offsets)};")
+            if not side.exact:
+                w.line(f"bool {p}_inside[{side.count}];")
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {side.count}; ++i)")
+            place, prefix = axis, axis
+            w.line(f"const {self.t} {place} = {position};")
+        else:
+            place, prefix = position, f"{p}_{axis}"
+            if "+" in position and (len(side.outer) > 1 or gather.limits or not side.exact):
+                place = f"{p}_at"
+                w.line(f"const {self.t} {place} = {position};")
+        coords = [place]
+        if len(side.outer) > 1:
+            coords = [f"{prefix}{d}" for d in range(len(side.outer))]
+            used = {d for d in range(len(side.outer)) if gather.outer[d]} | {
+                x.outer_dim for x in gather.limits if x.outer_step
+            }
+            for d in sorted(used):
+                w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
+        declared = "" if many else f"const {self.t} "
+        terms = [*zip(self._batch(), gather.batch), *zip(coords, gather.outer)]
+        w.line(f"{declared}{p}_base{side.at} = {linear(terms, gather.start)};")
+        for number, x in enumerate(gather.limits):
+            start = linear([(coords[x.outer_dim], x.outer_step)], x.start)
+            w.line(f"{declared}{p}_start{number}{side.at} = {start};")
+        if not side.exact:
+            w.line(f"{'' if many else 'const bool '}{p}_inside{side.at} = {place} < {prod(side.outer)};")
+        if many:
+            w.close()
+
+    def _fetch(self, side: _Side) -> None:
+        """Reads this thread's elements of the tile at k0 into registers, zero outside."""
+        w, gather, p = self.w, side.gather, side.label
+        w.open("")
+        if side.along_k:
+            coords, offset = self._reduction(gather, f"k0 + {p}_k")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {side.count}; ++i)")
+        if not side.along_k:
+            coords, offset = self._reduction(gather, f"k0 + {p}_k + i * {side.step}")
+        conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
+        if not side.exact:
+            conditions.append(f"{p}_inside{side.at}")
+        for number, x in enumerate(gather.limits):
+            place = linear([(f"{p}_start{number}{side.at}", 1), (coords[x.inner_dim], x.inner_step)])
+            conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+        offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)])
+        value = factor(gather.operand, f"{side.pointer}[{offset}]", self.spec.accumulate)
+        if len(conditions) > 1:
+            w.line(f"const bool inside = {' && '.join(conditions)};")
+            conditions = ["inside"]
+        value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+        w.line(f"{p}_next[i] = {value};")
+        w.close()
+        w.close()
+
+    def _reduction(self, gather: Gather, position: str) -> tuple[list[str], str]:
+        """Writes a position of the reduction: the C variables of its coordinates, and a factor's offset there."""
+        w, inner = self.w, self.spec.inner
+        w.line(f"const {self.t} k = {position};")
+        limited = {x.inner_dim for x in gather.limits if x.inner_step}
+        if len(inner) == 1 or (gather.inner == packed(inner) and not limited):
+            return ["k"] * len(inner), linear([("k", gather.inner[-1])])
+        coords = [f"r{d}" for d in range(len(inner))]
+        for d in sorted({d for d in range(len(inner)) if gather.inner[d]} | limited):
+            w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
+        return coords, linear(list(zip(coords, gather.inner)))
+
+    def _stash(self, side: _Side) -> None:
+        """Writes the fetched elements to shared memory."""
+        p, step = side.label, f"i * {side.step}"
+        k, outer = f"{p}_k", f"{p}_{side.axis}"
+        at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
+        self.w.line("#pragma unroll")
+        self.w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
+
+    # ---- multiply
+
+    def _sums(self) -> None:
+        w, s = self.w, self.s
+        across, down = s.cols // s.thread_cols, s.rows // s.thread_rows
+        w.line()
+        w.line(f"{self.spec.accumulate} sum[{s.thread_rows}][{s.thread_cols}] = {{}};")
+        if self.rows_fast:
+            w.line(f"const int ty = t % {down}, tx = t / {down};  // threads side by side take neighbouring rows")
+        else:
+            w.line(
+                f"const int tx = t % {across}, ty = t / {across};  // threads side by side take neighbouring columns"
+            )
+
+    def _mainloop(self) -> None:
+        w, s, c = self.w, self.s, self.spec.accumulate
+        steps = -(-self.k // s.inner)
+        w.line()
+        w.line(f"{c} a_next[{self.a.count}], b_next[{self.b.count}];")
+        w.open(f"const auto fetch = [&]({self.t} k0)")
+        self._fetch(self.a)
+        self._fetch(self.b)
+        w.close("};")
+        w.line("fetch(0);")
+        w.line("int stage = 0;")
+        w.open(f"for ({self.t} k0 = 0; k0 < {steps * s.inner}; k0 += {s.inner}, stage ^= 1)")
+        self._stash(self.a)
+        self._stash(self.b)
+        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
+        if steps > 1:
+            w.line(f"if (k0 < {(steps - 1) * s.inner}) fetch(k0 + {s.inner});")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.inner}; ++kk)")
+        for p, mine, tile, thread in (("a", s.thread_rows, s.rows, "ty"), ("b", s.thread_cols, s.cols, "tx")):
+            places = [linear([(thread, CHUNK)], chunk * (tile // mine) * CHUNK) for chunk in range(mine // CHUNK)]
+            loads = [f"load_shared<{CHUNK}>(&{p}_tile[stage][kk][{place}])" for place in places]
+            if len(loads) == 1:
+                w.line(f"const auto {p}_part = {loads[0]};")
+            else:
+                w.line(f"const Vector<{c}, {CHUNK}> {p}_part[{len(loads)}] = {{")
+                for load in loads:
+                    w.line(f"    {load},")
+                w.line("};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
+        w.line("#pragma unroll")
+        product = " * ".join(
+            f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
+            for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
+        )
+        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum[i][j] += {product};")
+        w.close()
+        w.close()
+        w.close()
+
+    # ---- epilogue
+
+    def _results(self) -> None:
+        """The program on every sum: in chunks of neighbours where that makes an access wide, else one by one."""
+        w, spec, program = self.w, self.spec, self.spec.program
+        nb, nr = len(spec.batch), len(spec.rows)
+        w.line()
+        self.epilogue.scalars()
+        along = nb + nr - 1 if self.rows_fast else nb + nr
+        fast = spec.rows[-1] if self.rows_fast else self.n
+        run = None
+        if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in program.operands):
+            run = Run(CHUNK, along, "e")
+        depth = w.depth
+        i = self._each("m", run if self.rows_fast else None)
+        rows = ["m"]
+        if nr > 1:
+            rows = [f"m{d}" for d in range(nr)]
+            every = [*(op.strides for op in program.operands), *program.indices]
+            for d in range(nr):
+                if any(strides[nb + d] for strides in every):
+                    w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+        j = self._each("n", None if self.rows_fast else run)
+        self.epilogue.results([*self._batch(), *rows, "n"], f"sum[{i}][{j}]", run)
+        while w.depth > depth:
+            w.close()
+
+    def _each(self, axis: str, run: Run | None) -> str:
+        """Opens the loop over a thread's rows or columns, or over chunks of them, and writes its position m or n.
+
+        Returns the subscript of the sum.
+        """
+        w, s = self.w, self.s
+        size, tile, mine, thread, side, each = (
+            (self.m, s.rows, s.thread_rows, "ty", self.a, "i")
+            if axis == "m"
+            else (self.n, s.cols, s.thread_cols, "tx", self.b, "j")
+        )
+        chunks, span = mine // CHUNK, tile // mine * CHUNK
+        count = chunks if run else mine
+        variable = "c" if run else each
+        if count > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
+        terms = [(side.origin, 1), (thread, CHUNK)]
+        if run:
+            terms += [(variable, span)] if chunks > 1 else []
+        elif chunks == 1:
+            terms += [(variable, 1)]
+        else:
+            terms += [(f"{variable} / {CHUNK} * {span}", 1), (f"{variable} % {CHUNK}", 1)]
+        w.line(f"const {self.t} {axis} = {linear(terms)};")
+        if size % tile:
+            # Outside of any loop these are the thread's only rows; columns are always inside the loop over rows.
+            leave = "return" if count == 1 and axis == "m" else "continue"
+            w.line(f"if ({axis} >= {size}) {leave};")
+        if not run:
+            return variable
+        return run.element if chunks == 1 else f"{variable} * {CHUNK} + {run.element}"
+
+
+def _merged(spec: ContractionSpec) -> ContractionSpec:
+    """The spec with neighbouring batch, row and reduction dimensions merged where all operands and limits allow it."""
+    nb, nr = len(spec.batch), len(spec.rows)
+    program, limits = spec.program, spec.a.limits
+    every = [op.strides for op in program.operands] + list(program.indices)
+    batch, moved = collapse(spec.batch, [s[:nb] for s in every] + [spec.a.batch, spec.b.batch], range(nb))
+    # A limit takes part like an operand: a coordinate it is about merges with no other.
+    bounded = [_unit(nr, x.outer_dim, x.outer_step) for x in limits]
+    rows, over_rows = collapse(spec.rows, [s[nb : nb + nr] for s in every] + [spec.a.outer, *bounded], range(nr))
+    # The reduction runs in the memory order of the first factor: neighbouring threads read neighbouring elements.
+    order = sorted(range(len(spec.inner)), key=lambda d: (-abs(spec.a.inner[d]), d))
+    bounded = [_unit(len(spec.inner), x.inner_dim, x.inner_step) for x in limits]
+    inner, over_inner = collapse(spec.inner, [spec.a.inner, spec.b.inner, *bounded], order)
+    kept = []
+    for x, outer, reduced in zip(limits, over_rows[len(every) + 1 :], over_inner[2:]):
+        (outer_dim, outer_step), (inner_dim, inner_step) = _only(outer), _only(reduced)
+        kept.append(Limit(outer_dim, outer_step, inner_dim, inner_step, x.start, x.size))
+    new = [b + r + (s[-1],) for b, r, s in zip(moved, over_rows, every)]
+    n, m = len(program.loads), len(program.stores)
+    a = replace(spec.a, batch=moved[-2], outer=over_rows[len(every)], inner=over_inner[0], limits=tuple(kept))
+    return replace(
+        spec,
+        batch=batch,
+        rows=rows,
+        inner=inner,
+        a=a,
+        b=replace(spec.b, batch=moved[-1], inner=over_inner[1]),
+        program=replace(
+            program,
+            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
+            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
+            indices=tuple(new[n + m :]),
+        ),
+    )
+
+
+def _unit(rank: int, dim: int, step: int) -> tuple[int, ...]:
+    return tuple(step if d == dim else 0 for d in range(rank))
+
+
+def _only(strides: Sequence[int]) -> tuple[int, int]:
+    """(dimension, step) of the one step that is not zero; (0, 0) if the dimension had one element and is gone."""
+    return next(((d, step) for d, step in enumerate(strides) if step), (0, 0))

@@ -1,0 +1,719 @@
+"""The contraction family on Hopper: warpgroup matrix products (wgmma) on tiles that TMA brings to shared memory.
+
+A block has one producer, a single thread that fills a ring of stages with tiles of both factors, and consumers, each a
+warpgroup that multiplies 64 rows of the tile.  Blocks are persistent: while the consumers run the program (the
+epilogue) on their sums the producer fills the ring for the next tile, and the results leave through shared memory by
+asynchronous copies.  With a split, the blocks of a cluster share one tile, each having part of the reduction, and add
+up their sums through distributed shared memory in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from codegen.arch import Arch
+from codegen.epilogue import Epilogue, Run
+from codegen.expr import Operand, Program, Store
+from codegen.iteration import collapse, coordinate, extent, index_type
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import ContractionSpec, KernelSource, TensorMap
+from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors
+
+GROUP = 128  # threads of a warpgroup
+GROUP_ROWS = 64  # rows of a wgmma
+CHUNK_BYTES = 128  # a row of the staging buffers
+STAGING = 2  # buffers of each consumer and output
+#: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
+REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
+
+
+@dataclass(frozen=True)
+class WgmmaSchedule:
+    """A tile of groups * 64 rows and ``cols`` columns a block.
+
+    groups  consumer warpgroups of a block, 1 to 3; cols: a multiple of 16 up to 256.
+    stages  of the ring, each 128 bytes along the reduction.
+    split   blocks (a cluster) that share the reduction of a tile.
+    band    rows of tiles that blocks at work at the same time go through together.
+    blocks  of the grid: as many as the device has multiprocessors.
+    """
+
+    groups: int
+    cols: int
+    stages: int
+    split: int
+    band: int
+    blocks: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * GROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.groups + 1) * GROUP
+
+
+def operand_types(spec: ContractionSpec) -> tuple[str, str]:
+    """How wgmma sees the factors' elements.  Raises Unsupported for those it cannot multiply."""
+    a, b = (gather.operand.dtype.name for gather in (spec.a, spec.b))
+    if a == b == "float32":
+        if not spec.tf32:
+            raise Unsupported("float32 products are exact unless the graph asks for tf32")
+        return "tf32", "tf32"
+    if a == b and a in ("bfloat16", "float16"):
+        return a, b
+    if {a, b} <= {"float8_e4m3", "float8_e5m2"} or {a, b} <= {"int8", "uint8"}:
+        return a, b
+    raise Unsupported(f"tensor cores do not multiply {a} with {b}")
+
+
+def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
+    """Schedules worth trying, the one with the least estimated time first.  Raises Unsupported with a reason."""
+    if not arch.has_wgmma:
+        raise Unsupported(f"{arch} has no warpgroup matrix products")
+    operand_types(spec)
+    if spec.accumulate not in ("float", "uint32"):
+        raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
+    if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
+        raise Unsupported("there is nothing to multiply")
+    parts = factors(spec)
+    ranked = sorted(_candidates(spec, parts, arch), key=lambda s: _cost(spec, parts, s))
+    if not ranked:
+        raise Unsupported("no tile fits the shared memory of a block")
+    return tuple(ranked)
+
+
+def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch) -> Iterator[WgmmaSchedule]:
+    sms = arch.sm_count_hint
+    unit = 16 if parts.b.along_k else 64
+    for groups in (2, 3, 1):
+        if not parts.a.along_k and groups > 2:
+            continue
+        for cols in (256, 192, 128, 96, 64, 32, 16):
+            if cols % unit or (cols > 16 and cols >= 2 * _round_up(parts.cols, 16)):
+                continue
+            if groups == 3 and cols > 192:
+                continue
+            tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
+            for split in (1, 2, 4, 8):
+                if split > 1 and (tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols % (16 * split)):
+                    continue
+                s = WgmmaSchedule(groups, cols, 2, split, 16, sms)
+                stages = _most_stages(spec, parts, s, arch)
+                if stages >= 2:
+                    yield replace(s, stages=stages)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
+    stage = ROW_BYTES * (s.rows + s.cols)
+    layout = _Layout(spec, parts, s)
+    room = arch.shared_bytes_per_block - layout.staging_bytes - 1024
+    stages = min(8, max(room // (stage + 16), 0), max(2, parts.reduction.stages))
+    return stages if max(stages * stage, layout.sums_bytes) <= room else 0
+
+
+#: Multiply-adds a multiprocessor does in a cycle, by bytes of an element.
+RATE = {1: 4096, 2: 2048, 4: 1024}
+#: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
+L2_RATE, LATENCY = 60.0, 1200.0
+#: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
+#: that it exchanges in a cycle.
+EPILOGUE, EXCHANGE, EXCHANGE_RATE = 30.0, 1500.0, 30.0
+
+
+def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
+    """Estimated cycles: rounds of tiles, each bound by the tensor cores or by the L2 cache, and the epilogue."""
+    itemsize = spec.a.operand.dtype.itemsize
+    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
+    work = tiles * s.split
+    depth = -(-parts.reduction.stages // s.split)
+    products = s.rows * s.cols * (ROW_BYTES // itemsize) / RATE[itemsize]
+    if s.groups == 1:
+        products *= 1.3  # nothing to do while the only consumer waits
+    loads = ROW_BYTES * (s.rows + s.cols) / L2_RATE
+    epilogue = EPILOGUE * s.cols / s.split / 8 * max(1, len(spec.program.operands)) + 800
+    rounds = -(-work // s.blocks)
+    exchange = EXCHANGE + s.rows * s.cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
+    return LATENCY + rounds * (depth * (max(products, loads) + 0.1 * loads) + epilogue + exchange)
+
+
+class _Layout:
+    """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
+
+    def __init__(self, spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> None:
+        self.spec, self.parts, self.s = spec, parts, s
+        lead = len(spec.batch)
+        program = spec.program
+        # With rows split into batches (`factors`), the program's leading row dimensions are batches too.
+        extra = 0
+        while prod(spec.batch) * prod(spec.rows[:extra]) != prod(parts.batch):
+            extra += 1
+        batch, rows = (*spec.batch, *spec.rows[:extra]), spec.rows[extra:]
+        lead += extra
+        every = [op.strides for op in program.operands] + list(program.indices)
+        self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
+        self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
+        self.cols, over_cols = collapse(spec.cols, [x[lead + len(rows) :] for x in every], range(len(spec.cols)))
+        new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
+        n, m = len(program.loads), len(program.stores)
+        self.program: Program = replace(
+            program,
+            loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
+            stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
+            indices=tuple(new[n + m :]),
+        )
+        self.stores = tuple(st.operand for st in self.program.stores)
+        self.chunk = CHUNK_BYTES // max(op.dtype.itemsize for op in self.stores)
+        while (s.cols // s.split) % self.chunk:
+            self.chunk //= 2
+
+    @cached_property
+    def maps(self) -> tuple[TensorMap, ...] | None:
+        """The outputs' tensor maps, None if they are written from registers: one cannot have a map."""
+        found = []
+        first = 2 + len(self.program.loads)
+        for n, op in enumerate(self.stores):
+            made = self._map(op, first + n)
+            if made is None:
+                return None
+            found.append(made)
+        return tuple(found)
+
+    def _map(self, op: Operand, argument: int) -> TensorMap | None:
+        *batch, row, col = op.strides
+        itemsize = op.dtype.itemsize
+        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or self.parts.cols % 2:
+            return None
+        if (col != 1 and self.parts.cols > 1) or op.alignment % 16 or self.chunk * itemsize < 16:
+            return None
+        sizes = [self.parts.cols, self.parts.rows]
+        strides = [row * itemsize]
+        for size, stride in zip(reversed(self.batch), reversed(batch)):
+            if size > 1:
+                sizes.append(size)
+                strides.append(stride * itemsize)
+        strides = [max(16, x) if size == 1 else x for size, x in zip(sizes[1:], strides)]
+        if any(x % 16 or not x for x in strides):
+            return None
+        box = (self.chunk, GROUP_ROWS, *(1 for _ in sizes[2:]))
+        width = self.chunk * itemsize
+        return TensorMap(
+            argument,
+            op.dtype.ctype,
+            tuple(sizes),
+            tuple(strides),
+            box,
+            (1,) * len(sizes),
+            width if width >= 32 else 0,
+        )
+
+    @property
+    def staging_bytes(self) -> int:
+        if self.maps is None:
+            return 0
+        each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
+        return self.s.groups * STAGING * _round_up(each, 1024)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
+        return self.s.rows * self.s.cols * 4 if self.s.split > 1 else 0
+
+
+def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    return _Renderer(spec, schedule).render()
+
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Barrier Ring Shared Tile TensorMap at buffer c chunk e empty exchange f first full group i item j k kk lane last m
+    m0 memory mine n n0 previous q rank row shared stage sum t theirs tile total u
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.parts = factors(spec)
+        self.types = operand_types(spec)
+        self.layout = _Layout(spec, self.parts, schedule)
+        rank = range(8)
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobm" for d in rank)]
+        self.names, self.w = Names(taken), Writer()
+        self.a, self.b = (self.names.unique(g.operand.name) for g in (spec.a, spec.b))
+        layout = self.layout
+        space = (*layout.batch, *layout.rows, *layout.cols)
+        self.epilogue = Epilogue(self.w, layout.program, self.names, space, spec.accumulate, spec.result)
+        self.itemsize = spec.a.operand.dtype.itemsize
+        self.tiles_m = -(-self.parts.rows // schedule.rows)
+        self.tiles_n = -(-self.parts.cols // schedule.cols)
+        self.batch = prod(self.parts.batch)
+        self.work = self.batch * self.tiles_m * self.tiles_n
+        self.t = self._index_type()
+
+    @property
+    def register_type(self) -> str:
+        """C type of the sums as wgmma has them."""
+        return "int32" if self.spec.accumulate == "uint32" else "float"
+
+    def _index_type(self) -> str:
+        layout = self.layout
+        space = (*layout.batch, *layout.rows, *layout.cols)
+        reach = [prod(space)] + [extent(space, op.strides) for op in layout.program.operands]
+        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+    # ---- the whole
+
+    def render(self) -> KernelSource:
+        w, s, spec, layout = self.w, self.s, self.spec, self.layout
+        program = layout.program
+        k = self.parts.reduction
+        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
+        sizes = f"{self.batch} x " if self.batch > 1 else ""
+        instruction = f"m64n{s.cols}k{32 // self.itemsize}"
+        details = [
+            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.inner)} products of {self.types[0]}",
+            f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by TMA, "
+            f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
+        ]
+        if s.split > 1:
+            details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
+        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
+        if s.split > 1:
+            more.append("cluster.cuh")
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
+        w.line(f"FUSEGRAPH_WGMMA({s.cols})")
+        w.line()
+        names = self.epilogue.pointers
+        maps = layout.maps
+        store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
+        a_map, b_map = (self.names.unique(name, "_map") for name in (self.a, self.b))
+        grid_constant = "const __grid_constant__ TensorMap "
+        parameters = [grid_constant + a_map, grid_constant + b_map]
+        parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
+        if maps is None:
+            parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
+        else:
+            parameters += [grid_constant + name for name in store_maps]
+        self.a_map, self.b_map, self.store_maps = a_map, b_map, store_maps
+        signature(w, spec.name, s.threads, parameters, 1)
+        self._shared()
+        self._barriers()
+        w.open("if (group == 0)")
+        self._producer(k.stages)
+        if s.split > 1:
+            w.line("cluster_sync();")
+        w.close("} else {")
+        w.depth += 1
+        self._consumers(k.stages)
+        w.close()
+        if s.split > 1:
+            w.line("cluster_sync();  // a block's shared memory is there until all have read it")
+        w.close()
+        loads = range(2, 2 + len(program.loads))
+        written: tuple[int | TensorMap, ...] = maps or tuple(range(loads.stop, loads.stop + len(layout.stores)))
+        boxes = (self._boxed(self.parts.a, s.rows), self._boxed(self.parts.b, s.cols))
+        blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (blocks, 1, 1),
+            (s.threads, 1, 1),
+            self._shared_bytes(),
+            uses_barriers=True,
+            parameters=(*boxes, *loads, *written),
+            cluster=(s.split, 1, 1),
+        )
+
+    def _boxed(self, side: Side, extent_: int) -> TensorMap:
+        """The map of a factor with the box that one load brings."""
+        k = self.parts.reduction
+        if side.im2col:
+            box: tuple[int, ...] = (k.panel, extent_)
+        else:
+            first, second = (k.panel, min(extent_, 256)) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
+            box = tuple(
+                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
+                for n, term in enumerate(side.terms)
+            )
+        width = box[0] * self.itemsize
+        return replace(side.map, box=box, swizzle=width if width >= 32 else 0)
+
+    def _ring_bytes(self) -> int:
+        return self.s.stages * ROW_BYTES * (self.s.rows + self.s.cols)
+
+    def _shared_bytes(self) -> int:
+        ring = max(self._ring_bytes(), self.layout.sums_bytes)
+        return ring + self.layout.staging_bytes + _round_up(16 * self.s.stages, 1024)
+
+    # ---- shared memory and barriers
+
+    def _tile_type(self, side: Side, size: int) -> str:
+        """The dimensions of one stage of a factor's tile."""
+        k = self.parts.reduction
+        if side.along_k:
+            lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
+            return f"{lead}[{size}][{k.panel}]"
+        across = ROW_BYTES // self.itemsize
+        return f"[{size // across}][{k.panel}][{across}]"
+
+    def _shared(self) -> None:
+        w, s, layout = self.w, self.s, self.layout
+        w.open("struct Shared")
+        for name, side, gather, size in (
+            ("a", self.parts.a, self.spec.a, s.rows),
+            ("b", self.parts.b, self.spec.b, s.cols),
+        ):
+            tile = self._tile_type(side, size)
+            text = f"alignas(1024) {gather.operand.dtype.ctype} {name}[{s.stages}]{tile};"
+            w.line(text + (f"  // tiles of {self.a}: stages first, rows of 128 bytes, swizzled" if name == "a" else ""))
+        if layout.maps is not None:
+            self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
+            for name, op in zip(self.staged, layout.stores):
+                dims = f"[{s.groups}][{STAGING}][{GROUP_ROWS}][{layout.chunk}]"
+                w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
+        w.line(f"Barrier full[{s.stages}], empty[{s.stages}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = threadIdx.x / {GROUP};  // a warpgroup: 0 the producer, the others consumers")
+
+    def _barriers(self) -> None:
+        w, s = self.w, self.s
+        w.open("if (threadIdx.x == 0)")
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        w.line("barrier_init(shared.full[i], 1);")
+        w.line(f"barrier_init(shared.empty[i], {s.groups});")
+        w.close()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
+
+    def _tiles(self) -> None:
+        """Opens the loop over a block's tiles and says where each is."""
+        w, s = self.w, self.s
+        if s.split > 1:
+            w.line(f"const int tile = blockIdx.x / {s.split};")
+        elif self.work > s.blocks:
+            w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
+        else:
+            w.line("const int tile = blockIdx.x;")
+        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>(tile);")
+        w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
+
+    def _end_tiles(self) -> None:
+        if self.s.split == 1 and self.work > self.s.blocks:
+            self.w.close()
+
+    def _stage_range(self, stages: int) -> tuple[str, str]:
+        """The stages of the reduction that a block has."""
+        if self.s.split == 1:
+            return "0", str(stages)
+        self.w.line("const int rank = cluster_rank();")
+        split = self.s.split
+        self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
+        return "first", "last"
+
+    # ---- the producer
+
+    def _producer(self, stages: int) -> None:
+        w, s = self.w, self.s
+        k = self.parts.reduction
+        w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
+        w.open("if (threadIdx.x == 0)")
+        w.line(f"Ring<{s.stages}> stage;")
+        first, last = self._stage_range(stages)
+        self._tiles()
+        if self.batch > 1 and len(self.parts.batch) > 1:
+            for d in range(len(self.parts.batch)):
+                w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+        if self.parts.a.im2col:
+            for d in range(len(self.spec.rows)):
+                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.line(f"barrier_expect(full, {ROW_BYTES * (s.rows + s.cols)});")
+        item = "k"
+        if k.per_stage > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {k.per_stage}; ++u)")
+            w.line(f"const int item = k * {k.per_stage} + u;")
+            item = "item"
+        self._walk(item)
+        self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        if k.per_stage > 1:
+            w.close()
+        w.close()
+        self._end_tiles()
+        w.close()
+
+    def _walk(self, item: str) -> None:
+        """Writes the channel and the taps of panel number ``item``."""
+        w, k = self.w, self.parts.reduction
+        sizes = (*k.taps, k.chunks)
+        for d, size in enumerate(k.taps):
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+        chunk = coordinate(item, sizes, len(sizes) - 1)
+        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
+        if k.panels % k.per_stage:
+            # Past the last panel both factors are read beyond their channels, where they are zero.
+            channel = f"{item} < {k.panels} ? {channel} : {k.channels}"
+        w.line(f"const int c = {channel};")
+
+    def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int) -> None:
+        w, k = self.w, self.parts.reduction
+        values = {"c": "c", "o": origin}
+        for d, tap in enumerate(k.taps):
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        for d, extent_ in enumerate(self.parts.batch):
+            values[f"b{d}"] = "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
+        if side.im2col:
+            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
+
+        def text(term: str) -> str:
+            return _tidy(term.format(**values))
+
+        at = f"shared.{name}[stage.index]"
+        if side.im2col:
+            coordinates = ", ".join(text(term) for term in side.terms)
+            offsets = ", ".join(text(term) for term in side.offsets)
+            target = f"{at}[u]" if k.per_stage > 1 else at
+            w.line(f"tma_load_im2col({target}, {tensor_map}, full, {coordinates}, {offsets});")
+            return
+        if side.along_k:
+            target = f"{at}[u]" if k.per_stage > 1 else at
+            coordinates = ", ".join(text(term) for term in side.terms)
+            w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
+            return
+        across = ROW_BYTES // self.itemsize
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {size // across}; ++i)") if size > across else None
+        part = "i" if size > across else "0"
+        values["o"] = f"{origin} + i * {across}" if size > across else origin
+        coordinates = ", ".join(text(term) for term in side.terms)
+        w.line(f"tma_load({at}[{part}], {tensor_map}, full, {coordinates});")
+        if size > across:
+            w.close()
+
+    # ---- the consumers
+
+    def _descriptor(self, side: Side, name: str, size: int, offset: str) -> str:
+        """The matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies."""
+        k = self.parts.reduction
+        at = f"shared.{name}[stage.index]"
+        step = 32 // self.itemsize
+        if not side.along_k:
+            part = offset or "0"
+            return f"matrix_descriptor<128>({at}[{part}][kk * {step}], {k.panel * ROW_BYTES}, 1024)"
+        width = k.panel * self.itemsize
+        row = f"[{offset}]" if offset else "[0]"
+        if k.per_stage == 1:
+            return f"matrix_descriptor<128>(&{at}{row}[kk * {step}], 16, 1024)"
+        if width == 16:
+            return f"matrix_descriptor<0>({at}[kk * 2]{row}, {size * 16}, 128)"
+        steps = width // 32
+        part, inside = (f"[kk / {steps}]", f"[kk % {steps} * {step}]") if steps > 1 else ("[kk]", "[0]")
+        return f"matrix_descriptor<{width}>(&{at}{part}{row}{inside}, 16, {width * 8})"
+
+    def _consumers(self, stages: int) -> None:
+        w, s = self.w, self.s
+        w.line(f"registers_increase<{REGISTERS[s.groups][1]}>();")
+        w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+        rows = f"(group - 1) * {GROUP_ROWS}" if s.groups > 1 else "0"
+        w.line(f"const int row = {rows} + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile")
+        w.line(f"Ring<{s.stages}> stage;")
+        self.epilogue.scalars()
+        if self.layout.maps is not None and len(self.staged):
+            w.line("int buffer = 0;")
+        first, last = self._stage_range(stages)
+        self._tiles()
+        w.line(f"{self.register_type} sum[{s.cols // 2}];")
+        w.line("int previous = 0;")
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open("for (int kk = 0; kk < 4; ++kk)")
+        transposed = ["0" if side.along_k else "1" for side in (self.parts.a, self.parts.b)]
+        flags = f", {', '.join(transposed)}" if "1" in transposed else ""
+        a_part = ("group - 1" if s.groups > 1 else "0") if not self.parts.a.along_k else (rows if s.groups > 1 else "")
+        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {s.cols}{flags}>(")
+        w.line(f"    sum, {self._descriptor(self.parts.a, 'a', s.rows, a_part)},")
+        w.line(f"    {self._descriptor(self.parts.b, 'b', s.cols, '')}, k > {first} || kk > 0);")
+        w.close()
+        w.line("wgmma_commit();")
+        w.open(f"if (k > {first})")
+        w.line("wgmma_wait<1>();  // the products of the previous stage are done")
+        w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
+        w.close()
+        w.line("previous = stage.index;")
+        w.close()
+        w.line("wgmma_wait<0>();")
+        if s.split == 1:
+            w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
+        w.line()
+        if s.split > 1:
+            self._exchange()
+        if self.layout.maps is None:
+            self._direct()
+        else:
+            self._staged()
+        self._end_tiles()
+        if self.layout.maps is not None:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+
+    def _exchange(self) -> None:
+        """The blocks of a cluster add up their sums: each gets the columns of one part, always in the same order."""
+        w, s = self.w, self.s
+        each, threads = s.cols // s.split // 2, s.groups * GROUP
+        w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
+        w.line(f"{self.register_type}* const exchange = reinterpret_cast<{self.register_type}*>(memory);")
+        w.line(f"const int mine = threadIdx.x - {GROUP};")
+        if s.groups > 1:
+            w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {s.cols // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
+        w.line("cluster_sync();")
+        w.line(f"{self.register_type} total[{each}] = {{}};")
+        w.line("#pragma unroll")
+        w.open(f"for (int q = 0; q < {s.split}; ++q)")
+        w.line(f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {each}; ++i) total[i] += theirs[i * {threads}];")
+        w.close()
+        w.line()
+
+    # ---- the epilogue
+
+    def _position(self, ragged_m: bool, ragged_n: bool, clamp: bool) -> list[str]:
+        """Writes m and n of a fragment's first result; returns the C expressions of its coordinates."""
+        w, layout = self.w, self.layout
+        m = "m0 + row + f % 2 * 8"
+        if ragged_m and clamp:
+            m = f"min({m}, {self.parts.rows - 1})"
+        w.line(f"const {self.t} m = {m};")
+        n = f"{self._n0} + {self._column} + f / 2 * 8 + lane % 4 * 2"
+        if ragged_n and clamp:
+            n = f"min({n}, {self.parts.cols - 2})"
+        w.line(f"const {self.t} n = {n};")
+        batch = ["0"] * len(layout.batch)
+        if self.batch > 1:
+            batch = ["at.batch"] if len(layout.batch) == 1 else [f"b{d}" for d in range(len(layout.batch))]
+        rows, cols = ["m"], ["n"]
+        if len(layout.rows) > 1:
+            rows = [f"m{d}" for d in range(len(layout.rows))]
+            for d, name in enumerate(rows):
+                w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
+        if len(layout.cols) > 1:
+            raise Unsupported("an epilogue over columns in several dimensions")
+        return [*batch, *rows, *cols]
+
+    def _batch_coordinates(self) -> None:
+        if self.batch > 1 and len(self.layout.batch) > 1:
+            for d in range(len(self.layout.batch)):
+                self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
+
+    @property
+    def _n0(self) -> str:
+        """The first column of the tile that a block writes."""
+        return f"n0 + rank * {self.s.cols // self.s.split}" if self.s.split > 1 else "n0"
+
+    def _sum(self, first: str) -> str:
+        name = "total" if self.s.split > 1 else "sum"
+        text = f"{name}[{first} + f / 2 * 4 + f % 2 * 2 + e]"
+        return f"uint32({text})" if self.spec.accumulate == "uint32" else text
+
+    def _staged(self) -> None:
+        """Results through shared memory: a consumer writes a chunk of columns, TMA copies it out meanwhile."""
+        w, s, layout = self.w, self.s, self.layout
+        self._batch_coordinates()
+        chunks = s.cols // s.split // layout.chunk
+        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        w.line("#pragma unroll")
+        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
+        if ragged_n:
+            w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
+        w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
+        w.line(f"named_barrier_sync(group, {GROUP});")
+        group = "group - 1" if s.groups > 1 else "0"
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
+        values = [self.names.unique(op.name, "_v") for op in layout.stores]
+        for name, op in zip(values, layout.stores):
+            w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 4; ++f)")
+        self._column = f"chunk * {layout.chunk} + j"
+        position = self._position(ragged_m, ragged_n, clamp=True)
+        run = Run(2, len(layout.batch) + len(layout.rows), "e")
+        self.epilogue.results(
+            position, self._sum(f"(chunk * {layout.chunk} + j) / 2"), run, staged=[f"{v}[f]" for v in values]
+        )
+        w.close()
+        for name, value in zip(self.staged, values):
+            tile = f"&shared.{name}[{group}][buffer][0][0]"
+            w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
+        w.close()
+        w.line("fence_async_shared();")
+        w.line(f"named_barrier_sync(group, {GROUP});")
+        rows = "m0 + (group - 1) * 64" if s.groups > 1 else "m0"
+        condition = f" && {rows} < {self.parts.rows}" if ragged_m and s.groups > 1 else ""
+        w.open(f"if (t == 0{condition})")
+        batch: list[str] = []
+        if self.batch > 1:
+            several = len(layout.batch) > 1
+            batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
+        where = ", ".join([f"{self._n0} + chunk * {layout.chunk}", rows, *reversed(batch)])
+        for name, tensor_map in zip(self.staged, self.store_maps):
+            w.line(f"tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
+        w.line("tma_commit();")
+        w.close()
+        w.close()
+
+    def _direct(self) -> None:
+        """Results from registers: outputs that no tensor map describes."""
+        w, s, layout = self.w, self.s, self.layout
+        self._batch_coordinates()
+        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {s.cols // s.split}; j += 16)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 4; ++f)")
+        self._column = "j"
+        position = self._position(ragged_m, ragged_n, clamp=False)
+        outside = [f"m >= {self.parts.rows}"] if ragged_m else []
+        odd = self.parts.cols % 2 != 0
+        if ragged_n:
+            outside.append(f"n >= {self.parts.cols}")
+        if outside:
+            w.line(f"if ({' || '.join(outside)}) continue;")
+        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if odd else None
+        run = Run(2, len(layout.batch) + len(layout.rows), "e", missing)
+        self.epilogue.results(position, self._sum("j / 2"), run)
+        w.close()
+        w.close()
+
+
+def _tidy(text: str) -> str:
+    """``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
+    for before, after in ((" * 1", ""), (" - 0", ""), ("0 * ", "0 * ")):
+        if text.endswith(before):
+            text = text[: -len(before)] + after
+    text = text.replace(" * 1 ", " ")
+    return "0" if text.startswith("0 * ") and "-" not in text and "+" not in text else text

@@ -1,0 +1,68 @@
+// What kernels that multiply tiles on tensor cores have in common: rings of stages, the order of tiles, and the way of
+// results from the registers of a warp to a tile in shared memory.
+#pragma once
+#include "memory.cuh"
+#include "mma.cuh"
+
+// A position in a ring of N stages: the stage, and the parity of the phase that its barriers are in.
+template <int N>
+struct Ring {
+    int index = 0;
+    uint32 parity = 0;
+    __device__ __forceinline__ void operator++() {
+        if (++index == N) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+struct Tile {
+    int row, col, batch;
+};
+
+// The n-th of Rows x Cols tiles a batch.  They come in groups of `Group` rows of tiles, column after column within a
+// group, so that blocks at work at the same time share the tiles of both factors in the L2 cache.
+template <int Rows, int Cols, int Group>
+__device__ __forceinline__ Tile tile_at(int n) {
+    const int batch = n / (Rows * Cols), within = n % (Rows * Cols);
+    const int first = within / (Group * Cols) * Group;
+    const int height = Rows - first < Group ? Rows - first : Group;
+    const int rest = within - first * Cols;
+    return {first + rest % height, rest / height, batch};
+}
+
+// Where byte `offset` of a tile lies whose rows have `Bytes` bytes (32, 64 or 128), under the swizzle of that width: the
+// 16-byte pieces of a row are permuted by the number of the row, so that a column is spread over all banks.
+template <int Bytes>
+__device__ __forceinline__ int swizzle(int offset) {
+    return Bytes == 16 ? offset : offset ^ ((offset >> 3) & (Bytes - 16));
+}
+
+// Writes 16 x 16 results of a warp to a swizzled tile from (row, column) on.  A thread's results are four pairs of
+// neighbours along a row: v[0] in row lane / 4 and column lane % 4 * 2, v[1] eight rows below, v[2] and v[3] eight
+// columns to the right of these, as mma and wgmma leave them.
+template <int Columns, class T>
+__device__ __forceinline__ void store_fragments(T* tile, int row, int column, const Vector<T, 2> (&v)[4]) {
+    constexpr int bytes = Columns * sizeof(T);
+    const int lane = threadIdx.x % 32;
+    unsigned char* const base = reinterpret_cast<unsigned char*>(tile);
+#if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ >= 900
+    if (sizeof(T) == 2) {
+        const int offset = (row + lane % 16) * bytes + (column + lane / 16 * 8) * int(sizeof(T));
+        union Registers {
+            Vector<T, 2> v[4];
+            uint32 r[4];
+        } registers;
+#pragma unroll
+        for (int f = 0; f < 4; ++f) registers.v[f] = v[f];
+        store_matrices(base + swizzle<bytes>(offset), registers.r);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int f = 0; f < 4; ++f) {
+        const int offset = (row + lane / 4 + f % 2 * 8) * bytes + (column + lane % 4 * 2 + f / 2 * 8) * int(sizeof(T));
+        *reinterpret_cast<Vector<T, 2>*>(base + swizzle<bytes>(offset)) = v[f];
+    }
+}

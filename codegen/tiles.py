@@ -1,0 +1,271 @@
+"""Tiles of a contraction's factors as TMA brings them to shared memory.
+
+The reduction is cut into panels: at most 128 bytes of neighbouring channels of one tap.  A stage of the pipeline holds
+as many panels as make up 128 bytes of each factor.  What has no tensor map (strides that are no multiple of 16 bytes, a
+tensor that steps over gaps the copy engine cannot express) raises `Unsupported` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.iteration import collapse
+from codegen.spec import ContractionSpec, Gather, TensorMap
+
+ROW_BYTES = 128
+MOST_DIMENSIONS = 5
+MOST_BOX = 256
+#: Corners and offsets of im2col maps by the number of spatial dimensions: bits of each.
+CORNER_BITS = {1: 16, 2: 8, 3: 5}
+#: A panel of so many bytes loads at this share of the rate of a full one.
+PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
+
+
+class Unsupported(ValueError):
+    """A form of kernel cannot compute a contraction; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How the reduction is walked.
+
+    taps      sizes of its dimensions but the channels, outermost first.
+    channels  size of the dimension in which panels lie.
+    panel     channels of a panel; per_stage: panels of a stage.
+    """
+
+    taps: tuple[int, ...]
+    channels: int
+    panel: int
+    per_stage: int
+
+    @property
+    def chunks(self) -> int:
+        """Panels of a tap."""
+        return -(-self.channels // self.panel)
+
+    @property
+    def panels(self) -> int:
+        return prod(self.taps) * self.chunks
+
+    @property
+    def stages(self) -> int:
+        """Stages that the whole reduction takes."""
+        return -(-self.panels // self.per_stage)
+
+    @property
+    def waste(self) -> float:
+        """Multiplications done over multiplications needed."""
+        return self.stages * self.per_stage * self.panel / (prod(self.taps) * self.channels)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor: its tensor map (box and swizzle still to be filled in) and the coordinates of a tile.
+
+    along_k   whether a row of the tile in shared memory runs along the reduction (else along rows or columns of the
+              result: the transposed layout of wgmma).
+    terms     one C expression a dimension of the map, innermost first, with the placeholders {c} (channel), {t0},
+              {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
+    offsets   for im2col the expressions of the tap's offsets, innermost first.
+    """
+
+    map: TensorMap
+    along_k: bool
+    terms: tuple[str, ...]
+    offsets: tuple[str, ...] = ()
+
+    @property
+    def im2col(self) -> bool:
+        return self.map.lower is not None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them."""
+
+    batch: tuple[int, ...]
+    rows: int
+    cols: int
+    reduction: Reduction
+    a: Side
+    b: Side
+
+
+def factors(spec: ContractionSpec) -> Factors:
+    """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
+    itemsize = spec.a.operand.dtype.itemsize
+    if spec.b.operand.dtype.itemsize != itemsize:
+        raise Unsupported("the factors' elements differ in size")
+    for gather in (spec.a, spec.b):
+        if gather.operand.alignment % 16:
+            raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
+    spec = _simplified(spec)
+    rows, batch = spec.rows, spec.batch
+    image = spec.a.image if spec.a.limits or len(rows) > 1 else None
+    if len(rows) > 1 and image is None:
+        if any(spec.b.batch) and spec.batch:
+            raise Unsupported("rows of a batched product that do not lie at equal distances")
+        spec = _rows_as_batch(spec)
+        rows, batch = spec.rows, spec.batch
+    if spec.b.limits:
+        raise Unsupported("a second factor with padding")
+    channel = _channel(spec, image is not None)
+    reduction = _reduction(spec, channel, itemsize)
+    if image is not None:
+        a = _im2col(spec, channel, reduction)
+    else:
+        a = _tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
+    b = _tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
+    if itemsize != 2 and not (a.along_k and b.along_k):
+        raise Unsupported("only 16-bit factors may be stored across the reduction")
+    if reduction.per_stage > 1 and not (a.along_k and b.along_k):
+        raise Unsupported("several taps a stage need both factors stored along the reduction")
+    return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
+
+
+def _simplified(spec: ContractionSpec) -> ContractionSpec:
+    """Dimensions that both factors step over alike merged; an image keeps its windows apart."""
+    a, b = spec.a, spec.b
+    batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))
+    a, b = replace(a, batch=strides[0]), replace(b, batch=strides[1])
+    cols, over = collapse(spec.cols, [b.outer], range(len(spec.cols)))
+    if len(cols) > 1:
+        raise Unsupported("columns that do not lie at equal distances")
+    b = replace(b, outer=over[0])
+    if not a.limits:
+        rows, over = collapse(spec.rows, [a.outer], range(len(spec.rows)))
+        if len(rows) == 1 or a.image is None:
+            order = sorted(range(len(spec.inner)), key=lambda d: (-abs(a.inner[d]), d))
+            inner, along = collapse(spec.inner, [a.inner, b.inner], order)
+            a, b = replace(a, outer=over[0], inner=along[0], image=None), replace(b, inner=along[1])
+            return replace(spec, batch=batch, rows=rows, cols=cols, inner=inner, a=a, b=b)
+    return replace(spec, batch=batch, cols=cols, a=a, b=b)
+
+
+def _rows_as_batch(spec: ContractionSpec) -> ContractionSpec:
+    """Rows in several dimensions as batches of their last one: the second factor repeats."""
+    lead = spec.rows[:-1]
+    a = replace(spec.a, batch=(*spec.a.batch, *spec.a.outer[:-1]), outer=spec.a.outer[-1:])
+    b = replace(spec.b, batch=(*spec.b.batch, *(0 for _ in lead)))
+    return replace(spec, batch=(*spec.batch, *lead), rows=spec.rows[-1:], a=a, b=b)
+
+
+def _channel(spec: ContractionSpec, image: bool) -> int:
+    """The dimension of the reduction in which panels lie: contiguous in the factors stored along the reduction."""
+    if image:
+        return 0  # (channels, *taps)
+    for gather in (spec.a, spec.b):
+        if gather.outer[-1] == 1 and not (spec.inner[-1:] and 1 in gather.inner):
+            continue
+        for d, stride in enumerate(gather.inner):
+            if stride == 1:
+                return d
+    return len(spec.inner) - 1
+
+
+def _reduction(spec: ContractionSpec, channel: int, itemsize: int) -> Reduction:
+    taps = tuple(size for d, size in enumerate(spec.inner) if d != channel)
+    channels = spec.inner[channel]
+    full = ROW_BYTES // itemsize
+    if prod(taps) == 1:
+        return Reduction(taps, channels, full, 1)
+
+    def cost(panel: int) -> float:
+        return -(-channels // panel) * panel / PANEL_RATE[panel * itemsize]
+
+    panel = min((full >> shift for shift in range(4)), key=lambda p: (cost(p), -p))
+    return Reduction(taps, channels, panel, full // panel)
+
+
+def _tiled(gather: Gather, argument: int, batch: Sequence[int], outer: int, inner: Sequence[int], channel: int) -> Side:
+    """A factor whose rows (or columns) lie at equal distances."""
+    name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
+    step, along = gather.outer[-1], gather.inner[channel]
+    along_k = along == 1 or (inner[channel] == 1 and step != 1)
+    if not along_k and step != 1 and outer > 1:
+        raise Unsupported(f"{name!r} is contiguous neither along the reduction nor across it")
+    channel_dim = ("{c}", inner[channel], along)
+    outer_dim = ("{o}", outer, step)
+    taps = [d for d in range(len(inner)) if d != channel]
+    tap_dims = [(f"{{t{n}}}", inner[d], gather.inner[d]) for n, d in enumerate(taps) if inner[d] > 1]
+    batch_dims = [(f"{{b{d}}}", size, gather.batch[d]) for d, size in enumerate(batch) if size > 1 and gather.batch[d]]
+    first, second = (channel_dim, outer_dim) if along_k else (outer_dim, channel_dim)
+    start = gather.start
+    terms, sizes, strides = [], [], []
+    middle = [*reversed(tap_dims), second] if along_k else [second, *reversed(tap_dims)]
+    for term, size, stride in [first, *middle, *reversed(batch_dims)]:
+        if stride < 0:
+            start += (size - 1) * stride
+            term, stride = f"{size - 1} - {term}", -stride
+        terms.append(term)
+        sizes.append(size)
+        strides.append(stride * itemsize)
+    # A dimension of one element may have any stride: the map wants one that it can express.
+    strides = [max(16, s) if size == 1 else s for size, s in zip(sizes, strides)]
+    _check(name, sizes, strides[1:], start * itemsize)
+    tensor_map = TensorMap(
+        argument,
+        gather.operand.dtype.ctype,
+        tuple(sizes),
+        tuple(strides[1:]),
+        (),
+        (1,) * len(sizes),
+        0,
+        start * itemsize,
+    )
+    return Side(tensor_map, along_k, tuple(terms))
+
+
+def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
+    if len(sizes) > MOST_DIMENSIONS:
+        raise Unsupported(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_DIMENSIONS}")
+    if any(s % 16 for s in strides) or offset % 16 or offset < 0:
+        raise Unsupported(f"{name!r} has rows that do not start at multiples of 16 bytes")
+    if any(s >= 2**40 for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
+        raise Unsupported(f"{name!r} is larger than the copy engine can address, or empty")
+
+
+def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction) -> Side:
+    """The windows of an image, gathered by the copy engine's im2col mode."""
+    gather, image = spec.a, spec.a.image
+    assert image is not None
+    name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
+    rank, (images, *out) = len(image.sizes), spec.rows
+    if gather.inner[channel] != 1 and spec.inner[channel] > 1:
+        raise Unsupported(f"{name!r} is not stored with its channels next to each other")
+    groups = prod(spec.batch)
+    if groups > 1 and spec.inner[channel] % reduction.panel:
+        raise Unsupported(f"groups of {spec.inner[channel]} channels are no multiple of {reduction.panel}")
+    lower = tuple(-before for before in image.before)
+    last = [low + (size - 1) * stride for low, size, stride in zip(lower, out, image.stride)]
+    upper = tuple(end - (size - 1) for end, size in zip(last, image.sizes))
+    reach = [(taps - 1) * dilation for taps, dilation in zip(spec.inner[1:], image.dilation)]
+    bits = CORNER_BITS[rank]
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    if any(not low <= corner <= high for corner in (*lower, *upper)) or any(r >= 2**bits for r in reach):
+        raise Unsupported("a filter larger than the copy engine's im2col mode takes")
+    if any(stride > 8 for stride in image.stride):
+        raise Unsupported("a stride larger than the copy engine's im2col mode takes")
+    sizes = [groups * spec.inner[channel], *reversed(image.sizes), images]
+    strides = [s * itemsize for s in (*reversed(image.steps), gather.outer[0])]
+    strides = [max(16, s) if size == 1 else s for size, s in zip(sizes[1:], strides)]
+    _check(name, sizes, strides, 0)
+    start = f"{{b0}} * {spec.inner[channel]} + {{c}}" if groups > 1 else "{c}"
+    spatial = [f"{{o{d + 1}}} * {image.stride[d]} - {image.before[d]}" for d in range(rank)]
+    offsets = [f"{{t{d}}} * {image.dilation[d]}" for d in range(rank)]
+    tensor_map = TensorMap(
+        0,
+        gather.operand.dtype.ctype,
+        tuple(sizes),
+        tuple(strides),
+        (),
+        (1, *reversed(image.stride), 1),
+        0,
+        0,
+        tuple(reversed(lower)),
+        tuple(reversed(upper)),
+    )
+    return Side(tensor_map, True, (start, *reversed(spatial), "{o0}"), tuple(reversed(offsets)))
