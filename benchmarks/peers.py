@@ -49,3 +49,23 @@ def functions(torch: Any) -> dict[str, Any]:
         "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
         "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),
     }
+
+
+def alone(torch: Any) -> dict[str, Any]:
+    """The product or convolution of a workload without what follows, by the name `Workload.torch`.
+
+    What a library needs that fuses nothing, before its second pass; operands that only the rest needs are passed over.
+    """
+    f = torch.nn.functional
+
+    def conv(stride: int, padding: int) -> Any:
+        return lambda x, w, bias: f.conv2d(x, w, None, stride=stride, padding=padding)
+
+    return {
+        "depthwise_swish": lambda x, w: f.conv2d(x, w, padding=1, groups=w.shape[0]),
+        "conv1x1_bias_relu": conv(1, 0),
+        "conv3x3s1_bias_relu": conv(1, 1),
+        "conv3x3s2_bias_relu": conv(2, 1),
+        "conv7x7s2_bias_relu": conv(2, 3),
+        "linear_gelu": lambda a, b, bias: a @ b,
+    }

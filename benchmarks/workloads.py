@@ -1,11 +1,12 @@
 """The board: every workload as a graph of ours and as torch code, over the same inputs.
 
-A workload whose graph needs an op that the table does not have yet has no `build`; its row then shows the peers alone.
+A workload whose graph needs something that graphs do not have yet has no `build` but says what is `missing`; its rows
+then show the peers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -29,7 +30,8 @@ class Input:
 class Workload:
     """One row of the board.
 
-    build        (graph, *tensors) -> the result; None if the op table cannot express it yet.
+    build        (graph, *tensors) -> the result; None if a graph cannot express it yet.
+    missing      why there is no build: "no OP in the op table yet", or what else.
     torch        name of the function in `benchmarks.peers` that computes the same with torch.
     output       shape of the result.
     flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
@@ -46,6 +48,7 @@ class Workload:
     flops: int = 0
     unit: str = ""
     extra_bytes: int = 0
+    missing: str = ""
 
     @property
     def bytes(self) -> int:
@@ -66,6 +69,13 @@ class Workload:
 
 def _short(dtype: str) -> str:
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
+
+
+def _no_op(name: str) -> str:
+    return f"no {name} in the op table yet"
+
+
+_NO_TF32 = "a graph cannot ask for tf32 yet"
 
 
 def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -110,23 +120,25 @@ def memory_bound() -> Iterator[Workload]:
     for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
         for dtype in ("bfloat16", "float32"):
             name = f"softmax {rows}x{cols} {_short(dtype)}"
-            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax")
+            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", missing=_no_op("softmax"))
     for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
                 operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
                 name = f"{op.replace('_', '+')} {rows}x{cols} {_short(dtype)}"
-                yield Workload(name, dtype, operands, (rows, cols), op)
+                missing = _no_op(op.removesuffix("_gelu"))
+                yield Workload(name, dtype, operands, (rows, cols), op, missing=missing)
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)
         operands = (Input("x", image, "NHWC"), Input("weight", (256,)), Input("bias", (256,)))
         name = f"batchnorm training+relu 64x256x56x56 NHWC {_short(dtype)}"
-        yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size)
+        yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size, missing=_no_op("batchnorm"))
     for dtype in ("bfloat16", "float32"):
         name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {_short(dtype)}"
-        yield Workload(name, dtype, (Input("x", image, "NHWC"),), (64, 256, 28, 28), "maxpool")
+        pooled = (64, 256, 28, 28)
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool", missing=_no_op("maxpool"))
     for height, width in ((1024, 2048), (8192, 16384)):
         picture = (1, 1, height, width)
         operands = (Input("x", picture), Input("w", (1, 1, 3, 3)))
@@ -170,10 +182,10 @@ def tensor_core_bound() -> Iterator[Workload]:
             sizes += [(128, 8192, 8192), (16384, 1024, 4096)]
         for m, n, k in sizes:
             operands = (Input("a", (m, k)), Input("b", (k, n)), Input("bias", (n,)))
-            # The tf32 rows wait for a graph that can ask for tf32.
-            build = _linear_gelu if unit == "bf16" else None
+            build, missing = (_linear_gelu, "") if unit == "bf16" else (None, _NO_TF32)
             name = f"matmul {m}x{n}x{k}+bias+gelu {unit}"
-            yield Workload(name, dtype, operands, (m, n), "linear_gelu", build, 2 * m * n * k, unit)
+            flops = 2 * m * n * k
+            yield Workload(name, dtype, operands, (m, n), "linear_gelu", build, flops, unit, missing=missing)
     for n, c, size, k, taps, stride, padding in (
         (64, 256, 56, 256, 3, 1, 1),
         (32, 128, 28, 128, 3, 1, 1),
@@ -190,7 +202,8 @@ def tensor_core_bound() -> Iterator[Workload]:
         build = _conv_bias_relu(stride, padding)
         yield Workload(f"{base} bf16", "bfloat16", operands, (n, k, out, out), torch, build, flops, "bf16")
         if (n, c, size) == (64, 256, 56) and stride == 1:
-            yield Workload(f"{base} tf32", "float32", operands, (n, k, out, out), torch, None, flops, "tf32")
+            shape = (n, k, out, out)
+            yield Workload(f"{base} tf32", "float32", operands, shape, torch, None, flops, "tf32", missing=_NO_TF32)
     image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
     flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
     loss = Input("loss", image, "NHWC")
@@ -203,6 +216,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         None,
         flops,
         "bf16",
+        missing=_no_op("conv_dgrad"),
     )
     yield Workload(
         "wgrad 3x3 64x256x56x56 256 filters bf16",
@@ -213,6 +227,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         None,
         flops,
         "bf16",
+        missing=_no_op("conv_wgrad"),
     )
     for batch, heads, length, size, causal in (
         (2, 32, 8192, 128, True),
@@ -225,9 +240,17 @@ def tensor_core_bound() -> Iterator[Workload]:
         name = f"sdpa b{batch} h{heads} s{length} d{size} {'causal' if causal else 'full'} bf16"
         operands = tuple(Input(q, shape) for q in "qkv")
         torch = "sdpa_causal" if causal else "sdpa"
-        yield Workload(name, "bfloat16", operands, shape, torch, None, flops, "bf16")
+        yield Workload(name, "bfloat16", operands, shape, torch, None, flops, "bf16", missing=_no_op("sdpa"))
 
 
 def board() -> list[Workload]:
     """Every workload of the board, in its order."""
     return [*memory_bound(), *tensor_core_bound()]
+
+
+#: What ``fusegraph bench --suite`` takes.
+SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
+    "board": board,
+    "memory-bound": memory_bound,
+    "tensor-core": tensor_core_bound,
+}

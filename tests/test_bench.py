@@ -6,6 +6,9 @@ import json
 import os
 import re
 import runpy
+import signal
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +17,15 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from benchmarks.peers import functions
-from benchmarks.workloads import board
+from benchmarks.peers import alone, functions
+from benchmarks.workloads import SUITES, board
 from fusegraph.cli import main
 from fusegraph.errors import DeviceError, FileError, NotSupportedError
+from fusegraph.ops import TABLE
 from fusegraph.report import artifacts, bench
 from fusegraph.report.bench import Bench, GraphWorkload, Row, document
 from fusegraph.report.plot import standings, svg
+from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.runtime import driver
 
 ROOT = Path(__file__).parent.parent
@@ -43,9 +48,12 @@ def test_every_workload_is_whole():
     workloads = board()
     names = [w.name for w in workloads]
     assert len(set(names)) == len(names) > 50
-    known = set(functions(SimpleNamespace(nn=SimpleNamespace(functional=None))))
+    torch = SimpleNamespace(nn=SimpleNamespace(functional=None))
+    known = set(functions(torch))
+    assert set(alone(torch)) <= known
     for workload in workloads:
         assert workload.torch in known, workload.name
+        assert (workload.build is None) == bool(workload.missing), workload.name
         assert (workload.flops > 0) == (workload.unit in ("bf16", "tf32")), workload.name
         graph = workload.graph()
         if graph is not None:
@@ -55,6 +63,47 @@ def test_every_workload_is_whole():
             assert counted.bytes == workload.bytes, workload.name
             assert not workload.flops or (counted.flops, counted.unit) == (workload.flops, workload.unit)
     assert sum(w.graph() is not None for w in workloads) >= 20
+
+
+def test_suites():
+    assert [w.name for w in SUITES["board"]()] == [w.name for k in ("memory-bound", "tensor-core") for w in SUITES[k]()]
+    assert all(w.flops for w in SUITES["tensor-core"]())
+    assert not any(w.flops for w in SUITES["memory-bound"]())
+
+
+def test_nothing_waits_for_an_op_that_is_there():
+    ops = {w.missing.split()[1] for w in board() if w.missing.startswith("no ")}
+    assert {"softmax", "conv_dgrad", "conv_wgrad", "sdpa"} <= ops | set(TABLE)
+    assert not ops & set(TABLE), "their workloads can be built now"
+
+
+def test_products_alone_are_what_they_say():
+    """Of every workload with a product and something after it there is the product alone, with the same operands."""
+    seen = []
+
+    class Functional:
+        def conv2d(self, x, w, bias=None, **how):
+            seen.append(("conv2d", x.name, w.name, bias, how.get("stride", 1), how["padding"], how.get("groups", 1)))
+
+    class Operand:
+        def __init__(self, name, shape):
+            self.name, self.shape = name, shape
+
+        def __matmul__(self, other):
+            seen.append(("matmul", self.name, other.name))
+
+    table = alone(SimpleNamespace(nn=SimpleNamespace(functional=Functional())))
+    for workload in board():
+        graph = workload.graph()
+        if graph is None or workload.torch not in table:
+            continue
+        table[workload.torch](*(Operand(i.name, i.shape) for i in workload.inputs))
+        (node,) = (n for n in graph.nodes if n.op.name in ("matmul", "conv_fprop"))
+        assert seen[-1][:3] == ({"conv_fprop": "conv2d"}.get(node.op.name, "matmul"), *(t.name for t in node.inputs))
+        if node.op.name == "conv_fprop":
+            (stride, _), ((padding, _), _) = node.attributes["stride"], node.attributes["padding"]
+            assert seen[-1][3:] == (None, stride, padding, node.attributes["groups"])
+    assert len(seen) > 8
 
 
 def test_floors_of_any_graph():
@@ -165,8 +214,57 @@ def test_rows_of_what_does_not_run(pretended, monkeypatch):
     later = next(w for w in board() if w.name == "softmax 8192x8192 bf16")
     if later.graph() is None:
         (row,) = Bench().rows(later, [])
-        assert row.note == "not in the op table yet"
+        assert row.note == "no softmax in the op table yet"
         assert pretended.arrays[-1] == ((8192, 8192), (8192, 1), "bfloat16")
+
+
+def test_what_takes_too_long_is_passed_over(pretended, monkeypatch):
+    class Slow(Executable):
+        """Goes on whatever goes wrong, as a library that tries one way after another."""
+
+        def __call__(self, *arrays, out=None):
+            while True:
+                try:
+                    time.sleep(0.001)
+                except Exception:
+                    continue
+
+    monkeypatch.setattr(bench, "LIMIT_S", 0.05)
+    pretended.made["cudnn"] = Slow()
+    before = signal.getsignal(signal.SIGALRM)
+    rows = list(Bench().rows(add(), ["cudnn", "cupy"]))
+    assert (rows[0].median_us, rows[1].median_us) == (20.0, None)
+    assert rows[1].note == "not built within 0.05 s"
+    assert rows[2].note == "no CuPy version of this workload"
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    monkeypatch.setattr(Timer, "median", lambda self, run, repeats=15: time.sleep(5) if repeats == 3 else 1.0)
+    run = Bench(repeats=3)
+    run._copies[add().bytes // 2] = 1.0
+    (row,) = run.rows(add(), [])
+    assert row.note == "not timed within 0.05 s"
+
+
+def test_limits():
+    with time_limit(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    with pytest.raises(ZeroDivisionError), time_limit(60):
+        raise ZeroDivisionError
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    with pytest.raises(TooLong, match=r"not done after 0\.01 s"), time_limit(0.01):
+        time.sleep(5)
+    slept = []
+
+    def elsewhere():
+        with time_limit(0.001):
+            time.sleep(0.02)
+            slept.append(True)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert slept
 
 
 def test_the_floor_of_arithmetic(pretended):
@@ -232,8 +330,8 @@ def test_no_gpu(capsys, monkeypatch, tmp_path):
     [
         (["--only", "("], "is no regular expression"),
         (["--only", "no such workload"], "is found in no workload's name"),
-        (["--peers", "tpu"], "'tpu' is none of cudnn, torch, compile, cupy, none"),
-        (["--suite", "other"], "there is no suite 'other'; there is: board"),
+        (["--peers", "tpu"], "'tpu' is none of cudnn, torch, compile, compile-max, cupy, plain, none"),
+        (["--suite", "other"], "there is no suite 'other'; there are: board, memory-bound, tensor-core"),
         (["x.py", "--suite", "board"], "give a file or --suite, not both"),
         ([str(ROOT / "examples" / "sigmoid_fma.py"), "--peers", "cudnn,torch"], "'torch' is none of cudnn, none; the"),
         (["--json", "."], "is a folder; give the name of a file"),
@@ -252,6 +350,7 @@ def test_rows_are_printed_and_written(capsys, fake, tmp_path):
     told = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert {k: told[k] for k in ENVIRONMENT} == ENVIRONMENT
     assert (told["repeats"], told["complete"]) == (7, True)
+    assert told["options"] == "--suite board --only '^sigmoid' --peers cudnn,torch --repeats 7"
     assert [r["engine"] for r in told["rows"]] == ["cuda", "cudnn", "torch"] * 2
     assert all(set(r) == ROW_KEYS for r in told["rows"])
     assert told["rows"][4]["median_us"] is None
@@ -274,6 +373,63 @@ def test_an_interrupted_run_keeps_its_rows(capsys, fake, tmp_path):
     assert "the rows measured so far (3) are in" in capsys.readouterr().err
 
 
+def test_the_same_command_goes_on_where_it_was_interrupted(capsys, fake, tmp_path, monkeypatch):
+    path = tmp_path / "r.json"
+    first, second = "sigmoid(a+b*c) 64Mi fp32", "sigmoid(a+b*c) 64Mi bf16"
+    command = ["bench", "--only", "^sigmoid", "--peers", "cudnn", "--json", str(path)]
+
+    def interrupted() -> dict:
+        path.unlink(missing_ok=True)
+        fake.plan = {first: {"cuda": 7.0}, second: {"cudnn": KeyboardInterrupt()}}
+        assert main(command) == 130
+        fake.plan = {}
+        capsys.readouterr()
+        return json.loads(path.read_text())
+
+    def ours() -> list[float]:
+        return [r["median_us"] for r in json.loads(path.read_text())["rows"] if r["engine"] == "cuda"]
+
+    interrupted()
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "1 workloads are measured already" in err
+    assert " ".join(out.splitlines()[2].split()).startswith(f"{first} cuda 7.0")
+    told = json.loads(path.read_text())
+    assert told["complete"] is True
+    assert [(r["workload"], r["engine"]) for r in told["rows"]] == [
+        (name, engine) for name in (first, second) for engine in ("cuda", "cudnn")
+    ]
+    assert ours() == [7.0, 20.0]
+    assert main(command) == 0  # a run that was not cut short is measured anew
+    assert ours() == [20.0, 20.0]
+    changes = [
+        {"commit": "0123456789ab+"},
+        {"commit": None},
+        {"commit": "fedcba987654"},
+        {"repeats": 3},
+        {"rows": [{}]},
+    ]
+    for change in [*changes, {"options": "--suite board"}, {"versions": {}}]:
+        path.write_text(artifacts.json_text({**interrupted(), **change}))
+        if str(change.get("commit")).endswith("+"):  # the same changes, as far as anybody knows
+            monkeypatch.setitem(ENVIRONMENT, "commit", change["commit"])
+        assert main(command) == 0
+        monkeypatch.setitem(ENVIRONMENT, "commit", "0123456789ab")
+        assert ours() == [20.0, 20.0], change
+    for text in ("", "[]", '{"complete": false}'):
+        path.write_text(text)
+        assert main(command) == 0
+    interrupted()
+    monkeypatch.setitem(ENVIRONMENT, "date", "2026-01-03")
+    assert main(command) == 0
+    assert ours() == [7.0, 20.0]
+    interrupted()
+    fake.plan = {first: {"cuda": None}}
+    path.write_text(path.read_text().replace('"median_us": 7.0', '"median_us": null'))
+    assert main(command) == 1
+    assert f"1 of 2 workloads do not run: {first}" in capsys.readouterr().err
+
+
 def test_a_workload_of_ours_that_fails(capsys, fake, tmp_path):
     path = tmp_path / "r.json"
     fake.plan = {
@@ -290,7 +446,8 @@ def test_a_file(capsys, fake, tmp_path):
     path = tmp_path / "r.json"
     file = str(ROOT / "examples" / "sigmoid_fma.py")
     assert main(["bench", file, "--json", str(path), "--commit", "fedcba987654"]) == 0
-    assert json.loads(path.read_text())["commit"] == "fedcba987654"
+    told = json.loads(path.read_text())
+    assert (told["commit"], told["options"]) == ("fedcba987654", "sigmoid_fma.py --peers cudnn")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[2:]] == [["sigmoid_fma", "cuda"], ["sigmoid_fma", "cudnn"]]
 
@@ -313,18 +470,20 @@ def result() -> dict:
         Row("one & <two>", "cuda", 10.0, 9.5, 0.95, 0.1, 4.0, "k"),
         Row("one & <two>", "cudnn", 12.5, 9.5, 0.76, 0.3, 9.0, "engine"),
         Row("one & <two>", "torch", 2500.0, 9.5, 0.0038, 0.3, 9.0, "eager"),
+        Row("one & <two>", "plain", 9.0, 9.5, 1.06, 0.3, 9.0, "part"),
         Row("alone", "cuda", 8.0, 10.0, 1.25, 0.3, 6.0, "k"),
         Row("alone", "cudnn", None, 10.0, None, None, None, "refused"),
         Row("later", "cuda", None, 5.0, None, None, None, "not in the op table yet"),
         Row("later", "torch", 7.0, 5.0, 0.71, 0.3, 9.0, "eager"),
     ]
-    return document(ENVIRONMENT, 15, rows, complete=True)
+    return document(ENVIRONMENT, "--suite memory-bound", 15, rows, complete=True)
 
 
 def test_standings():
     first, alone, later = standings(result()["rows"])
     assert (first.ours["median_us"], first.peer["engine"], first.floor_us) == (10.0, "cudnn", 9.5)
-    assert (alone.ours["median_us"], alone.peer) == (8.0, None)
+    assert first.part["median_us"] == 9.0  # a part is no peer, be it the fastest
+    assert (alone.ours["median_us"], alone.peer, alone.part) == (8.0, None, None)
     assert (later.ours, later.peer["engine"]) == (None, "torch")
 
 
@@ -353,7 +512,7 @@ def test_the_picture():
 
 
 def test_the_picture_of_nothing():
-    nothing = document(ENVIRONMENT, 15, [], complete=True)
+    nothing = document(ENVIRONMENT, "--suite memory-bound", 15, [], complete=True)
     assert ElementTree.fromstring(svg(nothing)).tag.endswith("svg")
 
 
@@ -386,12 +545,13 @@ def test_tables(tool, capsys):
     assert text.endswith("<!-- end -->\nafter\n")
     rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
     assert rows[2:] == [
-        ["one & <two>", "10.0", "cudnn", "12.5", "1.25", "0.95"],
-        ["alone", "8.0", "-", "-", "-", "1.25"],
-        ["later", "-", "torch", "7.0", "-", "-"],
+        ["one & <two>", "10.0", "cudnn", "12.5", "1.25", "0.95", "9.0"],
+        ["alone", "8.0", "-", "-", "-", "1.25", "-"],
+        ["later", "-", "torch", "7.0", "-", "-", "-"],
     ]
     for word in ("Pretended GPU, 2026-01-02", "`0123456789ab`", "driver 13.0", "fusegraph 0.1.0", "results/gpu.svg",
-                 "--json benchmarks/results/gpu.json", "0.20 s", "5.0 us"):  # fmt: skip
+                 "(benchmarks/results/gpu.json)", "--suite memory-bound --json benchmarks/results/gpu.json", "0.20 s",
+                 "5.0 us"):  # fmt: skip
         assert word in text
     assert "torch None" not in text
     assert (tool.results / "gpu.svg").read_text() == svg(result())
@@ -407,6 +567,26 @@ def test_tables(tool, capsys):
     assert os.listdir(tool.results) == []
 
 
+def test_several_results_of_a_device(tool):
+    """Each file has its table, its picture and its command, in the order of their names."""
+    rest = [row for row in result()["rows"] if row["engine"] != "plain"]
+    other = {**result(), "rows": rest, "options": "--suite tensor-core --only 'conv 3x3'"}
+    (tool.results / "gpu-b.json").write_text(artifacts.json_text(other))
+    (tool.results / "gpu-a.json").write_text(artifacts.json_text(result()))
+    old = {k: v for k, v in result().items() if k != "options"}
+    (tool.results / "gpu-c.json").write_text(artifacts.json_text(old))
+    assert tool.main([]) == 0
+    text = tool.readme.read_text()
+    places = [text.index(f"--json benchmarks/results/gpu-{name}.json") for name in "abc"]
+    assert places == sorted(places)
+    assert "bench --suite tensor-core --only 'conv 3x3' --json benchmarks/results/gpu-b.json" in text
+    assert "bench --suite board --json benchmarks/results/gpu-c.json" in text
+    assert text.count("**Pretended GPU, 2026-01-02**") == text.count("| one & <two> |") == 3
+    assert text.count("product alone us") == 2  # where there is such a row
+    assert sorted(os.listdir(tool.results)) == [f"gpu-{name}.{kind}" for name in "abc" for kind in ("json", "svg")]
+    assert tool.main(["--check"]) == 0
+
+
 def test_runs_cut_short_make_no_table(tool):
     path = tool.results / "gpu.json"
     path.write_text(artifacts.json_text({**result(), "complete": False}))
@@ -418,7 +598,7 @@ def test_committed_results_are_whole():
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         told = json.loads(path.read_text())
         assert told["complete"] is True, path.name
-        assert set(told) == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
+        assert set(told) - {"options"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
         assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
         for row in told["rows"]:
             assert set(row) == ROW_KEYS

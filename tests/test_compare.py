@@ -232,6 +232,8 @@ def test_options_reach_the_engines(tell, monkeypatch):
     cache = seen[0].pop("cache")
     assert cache.limit_bytes == 0
     assert seen == [{"strict": True, "partition": True, "autotune": True}]
+    tell(FMA, "--engines", "cudnn")
+    assert {k: v for k, v in seen[1].items() if k != "cache"} == {"strict": False, "partition": False, "autotune": None}
 
 
 # --- differences, slack, arrays

@@ -102,24 +102,30 @@ def measurements() -> str:
     sections = [_measured(path, document) for path, document in results(RESULTS)]
     return "\n".join(sections) or (
         "Nothing has been measured yet: there are no files in `benchmarks/results`. On a machine with a GPU:\n\n"
-        + _how_to("board")
+        + _how_to("board", "--suite board")
     )
 
 
 def _measured(path: Path, document: Mapping[str, Any]) -> str:
     every = standings(document["rows"])
-    picture = path.with_suffix(".svg")
-    title = f"{document['device']}, {document['date']}"
+    parts = any(s.part is not None for s in every)
+    picture, source = (p.relative_to(RESULTS.parent.parent).as_posix() for p in (path.with_suffix(".svg"), path))
     versions = [f"{name} {version}" for name, version in document["versions"].items() if version is not None]
+    headings = ["workload", "fusegraph us", "fastest peer", "its us", "ratio", "of the floor"]
+    rules = ["---", "---:", "---", "---:", "---:", "---:"]
+    if parts:
+        headings.append("product alone us")
+        rules.append("---:")
     lines = [
-        f"**{title}**: commit `{document['commit'] or 'unknown'}`, {document['arch']}, driver {document['driver']}, "
+        f"**{document['device']}, {document['date']}** ([`{path.name}`]({source})): commit "
+        f"`{document['commit'] or 'unknown'}`, {document['arch']}, driver {document['driver']}, "
         f"Python {document['python']}, {', '.join(versions)}. Medians of {document['repeats']} runs.",
         "",
-        f"![Bars of the table below]({picture.relative_to(RESULTS.parent.parent).as_posix()})",
+        f"![Bars of the table below]({picture})",
         "",
-        "| workload | fusegraph us | fastest peer | its us | ratio | of the floor |",
-        "| --- | ---: | --- | ---: | ---: | ---: |",
-        *(_table_row(s) for s in every),
+        _cells(headings),
+        _cells(rules),
+        *(_table_row(s, parts) for s in every),
         "",
     ]
     ran = [s.ours for s in every if s.ours is not None]
@@ -128,12 +134,12 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         host = median(row["host_us"] for row in ran)
         lines += [f"Over the {len(ran)} rows of fusegraph the median cold build took {build:.2f} s, the median call "
                   f"kept the host for {host:.1f} us.", ""]  # fmt: skip
-    return "\n".join(lines) + "\n" + _how_to(path.stem)
+    return "\n".join(lines) + "\n" + _how_to(path.stem, document.get("options", "--suite board"))
 
 
-def _table_row(standing: Standing) -> str:
+def _table_row(standing: Standing, parts: bool) -> str:
     """One workload: ratio is the peer's time over ours, so more than 1 is faster than every peer."""
-    ours, peer = standing.ours, standing.peer
+    ours, peer, part = standing.ours, standing.peer, standing.part
     cells = [
         standing.workload,
         f"{ours['median_us']:.1f}" if ours else "-",
@@ -142,14 +148,20 @@ def _table_row(standing: Standing) -> str:
         f"{peer['median_us'] / ours['median_us']:.2f}" if ours and peer else "-",
         f"{ours['floor_fraction']:.2f}" if ours else "-",
     ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    if parts:
+        cells.append(f"{part['median_us']:.1f}" if part else "-")
+    return _cells(cells)
 
 
-def _how_to(name: str) -> str:
+def _cells(texts: list[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _how_to(name: str, options: str) -> str:
     return (
         "```sh\n"
         "pip install '.[cudnn]' torch    # the peers; one that is missing is a row that says so\n"
-        f"fusegraph bench --suite board --json benchmarks/results/{name}.json && python tools/readme.py\n"
+        f"fusegraph bench {options} --json benchmarks/results/{name}.json && python tools/readme.py\n"
         "```\n"
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +14,11 @@ from fusegraph.cli.console import NOT_OK, note, say
 from fusegraph.errors import DeviceError, FusegraphError
 from fusegraph.loader import load_graphs
 from fusegraph.report import artifacts, plot
-from fusegraph.report.bench import PEERS, Bench, GraphWorkload, Row, Workload, document, environment
+from fusegraph.report.bench import PEERS, Bench, GraphWorkload, Row, Workload, document, environment, finished
 from fusegraph.runtime import driver
 
-SUITES = ("board",)
+SUITE = "board"
+REPEATS = 15
 #: Peers that can run any graph; the others need torch code, which only the board has.
 FILE_PEERS = ("cudnn",)
 _HEADINGS = ("workload", "engine", "median us", "floor us", "fraction", "build s", "host us", "note")
@@ -39,10 +42,11 @@ def bench(
     """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
 
     The file written for ``json_file`` is one object: `environment` (``device, arch, driver, python, versions, commit,
-    date``), ``repeats``, ``complete`` (false until the last row is there) and ``rows[]`` with the fields of `Row`:
-    ``workload, engine, median_us, floor_us, floor_fraction, build_s, host_us, note``.  It is replaced after every row,
-    so that an interrupted run leaves what it has measured.  ``commit`` is for copies of the tree that are no
-    checkout.  Raises DeviceError without a GPU.
+    date``), ``options`` (of this command, but for file names), ``repeats``, ``complete`` (false until the last row is
+    there) and ``rows[]`` with the fields of `Row`: ``workload, engine, median_us, floor_us, floor_fraction, build_s,
+    host_us, note``.  It is replaced after every row, so that an interrupted run leaves what it has measured; the same
+    command with the same file goes on from there.  ``commit`` is for copies of the tree that are no checkout.  Raises
+    DeviceError without a GPU.
     """
     if file is not None and suite is not None:
         raise FusegraphError(f"give a file or --suite, not both (got {file!r} and {suite!r})")
@@ -56,7 +60,8 @@ def bench(
     reason = driver.unavailable_reason()
     if reason is not None:
         raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
-    run = _Run(chosen, rivals, Bench(repeats=repeats, autotune=autotune), target, picture, commit)
+    options = _options(file, suite, only, rivals, repeats, autotune)
+    run = _Run(chosen, rivals, Bench(repeats=repeats, autotune=autotune), target, picture, commit, options)
     try:
         run.measure()
     except KeyboardInterrupt:
@@ -79,28 +84,34 @@ class _Run:
         target: Path | None,
         picture: Path | None,
         commit: str | None,
+        options: str,
     ) -> None:
         self._workloads, self._peers = workloads, peers
         self._target, self._picture = target, picture
         self._bench = measuring
         self._environment = environment(self._bench.device)
         self._environment["commit"] = commit or self._environment["commit"]
+        self._options = options
         self._width = max(len(w.name) for w in workloads)
-        self.rows: list[Row] = []
+        self.rows = self._earlier()
         self.failed: list[str] = []
 
     def measure(self) -> None:
         facts = self._environment
         say(f"{facts['device']} ({facts['arch']}), medians of {self._bench.repeats} runs, cold L2")
         self._line(_HEADINGS)
+        earlier = {row.workload for row in self.rows}
+        for row in self.rows:
+            self._line(_cells(row))
         for workload in self._workloads:
-            for row in self._rows(workload):
-                self.rows.append(row)
-                self._line(_cells(row))
-                self._save(complete=False)
-                # A workload whose ops we do not have yet has no graph: its row is there for the peers.
-                if row.engine == "cuda" and row.median_us is None and workload.graph() is not None:
-                    self.failed.append(workload.name)
+            if workload.name not in earlier:
+                for row in self._rows(workload):
+                    self.rows.append(row)
+                    self._line(_cells(row))
+                    self._save(complete=False)
+        # A workload that graphs cannot express yet has none: its rows are there for the peers.
+        ran = {row.workload for row in self.rows if row.engine == "cuda" and row.median_us is not None}
+        self.failed = [w.name for w in self._workloads if w.name not in ran and w.graph() is not None]
         self._save(complete=True)
         if self._picture is not None:
             artifacts.write_file(self._picture, plot.svg(self._document(complete=True)))
@@ -111,8 +122,22 @@ class _Run:
         except FusegraphError as error:  # its inputs or its floor: too large for the GPU
             yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
 
+    def _earlier(self) -> list[Row]:
+        """The rows that the same run, cut short, has left in the file."""
+        if self._target is None or not self._target.exists():
+            return []
+        try:
+            told = json.loads(self._target.read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        engines = ("cuda", *self._peers)
+        rows = finished(told, self._environment, self._options, self._bench.repeats, engines)
+        if rows:
+            note(f"going on from {self._target}: {len(rows) // len(engines)} workloads are measured already")
+        return rows
+
     def _document(self, *, complete: bool) -> dict[str, Any]:
-        return document(self._environment, self._bench.repeats, self.rows, complete=complete)
+        return document(self._environment, self._options, self._bench.repeats, self.rows, complete=complete)
 
     def _save(self, *, complete: bool) -> None:
         if self._target is not None:
@@ -139,11 +164,24 @@ def _workloads(file: str | None, suite: str | None) -> list[Workload]:
         for workload in workloads:
             workload.name = names.unique(workload.name)
         return list(workloads)
-    if suite not in (None, *SUITES):
-        raise FusegraphError(f"--suite: there is no suite {suite!r}; there is: {', '.join(SUITES)}")
-    from benchmarks.workloads import board
+    from benchmarks.workloads import SUITES
 
-    return list(board())
+    make = SUITES.get(suite or SUITE)
+    if make is None:
+        raise FusegraphError(f"--suite: there is no suite {suite!r}; there are: {', '.join(SUITES)}")
+    return list(make())
+
+
+def _options(
+    file: str | None, suite: str | None, only: str | None, peers: Sequence[str], repeats: int, autotune: bool
+) -> str:
+    """The options that say what is measured, as on a command line; of a file its name alone, not where it is."""
+    words = ["--suite", suite or SUITE] if file is None else [Path(file).name]
+    words += ["--only", only] if only is not None else []
+    words += ["--peers", ",".join(peers) or "none"]
+    words += ["--repeats", str(repeats)] if repeats != REPEATS else []
+    words += ["--autotune"] if autotune else []
+    return shlex.join(words)
 
 
 def _only(pattern: str | None, workloads: list[Workload]) -> list[Workload]:

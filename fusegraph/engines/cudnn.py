@@ -43,7 +43,7 @@ class CudnnPlan:
 
 
 @dataclass(frozen=True)
-class _Handle:
+class Handle:
     """A handle of cuDNN, one a device: it holds memory there.  Only one thread may use it at a time."""
 
     value: Any
@@ -51,9 +51,10 @@ class _Handle:
 
 
 @cache
-def _handle(device: int) -> _Handle:
+def device_handle(device: int) -> Handle:
+    """The handle of a device, made at the first call: that loads cuDNN."""
     with driver.using(device):
-        return _Handle(lowering.frontend().create_handle(), threading.RLock())
+        return Handle(lowering.frontend().create_handle(), threading.RLock())
 
 
 @dataclass
@@ -93,7 +94,7 @@ class CudnnExecutable(Executable):
         self._cudnn = lowering.frontend()
         driver.properties(device)  # the driver's own error if there is no GPU
         self._ordinal = device
-        self._handle = _handle(device)
+        self._handle = device_handle(device)
         simplified = simplify(graph)
         with self._handle.lock:
             self.partition = self._partition(simplified.graph, options, partition)

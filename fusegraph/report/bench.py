@@ -25,16 +25,19 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FusegraphError
 from fusegraph.graph import Graph
 from fusegraph.layout import extent, layout_strides
-from fusegraph.lowering.cudnn import frontend
 from fusegraph.ops.base import Kind
+from fusegraph.report.plot import PARTS
+from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
-PEERS = ("cudnn", "torch", "compile", "cupy")
+PEERS = ("cudnn", "torch", "compile", "compile-max", "cupy", *PARTS)
 HOST_CALLS = 40
+#: An engine that is not built, or not timed, after so many seconds is passed over.
+LIMIT_S = 60.0
 
 
 class Operand(Protocol):
@@ -60,6 +63,8 @@ class Workload(Protocol):
     @property
     def torch(self) -> str: ...
     @property
+    def missing(self) -> str: ...
+    @property
     def flops(self) -> int: ...
     @property
     def unit(self) -> str: ...
@@ -71,7 +76,7 @@ class Workload(Protocol):
 class GraphWorkload:
     """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
 
-    torch = ""
+    torch = missing = ""
     inputs: Sequence[Operand] = ()
 
     def __init__(self, graph: Graph) -> None:
@@ -189,6 +194,8 @@ class Bench:
                 "cudnn": self._cudnn,
                 "torch": self._torch,
                 "compile": self._compiled,
+                "compile-max": self._compiled_max,
+                "plain": self._plain,
                 "cupy": self._cupy,
             }[engine]
             yield self._row(workload, engine, floor, lambda prepare=prepare: prepare(workload, arrays))  # type: ignore[misc]
@@ -202,32 +209,44 @@ class Bench:
             if engine == "cuda":
                 nvrtc.nvrtc_version()
             elif engine == "cudnn":
-                with driver.using(self.device):
-                    frontend().create_handle()
-            elif engine in ("torch", "compile"):
+                from fusegraph.engines.cudnn import device_handle
+
+                device_handle(self.device)
+            elif engine in ("torch", "plain", "compile", "compile-max"):
                 import torch
 
-                torch.zeros(1, device=f"cuda:{self.device}")
+                one = torch.zeros(1, device=f"cuda:{self.device}")
+                if engine.startswith("compile"):
+                    torch.compile(lambda x: x + 1)(one)
             elif engine == "cupy":
                 import cupy
 
                 cupy.zeros(1)
 
     def _row(self, workload: Workload, engine: str, floor: float, prepare: Callable[[], Any]) -> Row:
+        doing = "built"
         try:
-            began = time.perf_counter()
-            run, note = prepare()
-            run()
-            driver.synchronize(0, self.device)
-            build = time.perf_counter() - began
-            us = self.timer.median(run, self.repeats)
-            host = self._host_us(run)
+            with time_limit(LIMIT_S):
+                began = time.perf_counter()
+                run, note = prepare()
+                run()
+                driver.synchronize(0, self.device)
+                build = time.perf_counter() - began
+            doing = "timed"
+            with time_limit(LIMIT_S):
+                us = self.timer.median(run, self.repeats)
+                host = self._host_us(run)
+        except TooLong:
+            with contextlib.suppress(FusegraphError):
+                driver.synchronize(0, self.device)  # what it has queued is no part of the next row
+            text = f"not {doing} within {LIMIT_S:g} s"
         except (NotImplementedError, FusegraphError) as error:
-            return Row(workload.name, engine, None, floor, None, None, None, " ".join(str(error).split())[:300])
+            text = str(error)
         except Exception as error:  # a peer's own failure is a row of the table, not ours
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            return Row(workload.name, engine, None, floor, None, None, None, text)
-        return Row(workload.name, engine, us, floor, floor / us, build, host, note)
+            text = f"{type(error).__name__}: {error}"
+        else:
+            return Row(workload.name, engine, us, floor, floor / us, build, host, note)
+        return Row(workload.name, engine, None, floor, None, None, None, " ".join(text.split())[:300])
 
     def _host_us(self, run: Callable[[], Any]) -> float:
         """Median microseconds until a call returns, its work still on the way."""
@@ -243,7 +262,7 @@ class Bench:
     def _graph(self, workload: Workload) -> Graph:
         graph = workload.graph()
         if graph is None:
-            raise NotImplementedError("not in the op table yet")
+            raise NotImplementedError(workload.missing)
         return graph
 
     def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
@@ -261,29 +280,50 @@ class Bench:
         names = ", ".join(p.name for p in executable.plans)  # type: ignore[attr-defined]
         return (lambda: executable(*arrays, out=out)), names
 
-    def _torch_call(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[..., Any], list[Any]]:
+    def _torch_call(
+        self, workload: Workload, arrays: Sequence[DeviceArray], which: str = "functions"
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """The workload's function of a table of `benchmarks.peers`, and its operands."""
         try:
             import torch
-
-            from benchmarks.peers import functions
         except ImportError as error:
             raise NotImplementedError(f"torch is not installed ({error})") from None
+        from benchmarks import peers
+
+        function = getattr(peers, which)(torch).get(workload.torch)
+        if function is None:
+            raise NotImplementedError("no product or convolution with something after it")
         # float32 as this workload asks: tf32 only where the row says so.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = workload.unit == "tf32"
         torch.backends.cudnn.benchmark = True
-        return functions(torch)[workload.torch], [torch.from_dlpack(a) for a in arrays]
+        return function, [torch.from_dlpack(a) for a in arrays]
 
     def _torch(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
         function, tensors = self._torch_call(workload, arrays)
         return (lambda: function(*tensors)), "eager"
 
+    def _plain(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        function, tensors = self._torch_call(workload, arrays, "alone")
+        return (lambda: function(*tensors)), "eager, the product or convolution alone"
+
     def _compiled(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        return self._inductor(workload, arrays, "default")
+
+    def _compiled_max(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+        # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
+        return self._inductor(workload, arrays, "max-autotune-no-cudagraphs")
+
+    def _inductor(self, workload: Workload, arrays: Sequence[DeviceArray], mode: str) -> tuple[Callable[[], Any], str]:
         function, tensors = self._torch_call(workload, arrays)
         import torch
 
+        with contextlib.suppress(AttributeError, ImportError):  # no table of every choice on stderr
+            import torch._inductor.config as settings
+
+            settings.autotune_num_choices_displayed = 0
         torch._dynamo.reset()
-        compiled = torch.compile(function)
-        return (lambda: compiled(*tensors)), "torch.compile, default mode"
+        compiled = torch.compile(function, mode=mode)
+        return (lambda: compiled(*tensors)), f"torch.compile, {mode} mode"
 
     def _cupy(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
         if workload.torch != "sigmoid_fma" or workload.dtype != "float32":
@@ -345,6 +385,36 @@ def _commit() -> str | None:
     return head.stdout.strip()[:12] + ("+" if status.stdout.strip() else "")
 
 
-def document(environment: Mapping[str, Any], repeats: int, rows: Sequence[Row], *, complete: bool) -> dict[str, Any]:
-    """The JSON of a run: `environment`, ``repeats``, ``complete`` (False until the last row is there), ``rows``."""
-    return {**environment, "repeats": repeats, "complete": complete, "rows": [asdict(row) for row in rows]}
+def document(
+    environment: Mapping[str, Any], options: str, repeats: int, rows: Sequence[Row], *, complete: bool
+) -> dict[str, Any]:
+    """The JSON of a run: `environment`, ``options`` of the command line that say what was measured, ``repeats``,
+    ``complete`` (False until the last row is there), ``rows``.
+    """
+    facts = {"options": options, "repeats": repeats, "complete": complete}
+    return {**environment, **facts, "rows": [asdict(row) for row in rows]}
+
+
+def finished(
+    told: Any, environment: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
+) -> list[Row]:
+    """The rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
+
+    Those of workloads that have a row of every engine; none if the run was of another machine, version, commit or
+    command line, or of a checkout with changes, which may be others now.  Rows of one workload are never mixed from
+    two runs, because only times of one run are compared.
+    """
+    commit = environment.get("commit")
+    same = {**environment, "options": options, "repeats": repeats, "complete": False}
+    if not isinstance(told, dict) or commit is None or str(commit).endswith("+"):
+        return []
+    if any(told.get(key) != value for key, value in same.items() if key != "date"):
+        return []
+    try:
+        rows = [Row(**row) for row in told["rows"]]
+    except (KeyError, TypeError):
+        return []
+    have: dict[str, list[str]] = {}
+    for row in rows:
+        have.setdefault(row.workload, []).append(row.engine)
+    return [row for row in rows if have[row.workload] == list(engines)]

@@ -121,7 +121,8 @@ def compare_engines(
 ) -> Comparison:
     """Runs a graph on engines (names of `ENGINES`) on the same random inputs.
 
-    partition, autotune are the cudnn engine's; repeats the timed runs on a GPU; progress is told each engine's name.
+    partition is the cudnn engine's, autotune of the cuda and cudnn engines (`fusegraph.compile`; without it schedules
+    that are remembered are used); repeats the timed runs on a GPU; progress is told each engine's name.
     Raises GraphError for a graph that no engine can take.
     """
     if not graph.outputs:
@@ -213,7 +214,7 @@ def _engine(
         strict=options.strict,
         cache=DiskCache(limit_bytes=0),
         partition=options.partition,
-        autotune=options.autotune,
+        autotune=options.autotune or None,
     )
     plans = getattr(executable, "plans", None)  # cuDNN's
     kernels = executable.plan.kernels if executable.plan is not None else ()

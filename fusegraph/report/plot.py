@@ -12,6 +12,8 @@ from math import ceil
 from typing import Any
 
 OURS = "cuda"
+#: Engines that do a part of the workload: shown beside it, no peers of the whole.
+PARTS = ("plain",)
 
 _NAMES, _BARS, _TEXT, _MARGIN = 350, 350, 150, 16
 _ROW, _BAR, _TOP, _BOTTOM = 30, 11, 62, 48
@@ -39,11 +41,14 @@ text { fill: #e6edf3 }
 
 @dataclass(frozen=True)
 class Standing:
-    """A workload's rows: ours (None if it does not run), the fastest peer's (None if none runs), the floor."""
+    """A workload's rows: ours (None if it does not run), the fastest peer's (None if none runs), that of a library's
+    product or convolution without what follows (None if there is none), the floor.
+    """
 
     workload: str
     ours: Mapping[str, Any] | None
     peer: Mapping[str, Any] | None
+    part: Mapping[str, Any] | None
     floor_us: float | None
 
 
@@ -56,8 +61,10 @@ def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
     for name, its_rows in by_workload.items():
         ran = [r for r in its_rows if r["median_us"] is not None]
         ours = next((r for r in ran if r["engine"] == OURS), None)
-        peer = min((r for r in ran if r["engine"] != OURS), key=lambda r: float(r["median_us"]), default=None)
-        result.append(Standing(name, ours, peer, next((r["floor_us"] for r in its_rows if r["floor_us"]), None)))
+        peers = [r for r in ran if r["engine"] not in (OURS, *PARTS)]
+        peer = min(peers, key=lambda r: float(r["median_us"]), default=None)
+        part = next((r for r in ran if r["engine"] in PARTS), None)
+        result.append(Standing(name, ours, peer, part, next((r["floor_us"] for r in its_rows if r["floor_us"]), None)))
     return result
 
 
