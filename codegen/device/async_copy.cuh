@@ -3,6 +3,7 @@
 // A thread's copies land in groups, in the order of their commits.  What has landed is visible to the thread that
 // waited; to others after a barrier.
 #pragma once
+#include "shared.cuh"
 #include "types.cuh"
 
 #ifdef FUSEGRAPH_CPU
@@ -14,7 +15,7 @@
 template <int Bytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, int valid = Bytes) {
     static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-    const uint32 to = uint32(__cvta_generic_to_shared(shared));
+    const uint32 to = shared_address(shared);
     const uint64 from = __cvta_generic_to_global(global);
     if (Bytes == 16)  // past L1: neighbours of a tile's row are read by other threads of the same copy
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)

@@ -8,6 +8,7 @@
 // load_matrices gives lane l row l / 4, bytes 4 * (l % 4) of every matrix, so that a's four registers are the matrices
 // (rows 0-7, left half), (rows 8-15, left), (rows 0-7, right), (rows 8-15, right).
 #pragma once
+#include "shared.cuh"
 #include "types.cuh"
 
 struct tf32 {};  // names an operand type of 32 bits of which the tensor cores read the upper 19, see to_tf32
@@ -48,51 +49,47 @@ __device__ __forceinline__ uint32 to_tf32(float x) {
 __device__ __forceinline__ void load_matrices(uint32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(uint32(__cvta_generic_to_shared(row)))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 __device__ __forceinline__ void load_matrices(uint32 (&r)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])
-                 : "r"(uint32(__cvta_generic_to_shared(row)))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 // Every matrix of 8x8 16-bit elements transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(uint32(__cvta_generic_to_shared(row)))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 __device__ __forceinline__ void load_matrices_transposed(uint32 (&r)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])
-                 : "r"(uint32(__cvta_generic_to_shared(row)))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 
 // The inverse of load_matrices (sm_90 and later).
 __device__ __forceinline__ void store_matrices(void* row, const uint32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     uint32(__cvta_generic_to_shared(row))),
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 __device__ __forceinline__ void store_matrices(void* row, const uint32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(
-                     uint32(__cvta_generic_to_shared(row))),
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)),
                  "r"(r[0]), "r"(r[1])
                  : "memory");
 }
 __device__ __forceinline__ void store_matrices_transposed(void* row, const uint32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     uint32(__cvta_generic_to_shared(row))),
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 __device__ __forceinline__ void store_matrices_transposed(void* row, const uint32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
-                     uint32(__cvta_generic_to_shared(row))),
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)),
                  "r"(r[0]), "r"(r[1])
                  : "memory");
 }

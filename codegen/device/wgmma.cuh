@@ -24,7 +24,7 @@ template <int Swizzle>
 __device__ __forceinline__ uint64 matrix_descriptor(const void* tile, uint32 leading_bytes, uint32 stride_bytes) {
     static_assert(Swizzle == 128 || Swizzle == 64 || Swizzle == 32 || Swizzle == 0, "rows of 128, 64, 32 bytes, or 0");
     constexpr uint64 layout = Swizzle == 128 ? 1 : Swizzle == 64 ? 2 : Swizzle == 32 ? 3 : 0;
-    const uint32 address = uint32(__cvta_generic_to_shared(tile));
+    const uint32 address = shared_address(tile);
     return uint64((address & 0x3ffffu) >> 4) | uint64((leading_bytes & 0x3ffffu) >> 4) << 16 |
            uint64((stride_bytes & 0x3ffffu) >> 4) << 32 | layout << 62;
 }

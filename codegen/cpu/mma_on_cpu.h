@@ -1,0 +1,174 @@
+// ldmatrix, stmatrix and mma.sync on the CPU: every lane brings its registers to a meeting of the warp.
+//
+// Products of floats are formed and added in float, one after the other along the sum.  The tensor cores add the products
+// of one instruction together with the accumulator, more exactly in all but unlucky cases; both are within the bounds of a
+// float sum.  NaN and infinity propagate.
+#pragma once
+
+#include "cuda_on_cpu.h"
+
+namespace fusegraph_cpu {
+
+// ---- operands of products
+
+// Bytes of an element, the type in which products are summed, and the value of the element at `bytes`.
+template <class T>
+struct Factor {
+    static constexpr int size = sizeof(T);
+    typedef float sum;
+    static float value(const unsigned char* bytes) {
+        T element;
+        memcpy(&element, bytes, sizeof element);
+        return widen(element);
+    }
+};
+template <>
+struct Factor<tf32> {
+    static constexpr int size = 4;
+    typedef float sum;
+    static float value(const unsigned char* bytes) {
+        uint32 bits;
+        memcpy(&bits, bytes, 4);
+        return bits_float(bits & 0xffffe000u);
+    }
+};
+template <>
+struct Factor<int8> {
+    static constexpr int size = 1;
+    typedef int32 sum;
+    static int32 value(const unsigned char* bytes) { return int8(*bytes); }
+};
+template <>
+struct Factor<uint8> {
+    static constexpr int size = 1;
+    typedef int32 sum;
+    static int32 value(const unsigned char* bytes) { return *bytes; }
+};
+
+template <class A, class B>
+struct MatrixProduct {
+    static_assert(Factor<A>::size == Factor<B>::size && (Factor<A>::size == 1 || __is_same(A, B)),
+                  "the tensor cores multiply equal types, or two of 8 bits");
+    static_assert(__is_same(typename Factor<A>::sum, typename Factor<B>::sum), "a float and an integer");
+    typedef typename Factor<A>::sum sum;
+};
+
+// d += a b, where a's rows and b's columns are 32 bytes each; d is stored by rows.
+template <class A, class B, class D>
+void multiply(D* d, const unsigned char (*a)[32], const unsigned char (*b)[32], int rows, int columns) {
+    constexpr int inner = 32 / Factor<A>::size, most = 256;
+    D transposed[inner][most];
+    for (int n = 0; n < columns; ++n)
+        for (int k = 0; k < inner; ++k) transposed[k][n] = Factor<B>::value(b[n] + k * Factor<B>::size);
+    for (int m = 0; m < rows; ++m)
+        for (int k = 0; k < inner; ++k) {
+            const D factor = Factor<A>::value(a[m] + k * Factor<A>::size);
+            for (int n = 0; n < columns; ++n) d[m * columns + n] += factor * transposed[k][n];
+        }
+}
+
+// ---- mma
+
+template <class D>
+struct Mma {
+    D* d;
+    const uint32 *a, *b;
+};
+
+template <class A, class B, class D>
+void complete_mma(Thread* lanes, unsigned) {
+    unsigned char a[16][32], b[8][32];
+    D d[16 * 8];
+    const auto of = [&](unsigned lane) { return static_cast<Mma<D>*>(lanes[lane].operand); };
+    for (unsigned lane = 0; lane < 32; ++lane) {
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned r = 0; r < 4; ++r) memcpy(&a[g + 8 * (r & 1)][4 * t + 16 * (r >> 1)], &of(lane)->a[r], 4);
+        for (unsigned r = 0; r < 2; ++r) memcpy(&b[g][4 * t + 16 * r], &of(lane)->b[r], 4);
+        for (unsigned i = 0; i < 4; ++i) d[(g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = of(lane)->d[i];
+    }
+    multiply<A, B>(d, a, b, 16, 8);
+    for (unsigned lane = 0; lane < 32; ++lane)
+        for (unsigned i = 0; i < 4; ++i) of(lane)->d[i] = d[(lane / 4 + 8 * (i >> 1)) * 8 + 2 * (lane % 4) + (i & 1)];
+}
+
+// ---- ldmatrix and stmatrix
+
+struct MatrixRow {
+    unsigned char* row;
+    uint32* r;
+};
+
+inline void check_row(const void* row, int count, const char* what, const char* file, int line) {
+    if (current->warp_lanes != ~0u)
+        current->block->runtime->fail(current, "%s at %s:%d in a warp of fewer than 32 threads", what, file, line);
+    if (int(current->lane) >= 8 * count) return;  // these addresses are not used
+    check_aligned(row, 16, file, line);
+    if (!current->block->runtime->is_shared(current, row, 16))
+        current->block->runtime->fail(current, "%s at %s:%d: the row at %p is not in the block's shared memory", what,
+                                      file, line, row);
+}
+
+// The bytes of element (row, column) of matrix i, elements of two bytes.
+inline unsigned char* matrix_element(Thread* lanes, int i, int row, int column) {
+    return static_cast<MatrixRow*>(lanes[8 * i + row].operand)->row + 2 * column;
+}
+
+template <int Count, bool Transposed, bool Store>
+void complete_matrices(Thread* lanes, unsigned) {
+    for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < Count; ++i)
+            for (int half = 0; half < 2; ++half) {
+                const int g = lane / 4, t = 2 * (lane % 4) + half;
+                unsigned char* element = Transposed ? matrix_element(lanes, i, t, g) : matrix_element(lanes, i, g, t);
+                unsigned char* in_register =
+                    reinterpret_cast<unsigned char*>(&static_cast<MatrixRow*>(lanes[lane].operand)->r[i]) + 2 * half;
+                Store ? memcpy(element, in_register, 2) : memcpy(in_register, element, 2);
+            }
+}
+
+template <int Count, bool Transposed, bool Store>
+void move_matrices(const void* row, const uint32* r, const char* what, const char* file, int line) {
+    check_row(row, Count, what, file, line);
+    MatrixRow operand{static_cast<unsigned char*>(const_cast<void*>(row)), const_cast<uint32*>(r)};
+    meet(~0u, &operand, &complete_matrices<Count, Transposed, Store>, what, file, line);
+}
+
+}  // namespace fusegraph_cpu
+
+// Infinity and NaN stay what they are; NaN becomes the one that cvt gives.
+inline uint32 to_tf32(float x) {
+    const uint32 bits = float_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu & 0xffffe000u;
+    return (bits & 0x7fffffffu) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
+}
+
+template <int Count>
+inline void load_matrices(uint32 (&r)[Count], const void* row, FUSEGRAPH_WHERE) {
+    static_assert(Count == 4 || Count == 2, "two or four matrices");
+    fusegraph_cpu::move_matrices<Count, false, false>(row, r, "load_matrices", file, line);
+}
+
+template <int Count>
+inline void load_matrices_transposed(uint32 (&r)[Count], const void* row, FUSEGRAPH_WHERE) {
+    static_assert(Count == 4 || Count == 2, "two or four matrices");
+    fusegraph_cpu::move_matrices<Count, true, false>(row, r, "load_matrices_transposed", file, line);
+}
+
+template <int Count>
+inline void store_matrices(void* row, const uint32 (&r)[Count], FUSEGRAPH_WHERE) {
+    static_assert(Count == 4 || Count == 2, "two or four matrices");
+    fusegraph_cpu::move_matrices<Count, false, true>(row, r, "store_matrices", file, line);
+}
+
+template <int Count>
+inline void store_matrices_transposed(void* row, const uint32 (&r)[Count], FUSEGRAPH_WHERE) {
+    static_assert(Count == 4 || Count == 2, "two or four matrices");
+    fusegraph_cpu::move_matrices<Count, true, true>(row, r, "store_matrices_transposed", file, line);
+}
+
+template <class A, class B, class D>
+inline void mma(D (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], FUSEGRAPH_WHERE) {
+    static_assert(__is_same(D, typename fusegraph_cpu::MatrixProduct<A, B>::sum), "d is float, for integers int32");
+    fusegraph_cpu::Mma<D> operand{d, a, b};
+    fusegraph_cpu::meet(~0u, &operand, &fusegraph_cpu::complete_mma<A, B, D>, "mma", file, line);
+}
