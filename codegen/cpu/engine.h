@@ -124,7 +124,7 @@ inline void Worker::finish_load(const Load& load) {
                         "%s at %s:%d: phase %llu of the barrier %s completed before the copy of %u bytes did: "
                         "barrier_expect announced too few",
                         load.where.what, load.where.file, load.where.line, load.phase[cta],
-                        describe_place(barrier.place).c_str(), load.bytes);
+                        describe(barrier.place).text, load.bytes);
         count(load.thread, block, barrier, 0, -(long long)load.bytes, load.where);
     }
     *slot_ = running;
@@ -224,12 +224,12 @@ inline void Worker::end_stores(Thread* self) {
 inline void Worker::check_copies(const BlockState& block) {
     for (const Load& load : loads_)
         if (load.mask >> block.cluster_rank & 1)
-            fail_format(load.thread, nullptr, "block %u of the cluster ends before the copy of %s at %s:%d has arrived",
-                        block.cluster_rank, load.where.what, load.where.file, load.where.line);
+            fail_format(nullptr, nullptr, "the block ends before the copy of %s at %s:%d has arrived", load.where.what,
+                        load.where.file, load.where.line);
     for (const Mbarrier& barrier : block.mbarriers)
         if (barrier.bytes)
             fail_format(nullptr, nullptr, "the block ends while the barrier %s, phase %llu, misses %lld bytes",
-                        describe_place(barrier.place).c_str(), barrier.phase, barrier.bytes);
+                        describe(barrier.place).text, barrier.phase, barrier.bytes);
 }
 
 }  // namespace fusegraph_cpu

@@ -7,9 +7,15 @@ namespace fusegraph_cpu {
 
 constexpr int kMostArrivals = (1 << 20) - 1;
 
-inline std::string describe_place(Place place) {
-    if (place & kVariables) return "of a shared variable";
-    return "at byte " + std::to_string(place) + " of dynamic shared memory";
+struct PlaceText {
+    char text[64];
+};
+
+inline PlaceText describe(Place place) {
+    PlaceText where;
+    snprintf(where.text, sizeof where.text,
+             place & kVariables ? "in a shared variable" : "at byte %u of dynamic shared memory", place);
+    return where;
 }
 
 // The barrier at a place, if it was made and its memory is intact.
@@ -20,11 +26,11 @@ inline Mbarrier& Worker::mbarrier_at(Thread* self, BlockState& block, Place plac
         memcpy(&word, at(block, place), sizeof word);
         if (word != barrier.word())
             fail_format(self, nullptr, "%s at %s:%d: the barrier %s was overwritten; it holds 0x%016llx", where.what,
-                        where.file, where.line, describe_place(place).c_str(), word);
+                        where.file, where.line, describe(place).text, word);
         return barrier;
     }
     fail_format(self, nullptr, "%s at %s:%d: the barrier %s%s was not initialised", where.what, where.file, where.line,
-                describe_place(place).c_str(), &block == self->block ? "" : ", in another block of the cluster,");
+                describe(place).text, &block == self->block ? "" : ", in another block of the cluster,");
 }
 
 inline void Worker::mbarrier_init(Thread* self, void* barrier, int arrivals, const Where& where) {
@@ -40,7 +46,7 @@ inline void Worker::mbarrier_init(Thread* self, void* barrier, int arrivals, con
     for (const Mbarrier& other : block.mbarriers)
         if (other.place == place)
             fail_format(self, nullptr, "%s at %s:%d: the barrier %s was initialised before", where.what, where.file,
-                        where.line, describe_place(place).c_str());
+                        where.line, describe(place).text);
     block.mbarriers.push_back(
         Mbarrier{place, unsigned(arrivals), unsigned(arrivals), 0, 0, 0, index_of(self), false});
     const unsigned long long word = block.mbarriers.back().word();
@@ -57,17 +63,17 @@ inline void Worker::count(Thread* self, BlockState& block, Mbarrier& barrier, un
                           const Where& where) {
     if (arrivals > barrier.pending)
         fail_format(self, nullptr, "%s at %s:%d: more than %u arrivals in phase %llu of the barrier %s", where.what,
-                    where.file, where.line, barrier.arrivals, barrier.phase, describe_place(barrier.place).c_str());
+                    where.file, where.line, barrier.arrivals, barrier.phase, describe(barrier.place).text);
     barrier.pending -= arrivals;
     barrier.bytes += bytes;
     if (barrier.bytes > kMostArrivals || barrier.bytes < -kMostArrivals)
         fail_format(self, nullptr, "%s at %s:%d: the barrier %s cannot count %lld bytes; up to %d are possible",
-                    where.what, where.file, where.line, describe_place(barrier.place).c_str(), barrier.bytes,
+                    where.what, where.file, where.line, describe(barrier.place).text, barrier.bytes,
                     kMostArrivals);
     if (!barrier.pending && barrier.bytes < 0)
         fail_format(self, nullptr,
                     "%s at %s:%d: phase %llu of the barrier %s got %lld bytes more than barrier_expect announced",
-                    where.what, where.file, where.line, barrier.phase, describe_place(barrier.place).c_str(),
+                    where.what, where.file, where.line, barrier.phase, describe(barrier.place).text,
                     -barrier.bytes);
     if (!barrier.pending && !barrier.bytes) {
         ++barrier.phase;
@@ -100,7 +106,7 @@ inline void Worker::mbarrier_arrive_cluster(Thread* self, void* barrier, int cta
     Mbarrier& found = mbarrier_at(self, block, place, where);
     if (&block != self->block && !found.fenced)
         fail_format(self, nullptr, "%s at %s:%d: the barrier %s of block %d was initialised without barrier_fence_init",
-                    where.what, where.file, where.line, describe_place(place).c_str(), cta);
+                    where.what, where.file, where.line, describe(place).text, cta);
     count(self, block, found, 1, 0, where);
 }
 
@@ -120,7 +126,7 @@ inline void Worker::describe_mbarrier(const BlockState& block, const Thread& wai
     for (const Mbarrier& barrier : block.mbarriers)
         if (barrier.place == waiting.detail[0])
             snprintf(text, bytes, " (barrier %s, phase %llu: %u of %u arrivals and %lld bytes are missing)",
-                     describe_place(barrier.place).c_str(), barrier.phase, barrier.pending, barrier.arrivals,
+                     describe(barrier.place).text, barrier.phase, barrier.pending, barrier.arrivals,
                      barrier.bytes);
 }
 

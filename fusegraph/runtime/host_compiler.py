@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
-from codegen.spec import KernelSource
+from codegen.spec import KernelSource, TensorMap
 from fusegraph.errors import CompileError, KernelError, ToolchainError
 from fusegraph.runtime.cache import digest
+from fusegraph.runtime.tensor_map import encode_for_cpu
 
 Order = Literal["forward", "reverse"]
 Dim3 = tuple[int, int, int]
@@ -49,6 +50,7 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-w",
+    "-Wno-psabi",  # the alignment of a tensor map
     "-DFUSEGRAPH_CPU",
 )
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -342,7 +344,7 @@ class CpuModule:
 
         kernel  index into ``kernels``, or a name that only one of them has.
         args    one value a parameter: an int for a pointer or an integer parameter, else a ctypes value of the
-                parameter's size.
+                parameter's size.  If the KernelSource has ``parameters``: the addresses of its arguments.
         order   in which order threads of a block, and blocks, take their turns.  A kernel whose result depends on it
                 lacks a barrier.
         poison  fill shared memory with 0xff bytes, which are NaNs, before each block.
@@ -360,6 +362,7 @@ class CpuModule:
         _check_dimensions(source, grid, block, shared_bytes)
         if 0 in grid:
             return
+        args = _parameters(source, args)
         values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         request = _Request(
@@ -417,6 +420,23 @@ def _check_dimensions(source: KernelSource, grid: Dim3, block: Dim3, shared_byte
         raise KernelError(f"kernel {name}: clusters of {cluster} blocks; CUDA takes up to {_MOST_CLUSTER}")
     if any(size % step for size, step in zip(grid, cluster)):
         raise KernelError(f"kernel {name}: grid {grid} is no multiple of the cluster, {cluster}")
+
+
+def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
+    """The values of the parameters, made from the addresses of the arguments where the source says how."""
+    if source.parameters is None:
+        return args
+    count = max((p.argument if isinstance(p, TensorMap) else p for p in source.parameters), default=-1) + 1
+    if len(args) < count or any(not isinstance(arg, int) for arg in args):
+        raise KernelError(f"kernel {source.name} takes the addresses of {count} arguments; {list(args)} were given")
+    values: list[Any] = []
+    for parameter in source.parameters:
+        if isinstance(parameter, TensorMap):
+            encoded = encode_for_cpu(parameter, args[parameter.argument] + parameter.offset, source.name)
+            values.append((ctypes.c_ubyte * len(encoded)).from_buffer_copy(encoded))
+        else:
+            values.append(args[parameter])
+    return values
 
 
 def _value(name: str, position: int, arg: Any, size: int) -> Any:
