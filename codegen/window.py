@@ -1,14 +1,16 @@
 """The window family: direct convolutions with few channels a group, each input element read once for a tile of outputs.
 
-Three forms:
+Four forms:
 
 strips    `codegen.window_strips`: unstrided filters over planes whose rows are contiguous; a thread keeps the rows
           under its outputs in registers.
+ring      `codegen.window_ring`: depthwise convolutions whose channels are contiguous (NHWC); a block walks down the
+          image with the input rows in a ring in shared memory.
 planes    a block loads the part of the input under its outputs into shared memory, padding included; threads side by
           side take neighbouring columns of one image plane (NCHW, single-channel images, few channels); a thread
           computes a patch of rows x columns for every filter of its group, from rows it reads as vectors;
-channels  the same for depthwise convolutions whose channels are contiguous (NHWC): threads side by side take
-          neighbouring channels.
+channels  the same for depthwise convolutions whose channels are contiguous, where there can be no ring: threads side
+          by side take neighbouring channels.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from codegen.epilogue import Run, factor
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import KernelSource, WindowSpec
 from codegen.window_renderer import Renderer
+from codegen.window_ring import Ring
+from codegen.window_ring_schedule import RingSchedule
 from codegen.window_schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
     PlanesSchedule,
     StripsSchedule,
     WindowSchedule,
-    best_schedule,
     blocks_per_sm,
     line_reads,
     pitch,
@@ -37,11 +40,12 @@ from codegen.window_strips import Strips
 UNROLLED = 800
 
 
-def render(spec: WindowSpec, schedule: WindowSchedule | None = None) -> KernelSource:
+def render(spec: WindowSpec, s: WindowSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    s = schedule or best_schedule(spec)
     if isinstance(s, StripsSchedule):
         return Strips(spec, s).render()
+    if isinstance(s, RingSchedule):
+        return Ring(spec, s).render()
     return (_Planes(spec, s) if isinstance(s, PlanesSchedule) else _Channels(spec, s)).render()
 
 

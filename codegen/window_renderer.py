@@ -15,15 +15,17 @@ from codegen.window_schedule import WindowSchedule
 #: C names that the kernels use themselves.
 _TAKEN = """
 block image group plane plane0 channel0 depth row0 col0 row col t tx ty tz tile weights column under sum vec value strip
-line lane inside at z ic iz iy ix kr ks p q f e in_d in_h in_w
+line lane inside at z ic iz iy ix kr ks p q f e in_d in_h in_w ring shared put first step steps slot fetch k ahead
+weights
 """
 
 
 class Renderer(ABC):
     """What all forms share: the heading, where a block is, which taps meet which rows."""
 
-    header = "memory.cuh"
+    headers: tuple[str, ...] = ("memory.cuh",)
     barriers = True
+    dynamic_shared_bytes = 0
 
     def __init__(self, spec: WindowSpec, schedule: WindowSchedule) -> None:
         self.spec, self.t, self.w = spec, schedule.itype, Writer()
@@ -45,12 +47,19 @@ class Renderer(ABC):
         taps = " x ".join(str(n) for n in spec.taps if n > 1 or prod(spec.taps) == 1)
         details = [f"direct convolution, {taps} taps; {self.describe()}"]
         title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
-        heading(w, title, program, headers(program, self.header), details)
+        heading(w, title, program, headers(program, *self.headers), details)
         parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
         signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), self.blocks_per_sm())
         blocks = self.body()
         w.close()
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (self.threads, 1, 1), uses_barriers=self.barriers)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            grid=(blocks, 1, 1),
+            block=(self.threads, 1, 1),
+            dynamic_shared_bytes=self.dynamic_shared_bytes,
+            uses_barriers=self.barriers,
+        )
 
     def blocks_per_sm(self) -> int | None:
         """Blocks that a multiprocessor should hold; None leaves it to ptxas."""
@@ -100,17 +109,24 @@ class Renderer(ABC):
 
     def tap_row(self, iy: str, p: str) -> str:
         """Writes which row of taps meets row ``iy`` of the tile for output row ``p``; skips it if none."""
+        return self._tap(1, "kr", iy, p)
+
+    def tap_column(self, ix: str, q: str) -> str:
+        """The same for columns."""
+        return self._tap(2, "ks", ix, q)
+
+    def _tap(self, axis: int, name: str, at: str, out: str) -> str:
         w, spec = self.w, self.spec
-        dh, taps = spec.dilation[1], spec.taps[1]
-        below = linear([(iy, 1), (p, -spec.stride[1])])
-        conditions = [f"{below} >= 0", f"{below} < {(taps - 1) * dh + 1}"] if taps > 1 else [f"{below} == 0"]
-        if dh > 1 and taps > 1:
-            conditions.append(f"({below}) % {dh} == 0")
-        w.line(f"if (!({' && '.join(conditions)})) continue;  // no tap of output row {p} meets this row")
+        dilation, taps, what = spec.dilation[axis], spec.taps[axis], ("row", "column")[axis - 1]
+        below = linear([(at, 1), (out, -spec.stride[axis])])
+        conditions = [f"{below} >= 0", f"{below} < {(taps - 1) * dilation + 1}"] if taps > 1 else [f"{below} == 0"]
+        if dilation > 1 and taps > 1:
+            conditions.append(f"({below}) % {dilation} == 0")
+        w.line(f"if (!({' && '.join(conditions)})) continue;  // no tap of output {what} {out} meets this {what}")
         if taps == 1:
             return "0"
-        w.line(f"const {self.small} kr = {below if dh == 1 else f'({below}) / {dh}'};")
-        return "kr"
+        w.line(f"const {self.small} {name} = {below if dilation == 1 else f'({below}) / {dilation}'};")
+        return name
 
     def source(self, axis: int, out: str, local: str) -> str:
         """The input coordinate of a tile position along a spatial axis."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from codegen.arch import Arch
 from codegen.iteration import extent, index_type
 from codegen.spec import WindowSpec
+from codegen.window_ring_schedule import RingSchedule, ring_schedules
 
 SHARED_LIMIT = 48 * 1024
 THREADS = 256
@@ -107,20 +108,18 @@ class StripsSchedule:
     itype: str
 
 
-WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule
+WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 
 
 def fits(spec: WindowSpec) -> str | None:
     """Why the window family has no kernel for a spec; None if it has."""
-    return _misfit(spec, best_schedule(spec))
+    return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
 
 
-def _misfit(spec: WindowSpec, s: WindowSchedule) -> str | None:
+def _misfit(spec: WindowSpec, s: TiledSchedule) -> str | None:
     """Why a schedule is no kernel of a spec; None if it is."""
-    if isinstance(s, StripsSchedule):
-        return None
     needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
@@ -134,14 +133,23 @@ def channels_last(spec: WindowSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def best_schedule(spec: WindowSpec, arch: Arch | None = None) -> WindowSchedule:
-    """The schedule used when nothing was tuned: strips where they can be, otherwise the best with a halo tile."""
-    return strips_schedule(spec) or best_tiled_schedule(spec)
+def best_schedule(spec: WindowSpec, arch: Arch) -> WindowSchedule:
+    """The schedule used when nothing was tuned: strips or a ring where they can be, else the best with a halo tile."""
+    return strips_schedule(spec) or next(iter(_rings(spec, arch)), None) or best_tiled_schedule(spec)
+
+
+def _rings(spec: WindowSpec, arch: Arch) -> list[RingSchedule]:
+    return ring_schedules(spec, arch, _itype(spec)) if channels_last(spec) else []
 
 
 def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
     """`best_schedule`, then others worth trying."""
     yield best_schedule(spec, arch)
+    # Of rings that differ in little, one.
+    kinds: dict[tuple[int, ...], RingSchedule] = {}
+    for ring in _rings(spec, arch):
+        kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
+    yield from [*kinds.values()][:CANDIDATES]
     every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
     yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s))[:CANDIDATES]
 

@@ -16,7 +16,7 @@ from codegen.window_schedule import StripsSchedule, halo
 
 
 class Strips(Renderer):
-    header = "strip.cuh"
+    headers = ("strip.cuh",)
     barriers = False
 
     def __init__(self, spec: WindowSpec, schedule: StripsSchedule) -> None:

@@ -14,6 +14,7 @@ import pytest
 from kernel_cases import Case, check_cases, executable, rendered
 
 import fusegraph as fg
+from codegen import best_schedule
 from codegen.cpu.guarded import GuardedArray
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource, WindowSpec
@@ -22,7 +23,6 @@ from codegen.window_schedule import (
     ChannelsSchedule,
     PlanesSchedule,
     StripsSchedule,
-    best_schedule,
     best_tiled_schedule,
     fits,
     shared_bytes,
