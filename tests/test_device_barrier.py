@@ -1,0 +1,123 @@
+"""Barriers in shared memory, named barriers and warpgroups on the CPU: results, and every way of going wrong."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from cluster_kernels import barrier_cases, cluster_cases, pipeline
+
+from codegen.cpu import GuardedArray
+from codegen.spec import KernelSource
+from fusegraph.errors import KernelError
+from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.host_compiler import CpuModule, Order, build
+from fusegraph.runtime.nvrtc import compile_kernels
+
+CASES = {case.name: case for case in barrier_cases()}
+HASTY = {f"without_{what}": pipeline(f"without_{what}", skip=what) for what in ("full", "empty")}
+
+#: Kernels of one warp that go wrong: name -> (what the error says, code).
+WRONG = {
+    "no_barrier": ("was not initialised", "barrier_arrive(one);"),
+    "poisoned": ("was not initialised", "barrier_wait(one, 0);"),
+    "twice": ("initialised before", "first { barrier_init(one, 1); barrier_init(one, 1); }"),
+    "no_arrivals": ("0 arrivals; 1 to 1048575", "barrier_init(one, 0);"),
+    "not_shared": (
+        "the barrier, 8 bytes at .* is not in the block's shared memory",
+        "Barrier here; barrier_init(here, 1);",
+    ),
+    "misaligned": (
+        "not aligned to 8 bytes",
+        "barrier_init(*reinterpret_cast<Barrier*>(reinterpret_cast<char*>(&one) + 4), 1);",
+    ),
+    "overwritten": (
+        "was overwritten; it holds 0x0000000000000000",
+        "first { barrier_init(one, 1); one.state = 0; barrier_arrive(one); }",
+    ),
+    "parity": ("parity 2; 0 or 1", "first { barrier_init(one, 1); barrier_wait(one, 2); }"),
+    "too_many": (
+        "more than 2 arrivals in phase 0",
+        "first { barrier_init(one, 2); barrier_expect(one, 16); barrier_arrive(one); barrier_arrive(one); }",
+    ),
+    "too_many_bytes": ("cannot count 2097152 bytes", "first { barrier_init(one, 1); barrier_expect(one, 1u << 21); }"),
+    "unfinished": (
+        "the block ends while the barrier .* misses 64 bytes",
+        "first { barrier_init(one, 1); barrier_expect(one, 64); }",
+    ),
+    "too_few": (
+        r"deadlock.*threads 0-31 wait in barrier_wait at too_few.cu:\d+ "
+        r".*phase 0: 1 of 33 arrivals and 0 bytes are missing",
+        "first barrier_init(one, 33); __syncwarp(); barrier_arrive(one); barrier_wait(one, 0);",
+    ),
+    "named_zero": ("barrier 0 for 32 threads", "named_barrier_sync(0, 32);"),
+    "named_sixteen": ("barrier 16 for 32 threads", "named_barrier_arrive(16, 32);"),
+    "named_odd": ("barrier 1 for 31 threads", "named_barrier_sync(1, 31);"),
+    "half_a_warpgroup": ("no whole warpgroup", "registers_increase<64>();"),
+}
+_WRONG = """
+#include "mbarrier.cuh"
+#include "warpgroup.cuh"
+
+#define first if (threadIdx.x == 0)
+
+extern "C" __global__ void {name}(int* out)
+{{
+    __shared__ Barrier one;
+    {code}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def module() -> CpuModule:
+    sources = [case.source for case in [*CASES.values(), *HASTY.values()]]
+    for name, (_, code) in WRONG.items():
+        sources.append(KernelSource(name, _WRONG.format(name=name, code=code), (1, 1, 1), (32, 1, 1), 0, True))
+    loop = _WRONG.format(name="loop", code="barrier_init(one, 1);")
+    return build([*sources, KernelSource("loop", loop, (1, 1, 1), (32, 1, 1))], cache=default_cache())
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("name", CASES)
+def test_results(module: CpuModule, name: str, order: Order) -> None:
+    case = CASES[name]
+    arrays = [GuardedArray(array) for array in case.arrays]
+    module.launch(name, [array.pointer for array in arrays], order=order)
+    for array, expected in zip(arrays, case.expected):
+        np.testing.assert_array_equal(array.array, expected)
+
+
+@pytest.mark.parametrize(("name", "wrong_in"), [("without_full", "forward"), ("without_empty", "reverse")])
+def test_a_missing_wait_shows(module: CpuModule, name: str, wrong_in: Order) -> None:
+    case = HASTY[name]
+    arrays = [GuardedArray(array) for array in case.arrays]
+    try:
+        module.launch(name, [array.pointer for array in arrays], order=wrong_in)
+    except KernelError as error:
+        assert re.search("still writes|announced too few|ends|arrivals", str(error))  # noqa: PT017 - or else wrong
+    else:
+        assert not np.array_equal(arrays[1].array, case.expected[1])
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(module: CpuModule, name: str, order: Order) -> None:
+    with pytest.raises(KernelError, match=re.compile(WRONG[name][0], re.DOTALL)):
+        module.launch(name, [0], order=order)
+
+
+def test_kernels_without_fibers_have_no_barriers(module: CpuModule) -> None:
+    with pytest.raises(KernelError, match="uses_barriers=False"):
+        module.launch("loop", [0])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120"])
+def test_all_compile(arch: str) -> None:
+    sources = [case.source for case in [*barrier_cases(), *cluster_cases()]]
+    if arch == "sm_120":  # has no registers to move
+        sources = [source for source in sources if "registers_" not in source.code]
+    for kernel in compile_kernels(sources, arch):
+        assert kernel.spill_bytes == 0
+        assert not kernel.warnings
