@@ -26,10 +26,7 @@ namespace math {
 UNARY_MATH(abs, fabs)
 UNARY_MATH(ceil, ceil)
 UNARY_MATH(cos, cos)
-UNARY_MATH(erf, erf)
-UNARY_MATH(erfc, erfc)
 UNARY_MATH(exp2, exp2)
-UNARY_MATH(expm1, expm1)
 UNARY_MATH(floor, floor)
 UNARY_MATH(log, log)
 UNARY_MATH(log1p, log1p)
@@ -37,13 +34,17 @@ UNARY_MATH(log2, log2)
 UNARY_MATH(round, rint)  // halfway cases to even
 UNARY_MATH(sin, sin)
 UNARY_MATH(tan, tan)
-UNARY_MATH(tanh, tanh)
 BINARY_MATH(fmod, fmod)
 BINARY_MATH(pow, pow)
 
 __device__ __forceinline__ float fma(float a, float b, float c) { return C_LIBRARY(fmaf)(a, b, c); }
 __device__ __forceinline__ double fma(double a, double b, double c) { return C_LIBRARY(fma)(a, b, c); }
+__device__ __forceinline__ float copysign(float x, float y) { return C_LIBRARY(copysignf)(x, y); }
+__device__ __forceinline__ double erf(double x) { return C_LIBRARY(erf)(x); }
+__device__ __forceinline__ double erfc(double x) { return C_LIBRARY(erfc)(x); }
 __device__ __forceinline__ double exp(double x) { return C_LIBRARY(exp)(x); }
+__device__ __forceinline__ double expm1(double x) { return C_LIBRARY(expm1)(x); }
+__device__ __forceinline__ double tanh(double x) { return C_LIBRARY(tanh)(x); }
 __device__ __forceinline__ double sqrt(double x) { return C_LIBRARY(sqrt)(x); }
 __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 __device__ __forceinline__ double divide(double a, double b) { return a / b; }
@@ -96,35 +97,126 @@ __device__ __forceinline__ T sign(T x) {
 }
 __device__ __forceinline__ uint8 sign(uint8 x) { return uint8(x != 0); }
 
-// ---- sigmoid and its relatives
+// ---- approximate instructions
 
-#ifndef APPROXIMATE_MATH
-__device__ __forceinline__ float exp(float x) { return C_LIBRARY(expf)(x); }
-__device__ __forceinline__ float sqrt(float x) { return C_LIBRARY(sqrtf)(x); }
-__device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
-__device__ __forceinline__ float divide(float a, float b) { return a / b; }
+// Results below 2^-126 are 0.  On the CPU the two are rounded correctly, but flush as on a GPU.
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ float flushed(float y) { return y < 0x1p-126f ? 0.0f : y; }
+__device__ __forceinline__ float fast_exp2(float x) { return flushed(__builtin_exp2f(x)); }
+__device__ __forceinline__ float fast_reciprocal(float x) { return flushed(1 / x); }
 #else
+// 2^x, 2 ulps
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x for x >= 1, 1 ulp
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+__device__ __forceinline__ double fast_reciprocal(double x) { return 1 / x; }
+
+// a < b ? yes : no, with both already computed: a compiler may make a branch of the operator, and half a warp would wait.
+#ifdef FUSEGRAPH_CPU
+__device__ __forceinline__ float select_less(float a, float b, float yes, float no) { return a < b ? yes : no; }
+#else
+__device__ __forceinline__ float select_less(float a, float b, float yes, float no) {
+  float y;
+  asm("{ .reg .pred less; setp.lt.f32 less, %1, %2; selp.f32 %0, %3, %4, less; }"
+      : "=f"(y) : "f"(a), "f"(b), "f"(yes), "f"(no));
+  return y;
+}
+#endif
+__device__ __forceinline__ double select_less(double a, double b, double yes, double no) { return a < b ? yes : no; }
+
+// ---- float functions without branches: the same steps on a GPU and on a CPU
+
+#ifdef APPROXIMATE_MATH
 }  // namespace math
 #include "math_approximate.cuh"
 namespace math {
-#endif
+#else
+__device__ __forceinline__ float exp(float x) { return C_LIBRARY(expf)(x); }
+__device__ __forceinline__ float expm1(float x) { return C_LIBRARY(expm1f)(x); }
+__device__ __forceinline__ float sqrt(float x) { return C_LIBRARY(sqrtf)(x); }
+__device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
+__device__ __forceinline__ float divide(float a, float b) { return a / b; }
 
-// log(1 + exp(x)) for x <= 0
-template <class T>
-__device__ __forceinline__ T log1p_exp(T x) {
-  return log1p(exp(x));
+// exp(x) - 1 for x <= 0.  With x = n log(2) + f, n an integer, it is 2^n (exp(f) - 1) + (2^n - 1).  Adding 1.5 * 2^23
+// rounds to an integer and leaves it in the lowest bits.
+__device__ __forceinline__ float expm1_negative(float x) {
+  const float low = maximum(x, -32.0f);  // where the result is -1
+  const float shifted = fma(low, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
+  const float f = fma(n, 1.90465421e-9f, fma(n, -0.693147182f, low));
+  float p = 0.00138825225f;
+  p = fma(p, f, 0.00836651959f);
+  p = fma(p, f, 0.0416672006f);
+  p = fma(p, f, 0.166665435f);
+  p = fma(p, f, 0.49999997f);
+  p = fma(f * f, p, f);
+  const float power = bits_float((float_bits(shifted) << 23) + 0x3f800000u);
+  return copysign(fma(p, power, power - 1), x);
 }
+// log(1 + exp(x)) for x <= 0: with e = exp(x), twice the series of artanh(e / (2 + e)).
+__device__ __forceinline__ float log1p_exp(float x) {
+  const float e = exp(x), s = e * fast_reciprocal(2 + e), square = s * s;
+  float p = 0.28011945f;
+  p = fma(p, square, 0.280018151f);
+  p = fma(p, square, 0.400215268f);
+  p = fma(p, square, 0.666664183f);
+  return fma(s * square, p, 2 * s);
+}
+// A polynomial near 0, 1 - 2 / (1 + exp(2 |x|)) elsewhere.
+__device__ __forceinline__ float tanh(float x) {
+  const float square = x * x;
+  float p = 0.0164376106f;
+  p = fma(p, square, -0.0526718311f);
+  p = fma(p, square, 0.133207247f);
+  p = fma(p, square, -0.333329469f);
+  const float near_zero = fma(x * square, p, x);
+  const float r = fast_reciprocal(1 + fast_exp2(2.88539008f * abs(x)));
+  return copysign(select_less(abs(x), 0.55f, near_zero, fma(-2.0f, r, 1.0f)), x);  // -0 too
+}
+// A polynomial near 0, elsewhere 1 - erfc(|x|), whose logarithm is a polynomial.
+__device__ __forceinline__ float erf(float x) {
+  const float square = x * x;
+  float p = 0.00461861119f;
+  p = fma(p, square, -0.02670892f);
+  p = fma(p, square, 0.11282102f);
+  p = fma(p, square, -0.376125753f);
+  p = fma(p, square, 0.128379166f);
+  const float near_zero = fma(x, p, x);
+  const float a = minimum(abs(x), 4.0f);  // where the result is 1
+  float q = 3.22234497e-4f;
+  q = fma(q, a, -4.75307321e-3f);
+  q = fma(q, a, 3.34122106e-2f);
+  q = fma(q, a, -0.152530298f);
+  q = fma(q, a, -0.916532755f);
+  q = fma(q, a, -1.62838554f);
+  q = fma(q, a, 5.05422177e-5f);
+  return select_less(abs(x), 0.55f, near_zero, copysign(1 - fast_exp2(q), x));
+}
+#endif
+__device__ __forceinline__ double expm1_negative(double x) { return expm1(x); }
+__device__ __forceinline__ double log1p_exp(double x) { return log1p(exp(x)); }
+
+// ---- sigmoid and its relatives
+
 // 1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow.
 template <class T>
 __device__ __forceinline__ T sigmoid(T x) {
-  const T e = exp(-abs(x));
-  return divide(x < 0 ? e : T(1), 1 + e);
+  const T e = exp(-abs(x)), r = fast_reciprocal(1 + e);
+  return x < 0 ? e * r : r;
 }
 // The derivative of sigmoid, sigmoid(x) * sigmoid(-x).
 template <class T>
 __device__ __forceinline__ T sigmoid_slope(T x) {
-  const T e = exp(-abs(x));
-  return divide(e, (1 + e) * (1 + e));
+  const T e = exp(-abs(x)), r = fast_reciprocal(1 + e);
+  return e * r * r;
 }
 template <class T>
 __device__ __forceinline__ T sigmoid_backward(T loss, T x) {
@@ -142,7 +234,8 @@ __device__ __forceinline__ T swish(T x, T beta = 1) {
 }
 template <class T>
 __device__ __forceinline__ T swish_backward(T loss, T x, T beta = 1) {
-  return loss * (sigmoid(beta * x) + beta * (x * sigmoid_slope(beta * x)));
+  const T u = beta * x, e = exp(-abs(u)), r = fast_reciprocal(1 + e);
+  return loss * ((u < 0 ? e * r : r) + beta * (x * (e * r * r)));
 }
 // log(1 + exp(beta * x)) / beta = max(x, 0) + log(1 + exp(-beta * |x|)) / beta
 template <class T>
@@ -157,35 +250,58 @@ __device__ __forceinline__ T softplus_backward(T loss, T x, T beta = 1) {
 template <class T>
 __device__ __forceinline__ T mish(T x) {
   const T w = exp(minimum(x, T(40))), n = w * (w + 2);
-  return x * divide(n, n + 2);
+  return x * (n * fast_reciprocal(n + 2));
 }
 
 // ---- GELU
 
-// What rounding sqrt(1/2) to the argument's type leaves out.
-__device__ __forceinline__ float sqrt_half_rest(float) { return 1.2101617e-8f; }
-__device__ __forceinline__ double sqrt_half_rest(double) { return -4.8336466567264567e-17; }
-
+// exp(-x^2 / 2)
+__device__ __forceinline__ double gaussian(double x) { return exp(-0.5 * x * x); }
 // Distribution function of the normal distribution, erfc(z) / 2 with z = -x / sqrt(2).  erfc falls so steeply that the
 // rounding error r of z would show: d/dz log(erfc(z)) is about -2z for z > 0.
-template <class T>
-__device__ __forceinline__ T normal_cdf(T x) {
-  const T sqrt_half = T(0.70710678118654752), z = -x * sqrt_half;
-  const T r = fma(-x, sqrt_half, -z) - x * sqrt_half_rest(x);
-  const T p = T(0.5) * erfc(z);
+__device__ __forceinline__ double normal_cdf(double x) {
+  const double sqrt_half = 0.70710678118654752, z = -x * sqrt_half;
+  const double r = fma(-x, sqrt_half, -z) + x * 4.8336466567264567e-17;
+  const double p = 0.5 * erfc(z);
   return z > 0 && z < 30 ? fma(p, -2 * z * r, p) : p;
 }
-template <class T>
-__device__ __forceinline__ T normal_density(T x) {
-  return T(0.3989422804014327) * exp(T(-0.5) * x * x);
+#ifndef APPROXIMATE_MATH
+// exp(-x^2 / 2), as 2^(scale * x^2).  The exponent is large, so what rounding it leaves out is made good.
+__device__ __forceinline__ float gaussian(float x) {
+  const float a = C_LIBRARY(fminf)(abs(x), 15.0f);  // where the result is 0
+  const float scale = -0.72134752f, half = scale * a, exponent = half * a;
+  const float rest = fma(fma(a, scale, -half), a, fma(half, a, -exponent));
+  const float power = exp2(exponent);
+  return fma(power, 0.693147182f * rest, power);
 }
+// Distribution function of the normal distribution.  For a = |x|, normal_cdf(-a) / gaussian(a) is nearly a quotient of
+// polynomials: p / q is the least-maximum fit for a <= 14, an error of 2^-26.5, and makes good that `scale` is rounded.
+__device__ __forceinline__ float normal_cdf(float x) {
+  const float a = C_LIBRARY(fminf)(abs(x), 15.0f);
+  float p = 4.31023119e-3f;
+  p = fma(p, a, 4.19893786e-2f);
+  p = fma(p, a, 0.18735449f);
+  p = fma(p, a, 0.444049329f);
+  p = fma(p, a, 0.5f);
+  float q = 1.08041707e-2f;
+  q = fma(q, a, 0.105254494f);
+  q = fma(q, a, 0.480331987f);
+  q = fma(q, a, 1.21992373f);
+  q = fma(q, a, 1.68598366f);
+  q = fma(q, a, 1.0f);
+  const float tail = gaussian(x) * (p * fast_reciprocal(q));
+  return x < 0 ? tail : 1 - tail;
+}
+#endif
 template <class T>
 __device__ __forceinline__ T gelu(T x) {
   return x * normal_cdf(x);
 }
+// The second term is the density of the normal distribution times x.
 template <class T>
 __device__ __forceinline__ T gelu_backward(T loss, T x) {
-  return loss * (normal_cdf(x) + x * normal_density(x));
+  const T density = T(0.3989422804014327) * gaussian(x);
+  return loss * (normal_cdf(x) + x * density);
 }
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), by (1 + tanh(u)) / 2 = sigmoid(2u)
 template <class T>
@@ -197,7 +313,8 @@ __device__ __forceinline__ T gelu_approx_tanh_backward(T loss, T x) {
   const T square = minimum(x * x, T(1e4));  // beyond it sigmoid_slope is 0, and 0 * infinity would be NaN
   const T u = x * fma(T(0.07135481627260025), square, T(1.5957691216057308));
   const T slope = fma(T(0.21406444881780075), square, T(1.5957691216057308));
-  return loss * (sigmoid(u) + x * sigmoid_slope(u) * slope);
+  const T e = exp(-abs(u)), r = fast_reciprocal(1 + e);
+  return loss * ((u < 0 ? e * r : r) + x * (e * r * r) * slope);
 }
 
 // ---- piecewise activations
@@ -220,11 +337,11 @@ __device__ __forceinline__ T leaky_relu_backward(T loss, T x, T slope, T corner 
 }
 template <class T>
 __device__ __forceinline__ T elu(T x, T alpha) {
-  return x > 0 ? x : alpha * expm1(x);
+  return select_less(T(0), x, x, alpha * expm1_negative(x));
 }
 template <class T>
 __device__ __forceinline__ T elu_backward(T loss, T x, T alpha) {
-  return x > 0 ? loss : loss * (alpha * exp(x));
+  return select_less(T(0), x, loss, loss * (alpha * exp(x)));
 }
 template <class T>
 __device__ __forceinline__ T hardsigmoid(T x) {

@@ -1,35 +1,21 @@
 // Float functions for kernels that store floats of 16 bits or fewer only: shorter, still far more exact than the stores.
 //
-// u is 2^-24.  The bounds are relative and hold for results of at least 2^-126; smaller ones become 0 on a GPU.  NaN and
-// infinity are as in math.cuh.  Rounding x * log2(e) makes the error of exp grow with |x|.
+// u is 2^-24, and no error is above 2^-15.  The bounds are relative and hold for results of at least 2^-119; smaller ones
+// may become 0.  NaN and infinity are as in math.cuh.  Rounding x * log2(e) makes the error of exp grow with |x|.
 #pragma once
 
 namespace math {
 
 #ifdef FUSEGRAPH_CPU
-__device__ __forceinline__ float fast_exp2(float x) { return __builtin_exp2f(x); }
 __device__ __forceinline__ float fast_log2(float x) { return __builtin_log2f(x); }
-__device__ __forceinline__ float fast_reciprocal(float x) { return 1 / x; }
 __device__ __forceinline__ float sqrt(float x) { return __builtin_sqrtf(x); }
 __device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
 __device__ __forceinline__ float divide(float a, float b) { return a / b; }
 #else
-// 2^x, error 2u
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // log2(x), error 2^-22 absolute in [0.5, 2], relative elsewhere
 __device__ __forceinline__ float fast_log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-// 1 / x for 1 <= |x| < 2^126, error 2u
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // error 2u
@@ -53,34 +39,64 @@ __device__ __forceinline__ float divide(float a, float b) {
 #endif
 
 // error (4 + 2 |x|) u
-__device__ __forceinline__ float exp(float x) { return fast_exp2(1.4426950408889634f * x); }
-// error (8 + 2 |x|) u for x < 0, 8u for x > 0
-__device__ __forceinline__ float sigmoid(float x) { return fast_reciprocal(1 + exp(-x)); }
-// error (12 + 2 |x|) u
-__device__ __forceinline__ float sigmoid_slope(float x) {
-  const float e = exp(-abs(x)), r = fast_reciprocal(1 + e);
-  return e * r * r;
+__device__ __forceinline__ float exp(float x) { return fast_exp2(1.44269504f * x); }
+// error 160u.  The first terms of the series where the difference would cancel.
+__device__ __forceinline__ float expm1(float x) {
+  const float near_zero = x * fma(x, fma(x, 0.166666667f, 0.5f), 1.0f);
+  return select_less(abs(x), 0.03125f, near_zero, exp(x) - 1);
 }
-// log(1 + exp(x)) for x <= 0, error (128 + 2 |x|) u.  A series where the argument of fast_log2 would be close to 1.
+__device__ __forceinline__ float expm1_negative(float x) { return expm1(x); }
+// error 80u, as expm1
+__device__ __forceinline__ float tanh(float x) {
+  const float near_zero = x * fma(x * x, -0.333333333f, 1.0f);
+  const float r = fast_reciprocal(1 + fast_exp2(2.88539008f * x));
+  return select_less(abs(x), 0.0625f, near_zero, fma(-2.0f, r, 1.0f));
+}
+// As the exact one with shorter polynomials, error 104u.
+__device__ __forceinline__ float erf(float x) {
+  const float square = x * x, a = abs(x);
+  const float near_zero = x * fma(fma(0.105010375f, square, -0.375537306f), square, 1.12837255f);
+  float q = -2.54951091e-3f;
+  q = fma(q, a, 2.74982583e-2f);
+  q = fma(q, a, -0.144563749f);
+  q = fma(q, a, -0.922216177f);
+  q = fma(q, a, -1.62634563f);
+  q = fma(q, a, -2.38204739e-4f);
+  return select_less(a, 0.45f, near_zero, copysign(1 - fast_exp2(q), x));
+}
+// error (8 + 2 |x|) u for x < 0, 8u for x > 0
+__device__ __forceinline__ float sigmoid(float x) { return fast_reciprocal(1 + fast_exp2(-1.44269504f * x)); }
+// log(1 + exp(x)) for x <= 0, error (192 + 2 |x|) u.  A series where the argument of fast_log2 would be close to 1.
 __device__ __forceinline__ float log1p_exp(float x) {
   const float e = exp(x);
-  const float series = e * fma(e, fma(e, fma(e, -0.25f, 0.33333333f), -0.5f), 1.0f);
-  return e < 0.0625f ? series : 0.69314718f * fast_log2(1 + e);
+  const float series = e * fma(e, fma(e, 0.333333333f, -0.5f), 1.0f);
+  return select_less(e, 0.03125f, series, 0.693147182f * fast_log2(1 + e));
 }
-// Distribution function of the normal distribution.  For a = |x|, exp(a^2 / 2) * normal_cdf(-a) is t * P(t) with
-// t = 1 / (1 + 0.305 a); P is the least-maximum fit of degree 7 for a <= 14.2, 1.6u off.  Error (16 + 2 x^2) u for x < 0.
+__device__ __forceinline__ float softplus(float x, float beta = 1) {
+  return fma(log1p_exp(-beta * abs(x)), 1 / beta, maximum(x, 0.0f));
+}
+// exp(-x^2 / 2), error (4 + 2 x^2) u
+__device__ __forceinline__ float gaussian(float x) { return fast_exp2(-0.72134752f * x * x); }
+// Distribution function of the normal distribution.  For a = |x|, log2(normal_cdf(-a)) is nearly a polynomial: this one is
+// fitted for a <= 13, beyond which normal_cdf(-a) is below 2^-126.  Error 416u, at the far end.
 __device__ __forceinline__ float normal_cdf(float x) {
-  const float t = fast_reciprocal(fma(0.305f, abs(x), 1.0f));
-  float p = 0.036710875f;
-  p = fma(p, t, -0.15303916f);
-  p = fma(p, t, 0.1858089f);
-  p = fma(p, t, -0.03806601f);
-  p = fma(p, t, 0.12107154f);
-  p = fma(p, t, 0.10340485f);
-  p = fma(p, t, 0.12246954f);
-  p = fma(p, t, 0.12163954f);
-  const float tail = exp(-0.5f * x * x) * (t * p);
+  const float a = abs(x);
+  float q = -1.95396699e-9f;
+  q = fma(q, a, 1.41853036e-7f);
+  q = fma(q, a, -4.53328767e-6f);
+  q = fma(q, a, 8.44223468e-5f);
+  q = fma(q, a, -1.02589442e-3f);
+  q = fma(q, a, 8.68498068e-3f);
+  q = fma(q, a, -5.39917387e-2f);
+  q = fma(q, a, -0.458759934f);
+  q = fma(q, a, -1.15099037f);
+  q = fma(q, a, -1.00003004f);
+  const float tail = fast_exp2(q);
   return x < 0 ? tail : 1 - tail;
+}
+// As in math.cuh, with log2(e) in the coefficients of the polynomial.
+__device__ __forceinline__ float gelu_approx_tanh(float x) {
+  return x * fast_reciprocal(1 + fast_exp2(x * fma(-0.102943239f, x * x, -2.3022082f)));
 }
 
 }  // namespace math
