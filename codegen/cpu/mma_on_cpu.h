@@ -1,8 +1,8 @@
 // ldmatrix, stmatrix and mma.sync on the CPU: every lane brings its registers to a meeting of the warp.
 //
-// Products of floats are formed and added in float, one after the other along the sum.  The tensor cores add the products
-// of one instruction and the accumulator at once, aligned to the largest of them and cut off.  NaN and infinity
-// propagate.  Integers wrap around.
+// Products of floats are formed and added in float, one after the other along the sum.  The tensor cores add the
+// products of one instruction and the accumulator at once, aligned to the largest of them and cut off.  NaN and
+// infinity propagate.  Integers wrap around.
 #pragma once
 
 #include "cuda_on_cpu.h"

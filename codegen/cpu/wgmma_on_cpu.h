@@ -1,7 +1,7 @@
 // wgmma on the CPU: a product reads its operands when it is issued, and its results are withheld until a wait.
 //
-// In between the accumulators hold signalling NaNs, so that a read before the wait shows, and a write is an error; so is
-// a change of the shared memory that the product reads.  Tiles lie in dynamic shared memory.
+// In between the accumulators hold signalling NaNs, so that a read before the wait shows, and a write is an error; so
+// is a change of the shared memory that the product reads.  Tiles lie in dynamic shared memory.
 #pragma once
 
 #include "mma_on_cpu.h"
@@ -243,7 +243,8 @@ inline void finish(Product& product, Products& products, const Where& where) {
     Accumulators& to = *product.to;
     unsigned char a[64][32], b[256][32];
     read_operands(instruction, a, b, false);
-    if ((!instruction.a_in_registers && __builtin_memcmp(a, product.a, sizeof a)) || __builtin_memcmp(b, product.b, 32 * to.columns))
+    const bool a_changed = !instruction.a_in_registers && __builtin_memcmp(a, product.a, sizeof a);
+    if (a_changed || __builtin_memcmp(b, product.b, 32 * to.columns))
         fail(instruction.where, "the shared memory that it reads was written before wgmma_wait");
     if (!instruction.accumulate) memset(to.values, 0, 64 * to.columns * sizeof(uint32));
     instruction.run(to, product.a, product.b);

@@ -1,7 +1,7 @@
 // Matrix fragments of a warp: loads and stores of 8x8 matrices (ldmatrix, stmatrix) and their product (mma.sync).
 //
-// Every lane of the warp takes part.  A register is four bytes of one row: two elements of 16 bits, four of 8, one of 32.
-// With g = lane / 4 and t = lane % 4, the fragments of mma are
+// Every lane of the warp takes part.  A register is four bytes of one row: two elements of 16 bits, four of 8, one of
+// 32.  With g = lane / 4 and t = lane % 4, the fragments of mma are
 //   a[r]   row g + 8 * (r & 1), bytes 4 * t + 16 * (r >> 1) of that row of A (16 rows of 32 bytes)
 //   b[r]   column g, bytes 4 * t + 16 * r of that column of B (8 columns of 32 bytes)
 //   d[i]   row g + 8 * (i >> 1), column 2 * t + (i & 1)

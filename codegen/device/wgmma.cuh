@@ -1,10 +1,11 @@
 // Products of a warpgroup, asynchronous, from shared memory (wgmma, sm_90a).
 //
-// All 128 threads of an aligned warpgroup take part, with one descriptor of each operand.  Operands are 32 bytes deep along
-// the sum: 16 elements of 16 bits, 8 of tf32, 32 of 8 bits.  Of d, thread l of warp w (of the warpgroup) holds
+// All 128 threads of an aligned warpgroup take part, with one descriptor of each operand.  Operands are 32 bytes deep
+// along the sum: 16 elements of 16 bits, 8 of tf32, 32 of 8 bits.  Of d, thread l of warp w (of the warpgroup) holds
 //   d[4 * j + i]   row 16 * w + l / 4 + 8 * (i >> 1), column 8 * j + 2 * (l % 4) + (i & 1)
-// A pipeline is: wgmma_fence, any number of wgmma on one accumulator, wgmma_commit, and wgmma_wait before d, or the shared
-// memory that was read, is touched.  What ordinary stores wrote to shared memory is seen after fence_async_shared (tma.cuh).
+// A pipeline is: wgmma_fence, any number of wgmma on one accumulator, wgmma_commit, and wgmma_wait before d, or the
+// shared memory that was read, is touched.  What ordinary stores wrote to shared memory is seen after
+// fence_async_shared (tma.cuh).
 #pragma once
 #include "mma.cuh"
 
@@ -12,14 +13,15 @@
 #include "wgmma_on_cpu.h"
 #else
 
-// Describes an operand in shared memory; addresses and strides are multiples of 16 bytes.  Swizzle is the width in bytes of
-// the rows within which 16-byte chunks change places (bits 4 to 6 of an address ^= bits 7 to 9, fewer for 64 and 32), or 0:
-// the width then is 16, and nothing changes places.  `tile` is aligned to 8 rows.
-//   sum innermost (K-major): a row or column of the operand is a row of Swizzle bytes, of which 32 are read, from `tile` on;
-//     stride_bytes lie between groups of 8 rows.  Without swizzle, leading_bytes lie between the two halves of the 32 bytes.
-//   sum outermost (transposed, 16-bit elements): a row is Swizzle bytes of one element of the sum, 8 such rows are a group.
-//     stride_bytes lie between groups, leading_bytes between the neighbours of Swizzle bytes along the rows; without swizzle
-//     it is the other way round.
+// Describes an operand in shared memory; addresses and strides are multiples of 16 bytes.  Swizzle is the width in
+// bytes of the rows within which 16-byte pieces change places (bits 4 to 6 of an address ^= bits 7 to 9, fewer for 64
+// and 32), or 0: the width then is 16, and nothing changes places.  Swizzled tiles start at a multiple of 8 rows.
+//   sum innermost (K-major): a row or column of the operand is a row of Swizzle bytes, of which 32 are read, from
+//     `tile` on; stride_bytes lie between groups of 8 rows.  Without swizzle, leading_bytes lie between the halves of
+//     the 32.
+//   sum outermost (transposed, 16-bit elements): a row is Swizzle bytes of one element of the sum, 8 such rows are a
+//     group.  stride_bytes lie between groups, leading_bytes between the neighbours of Swizzle bytes along the rows;
+//     without swizzle it is the other way round.
 template <int Swizzle>
 __device__ __forceinline__ uint64 matrix_descriptor(const void* tile, uint32 leading_bytes, uint32 stride_bytes) {
     static_assert(Swizzle == 128 || Swizzle == 64 || Swizzle == 32 || Swizzle == 0, "rows of 128, 64, 32 bytes, or 0");
@@ -85,8 +87,8 @@ struct WgmmaTail<float16, float16, TransposeA, TransposeB> : WgmmaTail16<Transpo
 template <int N>
 struct Wgmma;
 
-// d = A B, or d += A B.  A has 64 rows, B N columns, N a multiple of 8 up to 256, for integers of 16 beyond 32; the types
-// are those of mma.  A kernel says FUSEGRAPH_WGMMA(N) once, outside of functions, for each N that it uses.
+// d = A B, or d += A B.  A has 64 rows, B N columns, N a multiple of 8 up to 256, for integers of 16 beyond 32; the
+// types are those of mma.  A kernel says FUSEGRAPH_WGMMA(N) once, outside of functions, for each N that it uses.
 template <class A, class B, int N, int TransposeA = 0, int TransposeB = 0, class D>
 __device__ __forceinline__ void wgmma(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate) {
     Wgmma<N>::template run<A, B, TransposeA, TransposeB>(d, a, b, accumulate);
@@ -105,26 +107,27 @@ __device__ __forceinline__ void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint6
         WGMMA_RUN(N, float, "+f", i0, i1, i2, i3, i4, i5, i6, i7, i8) \
         WGMMA_RUN(N, int32, "+r", i0, i1, i2, i3, i4, i5, i6, i7, i8) \
     };
-#define WGMMA_RUN(N, D, REGISTER, i0, i1, i2, i3, i4, i5, i6, i7, i8)                                                  \
-    template <class A, class B, int TransposeA, int TransposeB>                                                        \
-    static __device__ __forceinline__ void run(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate) {                   \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i0 ", 0;\n"                                                          \
-            "wgmma.mma_async.sync.aligned.m64n" #N "%" #i1 "%" #i2 " {" WGMMA_NAMES_##N "}, %" #i5 ", %" #i4 ", p%" #i3 \
-            ";\n}"                                                                                                     \
-            : WGMMA_REGISTERS_##N(REGISTER)                                                                            \
-            : "r"(int32(accumulate)), "C"(MatrixProduct<A, B>::k), "C"(MatrixProduct<A, B>::types),                    \
-              "C"(WgmmaTail<A, B, TransposeA, TransposeB>::text), "l"(b), "l"(a));                                     \
-    }                                                                                                                  \
-    template <class A, class B, int TransposeB>                                                                        \
-    static __device__ __forceinline__ void run(D (&d)[N / 2], const uint32 (&a)[4], uint64 b, bool accumulate) {       \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i0 ", 0;\n"                                                          \
-            "wgmma.mma_async.sync.aligned.m64n" #N "%" #i1 "%" #i2 " {" WGMMA_NAMES_##N "}, {%" #i5 ", %" #i6 ", %" #i7 \
-            ", %" #i8 "}, %" #i4 ", p%" #i3 ";\n}"                                                                     \
-            : WGMMA_REGISTERS_##N(REGISTER)                                                                            \
-            : "r"(int32(accumulate)), "C"(MatrixProduct<A, B>::k), "C"(MatrixProduct<A, B>::types),                    \
-              "C"(WgmmaTail<A, B, 0, TransposeB>::text_registers), "l"(b), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])); \
+#define WGMMA_RUN(N, D, REGISTER, i0, i1, i2, i3, i4, i5, i6, i7, i8)                                            \
+    template <class A, class B, int TransposeA, int TransposeB>                                                  \
+    static __device__ __forceinline__ void run(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate) {             \
+        asm volatile(                                                                                            \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i0 ", 0;\n"                                                    \
+            "wgmma.mma_async.sync.aligned.m64n" #N "%" #i1 "%" #i2 " {" WGMMA_NAMES_##N "}, %" #i5 ", %" #i4     \
+            ", p%" #i3 ";\n}"                                                                                    \
+            : WGMMA_REGISTERS_##N(REGISTER)                                                                      \
+            : "r"(int32(accumulate)), "C"(MatrixProduct<A, B>::k), "C"(MatrixProduct<A, B>::types),              \
+              "C"(WgmmaTail<A, B, TransposeA, TransposeB>::text), "l"(b), "l"(a));                               \
+    }                                                                                                            \
+    template <class A, class B, int TransposeB>                                                                  \
+    static __device__ __forceinline__ void run(D (&d)[N / 2], const uint32 (&a)[4], uint64 b, bool accumulate) { \
+        asm volatile(                                                                                            \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i0 ", 0;\n"                                                    \
+            "wgmma.mma_async.sync.aligned.m64n" #N "%" #i1 "%" #i2 " {" WGMMA_NAMES_##N "}, {%" #i5 ", %" #i6    \
+            ", %" #i7 ", %" #i8 "}, %" #i4 ", p%" #i3 ";\n}"                                                     \
+            : WGMMA_REGISTERS_##N(REGISTER)                                                                      \
+            : "r"(int32(accumulate)), "C"(MatrixProduct<A, B>::k), "C"(MatrixProduct<A, B>::types),              \
+              "C"(WgmmaTail<A, B, 0, TransposeB>::text_registers), "l"(b), "r"(a[0]), "r"(a[1]), "r"(a[2]),      \
+              "r"(a[3]));                                                                                        \
     }
 
 #define WGMMA_NAMES_8 "%0, %1, %2, %3"
