@@ -3,7 +3,8 @@
  * Two devices whose memory is host memory, all streams in order and immediate.  It is strict where the real driver is:
  * calls that need a context fail without one, cuMemAlloc and cuModuleLoadData fail during a capture unless the thread
  * relaxed its capture mode, addresses freed twice fail.  A "module" is any image starting with "IMG"; its kernels are
- * the C functions below, which find their arguments through kernelParams as a GPU would.
+ * the C functions below, which find their arguments through kernelParams as a GPU would.  An image that is a real cubin
+ * has every kernel it is asked for: each logs its pointers, as many as `double_pointers` said.
  * `double_log()` is the text of the calls that matter, for tests to read.
  */
 #define _GNU_SOURCE
@@ -167,17 +168,25 @@ static void add_one(unsigned threads, void **params) {
   }
 }
 static void mixed(unsigned threads, void **params) {
-  unsigned char *map = params[3];
-  LOG("mixed %llx %d %.3f map%d %d..%d %lld\n", *(unsigned long long *)params[0], *(int *)params[1], *(float *)params[2],
-      (int)((uintptr_t)map % 128), map[0], map[127], *(long long *)params[4]);
+  unsigned char *first = params[1], *second = params[3];
+  LOG("mixed %llx %llx map%d %d..%d map%d\n", *(unsigned long long *)params[0], *(unsigned long long *)params[2],
+      (int)((uintptr_t)first % 64), first[0], first[127], (int)((uintptr_t)second % 64));
+}
+static int pointers = 2;
+void double_pointers(int n) { pointers = n; }
+static void from_cubin(unsigned threads, void **params) {
+  LOG("kernel");
+  for (int i = 0; i < pointers; i++) LOG(" %llx", *(unsigned long long *)params[i]);
+  LOG("\n");
 }
 static void nothing(unsigned threads, void **params) {}
 
 CUresult cuModuleLoadData(void **m, const void *image) {
   NEED_CONTEXT;
   NEED_RELAXED;
-  if (memcmp(image, "IMG", 3)) return INVALID_IMAGE;
+  if (memcmp(image, "IMG", 3) && memcmp(image, "\x7f" "ELF", 4)) return INVALID_IMAGE;
   *m = malloc(1);
+  *(char *)*m = *(char *)image;
   LOG("load\n");
   return OK;
 }
@@ -185,7 +194,7 @@ CUresult cuModuleUnload(void *m) { NEED_CONTEXT; NEED_RELAXED; free(m); LOG("unl
 CUresult cuModuleGetFunction(void **f, void *m, const char *name) {
   NEED_CONTEXT;
   *f = !strcmp(name, "add_one") ? (void *)add_one : !strcmp(name, "mixed") ? (void *)mixed
-     : !strcmp(name, "nothing") ? (void *)nothing : 0;
+     : !strcmp(name, "nothing") ? (void *)nothing : *(char *)m == 0x7f ? (void *)from_cubin : 0;
   return *f ? OK : NOT_FOUND;
 }
 CUresult cuFuncGetAttribute(int *v, int a, void *f) {
@@ -193,13 +202,79 @@ CUresult cuFuncGetAttribute(int *v, int a, void *f) {
   return OK;
 }
 CUresult cuFuncSetAttribute(void *f, int a, int v) { LOG("attribute %d = %d\n", a, v); return OK; }
-CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned shared, void *stream, void **params, void **extra) {
+typedef struct { int id, padding; int value[16]; } Attribute;
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  Attribute *attributes;
+  unsigned attribute_count;
+} Config;
+CUresult cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra) {
   NEED_CONTEXT;
   if (extra) return INVALID_VALUE;
-  if (stream == (void *)0xBAD) return INVALID_HANDLE;
-  if (f != (void *)nothing && f != (void *)add_one) LOG("launch %u,%u,%u %u,%u,%u %u %p\n", gx, gy, gz, bx, by, bz, shared, stream);
-  ((Kernel)f)(gx * bx, params);
+  if (c->stream == (void *)0xBAD) return INVALID_HANDLE;
+  if (f != (void *)nothing && f != (void *)add_one) {
+    LOG("launch %u,%u,%u %u,%u,%u %u %p", c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2],
+        c->shared, c->stream);
+    for (unsigned i = 0; i < c->attribute_count; i++) {
+      int *v = c->attributes[i].value;
+      if (c->attributes[i].id == 4) LOG(" cluster %d,%d,%d", v[0], v[1], v[2]);
+      else if (c->attributes[i].id == 6) LOG(" dependent %d", v[0]);
+      else return INVALID_VALUE;
+    }
+    LOG("\n");
+  }
+  ((Kernel)f)(c->grid[0] * c->block[0], params);
+  return OK;
+}
+
+/* A tensor map: the address in the first bytes, the kind of map in the last. */
+static CUresult encode(unsigned char *map, int rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides, int kind) {
+  if ((uintptr_t)map % 64 || address % 16) return INVALID_VALUE;
+  memset(map, 0, 128);
+  memcpy(map, &address, 8);
+  map[127] = kind;
+  for (int i = 0; i < rank; i++) LOG(" %llu", (unsigned long long)sizes[i]);
+  for (int i = 0; i < rank - 1; i++) LOG(" /%llu", (unsigned long long)strides[i]);
+  return OK;
+}
+CUresult cuTensorMapEncodeTiled(void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes,
+                                const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave,
+                                int swizzle, int promotion, int fill) {
+  LOG("tiled type %d swizzle %d box", type, swizzle);
+  for (unsigned i = 0; i < rank; i++) LOG(" %u(%u)", box[i], steps[i]);
+  CUresult result = encode(map, rank, address, sizes, strides, 7);
+  LOG("\n");
+  return result;
+}
+CUresult cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes,
+                                 const uint64_t *strides, const int *lower, const int *upper, unsigned channels,
+                                 unsigned pixels, const unsigned *steps, int interleave, int swizzle, int promotion,
+                                 int fill) {
+  LOG("im2col type %d swizzle %d box %u %u from", type, swizzle, channels, pixels);
+  for (unsigned i = 0; i < rank - 2; i++) LOG(" %d..%d(%u)", lower[i], upper[i], steps[i + 1]);
+  CUresult result = encode(map, rank, address, sizes, strides, 8);
+  LOG("\n");
+  return result;
+}
+CUresult cuTensorMapReplaceAddress(void *map, void *address) {
+  if ((uintptr_t)map % 64 || (uintptr_t)address % 16) return INVALID_VALUE;
+  memcpy(map, &address, 8);
+  LOG("replace\n");
+  return OK;
+}
+
+CUresult cuStreamCreate(void **s, unsigned flags) { NEED_CONTEXT; *s = CAPTURING_STREAM; return OK; }
+CUresult cuStreamDestroy_v2(void *s) { NEED_CONTEXT; return OK; }
+CUresult cuStreamBeginCapture_v2(void *s, int mode) { NEED_CONTEXT; return OK; }
+CUresult cuStreamEndCapture(void *s, void **g) { NEED_CONTEXT; *g = malloc(1); return OK; }
+CUresult cuGraphInstantiateWithFlags(void **e, void *g, uint64_t flags) { NEED_CONTEXT; *e = malloc(1); return OK; }
+CUresult cuGraphDestroy(void *g) { NEED_CONTEXT; free(g); return OK; }
+CUresult cuGraphExecDestroy(void *e) { NEED_CONTEXT; free(e); LOG("graph gone\n"); return OK; }
+CUresult cuGraphLaunch(void *e, void *s) {
+  NEED_CONTEXT;
+  if (s == (void *)0xBAD) return INVALID_HANDLE;
+  LOG("graph %p on %d\n", s, device_now());
   return OK;
 }
 

@@ -1,48 +1,26 @@
-"""The driver layer: without a driver, against a double of it (libcuda_double.c), and on a GPU.
-
-The functions named ``double_*`` run in a process of their own with the double as its libcuda.so.1, because a process
-loads one driver and keeps it.
-"""
+"""The driver layer: without a driver, and against a double of it (see driver_double)."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import shutil
-import struct
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from driver_double import CAPTURING, double, library, log, raises, run_double, run_python, streams_log
 
 from codegen.dtypes import ALL, bfloat16, float32
+from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
-from fusegraph.runtime import arrays, dlpack, driver, launch
+from fusegraph.runtime import arrays, dlpack, driver, entry_points, launch, replay
 from fusegraph.runtime.arrays import CPU, DeviceArray, cuda_device
 
-HERE = Path(__file__).parent
-CAPTURING = 0x77  # the stream that the double says is being captured
-
-
-def run_python(code: str, **environment: str) -> str:
-    """Run ``code`` in a new interpreter; its output, after checking that it succeeded and wrote no error."""
-    paths = os.pathsep.join([str(HERE.parent), str(HERE)])
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stderr == ""
-    return result.stdout
+TILED = TensorMap(1, "bfloat16", (100, 50), (256,), (64, 32), (1, 2), 128, offset=16)
+IM2COL = TensorMap(
+    1, "float16", (64, 20, 10, 3), (128, 2560, 25600), (8, 16), (1, 2, 2, 1), 0, lower=(-1, -3), upper=(-2, -4)
+)
 
 
 # --- no driver -----------------------------------------------------------------------------------------------------
@@ -86,63 +64,36 @@ def test_importing_the_runtime_imports_no_framework_and_no_bindings():
     )
 
 
-# --- argument packing ----------------------------------------------------------------------------------------------
+# --- structures of the driver --------------------------------------------------------------------------------------
 
 
-def test_packing_aligns_each_parameter():
-    assert launch._packing(["pointer"] * 3) == ("<QQQ", (0, 8, 16), 24)
-    layout = ["int32", "pointer", "float32", "tensor_map", "int32", "float64"]
-    format_, offsets, size = launch._packing(layout)
-    assert offsets == (0, 8, 16, 128, 256, 264)
-    assert size == 272
-    assert struct.calcsize(format_) == size
-    assert launch._packing([]) == ("<", (), 0)
-    with pytest.raises(ArgumentError, match="unknown kernel parameter type 'int16'; there are pointer"):
-        launch._packing(["int16"])
+def test_launch_structures_are_those_of_the_driver():
+    """Against cuda.bindings, field by field, as bytes."""
+    cuda = pytest.importorskip("cuda.bindings.driver")
+    theirs = cuda.CUlaunchConfig()
+    (theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ), theirs.sharedMemBytes = (1, 2, 3), 7
+    (theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ), theirs.hStream = (4, 5, 6), cuda.CUstream(0x55)
+    ours = entry_points.LaunchConfig((1, 2, 3), (4, 5, 6), 7, 0x55, None, 0)
+    assert bytes(ours) == ctypes.string_at(theirs.getPtr(), ctypes.sizeof(ours))
+    theirs.numAttrs = 9
+    assert bytes(ours)[:48] + b"\x09" == ctypes.string_at(theirs.getPtr(), 49)
+
+    cluster = cuda.CUlaunchAttribute()
+    cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    dimensions = cluster.value.clusterDim
+    dimensions.x, dimensions.y, dimensions.z = 2, 3, 4
+    dependent = cuda.CUlaunchAttribute()
+    dependent.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    dependent.value.programmaticStreamSerializationAllowed = 1
+    for number, values, attribute in (
+        (entry_points.CLUSTER_DIMENSION, (2, 3, 4), cluster),
+        (entry_points.PROGRAMMATIC_STREAM_SERIALIZATION, (1,), dependent),
+    ):
+        mine = entry_points.LaunchAttribute(number, 0, values)
+        assert bytes(mine) == ctypes.string_at(attribute.getPtr(), ctypes.sizeof(mine))
 
 
 # --- the double ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def double(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the double, compiled."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("double")
-    command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1"]
-    subprocess.run([*command, HERE / "libcuda_double.c", "-ldl"], check=True)
-    return str(folder)
-
-
-def library() -> Any:
-    """The double in this process, with its log emptied."""
-    assert driver.available(), driver.unavailable_reason()
-    lib = ctypes.CDLL("libcuda.so.1")
-    lib.double_log.restype = ctypes.c_char_p
-    lib.double_clear()
-    return lib
-
-
-def log(lib: Any) -> list[str]:
-    return lib.double_log().decode().splitlines()
-
-
-def streams_log(lib: Any) -> list[str]:
-    return [line for line in log(lib) if line.split()[0] in ("event", "record", "wait", "sync")]
-
-
-def raises(kind: type[Exception], *parts: str) -> Any:
-    class Expect:
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, seen: Any, error: Any, trace: Any) -> bool:
-            assert seen is kind, (seen, error)
-            assert all(part in str(error) for part in parts), str(error)
-            return True
-
-    return Expect()
 
 
 def double_devices() -> None:
@@ -282,29 +233,63 @@ def double_launch() -> None:
         1024,
     )
 
-    layout = ["pointer", "int32", "float32", "tensor_map", "int64"]
-    run = launch.Launch(function, (2, 3, 4), (32, 2, 1), 0, 0, layout)
+    parameters = [0, TILED, 1, IM2COL]
+    run = launch.Launch(function, (2, 3, 4), (32, 2, 1), 0, 2, parameters)
     lib.double_clear()
-    run((0xFFFF_0000_1234, -7, 1.5, bytes(range(128)), -(2**40)), 9)
-    assert log(lib) == ["launch 2,3,4 32,2,1 0 0x9", f"mixed ffff00001234 -7 1.500 map0 0..127 {-(2**40)}"]
-    with raises(ArgumentError, "mixed takes 5 arguments, not 2"):
-        run((1, 2), 0)
-    with raises(ArgumentError, "mixed takes (pointer, int32, float32, tensor_map, int64)", "'text'"):
-        run(("text", -7, 1.5, b"", 1), 0)
-    with raises(DeviceError, "launch mixed, grid (2, 3, 4), block (32, 2, 1)", "cuLaunchKernel"):
-        run((1, -7, 1.5, b"", 1), 0xBAD)
-    assert len(run._free) == 1  # errors give the argument memory back
+    run((0xFFFF_0000_1234, 0x8000), 9)
+    assert log(lib) == [
+        "tiled type 9 swizzle 3 box 64(1) 63(2) 100 50 /256",
+        "im2col type 6 swizzle 0 box 8 16 from -1..-2(2) -3..-4(2) 64 20 10 3 /128 /2560 /25600",
+        "launch 2,3,4 32,2,1 0 0x9",
+        "mixed ffff00001234 8000 map0 16..7 map0",
+    ]
+    lib.double_clear()
+    run([0xFFFF_0000_1234, 0x8000], 9)  # nothing is described again
+    assert log(lib)[0].startswith("launch")
+    lib.double_clear()
+    run([1, 0x9020], 9)
+    assert log(lib) == ["replace", "replace", "launch 2,3,4 32,2,1 0 0x9", "mixed 1 9020 map0 48..7 map0"]
+    for wrong in ([1], [1, 2, 3]):
+        with raises(ArgumentError, f"2 addresses, not {len(wrong)}"):
+            run(wrong, 0)
+    with raises(ArgumentError, "addresses, not ['text', 1]"):
+        run(["text", 1], 0)
+    with raises(DeviceError, "point a tensor map of kernel mixed to address 0x18", "INVALID_VALUE"):
+        run([1, 8], 0)
+    lib.double_clear()
+    run([1, 0x9020], 9)  # what failed is written anew
+    assert [line.split()[0] for line in log(lib)] == ["tiled", "launch", "mixed"]
+    with raises(DeviceError, "launch mixed, grid (2, 3, 4), block (32, 2, 1)", "cuLaunchKernelEx"):
+        run((1, 0x9020), 0xBAD)
+    assert len(run._alone._free) == 1  # errors give the argument memory back
+    bad = launch.Launch(function, (2, 3, 4), (32, 2, 1), 0, 2, parameters)
+    with raises(DeviceError, "kernel mixed", "tensor", "0x18"):
+        bad([1, 8], 0)
+
+    lib.double_clear()
+    launch.Launch(function, (8, 2, 1), (32, 1, 1), 0, 2, parameters, cluster=(4, 2, 1))([1, 16], 0)
+    launch.Launch(function, (8, 2, 1), (32, 1, 1), 0, 2, parameters, dependent=True)([1, 16], 0)
+    launch.Launch(function, (8, 2, 1), (32, 1, 1), 0, 2, parameters, cluster=(8, 2, 1), dependent=True)([1, 16], 0)
+    assert [line for line in log(lib) if line.split()[0] in ("launch", "attribute")] == [
+        "launch 8,2,1 32,1,1 0 (nil) cluster 4,2,1",
+        "launch 8,2,1 32,1,1 0 (nil) dependent 1",
+        "attribute 14 = 1",
+        "launch 8,2,1 32,1,1 0 (nil) cluster 8,2,1 dependent 1",
+    ]
+    for cluster in ((3, 1, 1), (0, 1, 1), (1, 4, 1)):
+        with raises(DeviceError, f"kernel mixed cannot run a grid of (8, 2, 1) in clusters of {cluster}"):
+            launch.Launch(function, (8, 2, 1), (32, 1, 1), 0, 2, cluster=cluster)
 
     # Shared memory above 48 KB, the kernel's own 1000 bytes included, is asked for once; it never shrinks.
     lib.double_clear()
-    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 1000, 0, layout)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 1000, 2)
     assert log(lib) == []
-    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 0, layout)
-    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 0, layout)
-    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 500, 0, layout)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 2)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024, 2)
+    launch.Launch(function, (1, 1, 1), (1, 1, 1), 48 * 1024 - 500, 2)
     assert log(lib) == ["attribute 8 = 49152"]
     with raises(DeviceError, "mixed wants 232448 bytes of dynamic shared memory; cuda:0 has 231448"):
-        launch.Launch(function, (1, 1, 1), (1, 1, 1), 232448, 0, layout)
+        launch.Launch(function, (1, 1, 1), (1, 1, 1), 232448, 2)
     for grid, block, message in (
         ((0, 1, 1), (1, 1, 1), "grid of (0, 1, 1)"),
         ((1, 65536, 1), (1, 1, 1), "grid of (1, 65536, 1)"),
@@ -319,7 +304,7 @@ def double_launch() -> None:
     del module
     gc.collect()
     assert log(lib) == []  # the function keeps its module
-    del function, run
+    del function, run, bad
     gc.collect()
     assert log(lib)[-1] == "unload"
 
@@ -346,7 +331,80 @@ def double_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert 1 < len(add_one._free) <= 4  # they did overlap
+    assert 1 < len(add_one._alone._free) <= 4  # they did overlap
+
+
+def double_sequences() -> None:
+    """Several kernels with one table of addresses; the thread's context is looked at each time."""
+    lib = library()
+    function = launch.load_module(b"\x7fELF", 0).function("any")
+    lib.double_pointers(3)
+    step = launch.Launch(function, (1, 1, 1), (32, 1, 1), 0, 3)
+    run = launch.LaunchSequence([(step, (0, 3, 4)), (step, (4, 2, 1))], 2, [0x77], [0, 0x100], device=0)
+
+    def kernels(*call: Any) -> list[str]:
+        lib.double_clear()
+        run(*call)
+        return [line for line in log(lib) if not line.startswith("launch")]
+
+    assert kernels([0xA0, 0xB0], 0, 0x1000) == ["kernel a0 1000 1100", "kernel 1100 77 b0"]
+    assert kernels([0xA0, 0xB0], 0, 0x1000) == ["kernel a0 1000 1100", "kernel 1100 77 b0"]
+    assert kernels([0xA0, 0xC0], 5, 0x2000) == ["kernel a0 2000 2100", "kernel 2100 77 c0"]
+    assert log(lib)[::2] == ["launch 1,1,1 32,1,1 0 0x5"] * 2
+    addresses = [0xD0, 0xE0]
+    assert kernels(addresses, 0, 0x2000)[0] == "kernel d0 2000 2100"
+    assert log(lib)[::2] == ["launch 1,1,1 32,1,1 0 (nil)"] * 2
+    addresses[0] = 0xF0  # the caller's list is not kept
+    assert kernels(addresses, 0, 0x2000)[0] == "kernel f0 2000 2100"
+
+    with driver.using(1):
+        assert kernels([1, 2], 0, 3)[0] == "push 0"
+        assert log(lib)[-1] == "pop 0"
+    seen: list[list[str]] = []
+
+    def without_a_context() -> None:
+        seen.append(kernels([1, 2], 0, 0x30))
+        seen.append(kernels([1, 2], 0, 0x30))
+
+    thread = threading.Thread(target=without_a_context)
+    thread.start()
+    thread.join()
+    assert seen == [["set current", "kernel 1 30 130", "kernel 130 77 2"], ["kernel 1 30 130", "kernel 130 77 2"]]
+    for wrong in ((0, 1), (0, 1, 5), (0, 1, -1)):
+        with raises(ArgumentError, "kernel any takes 3 arguments"):
+            launch.LaunchSequence([(step, wrong)], 2, [0x77], [0, 0x100], device=0)
+
+
+def double_tensor_maps_of_intermediates() -> None:
+    """Their address changes with the workspace alone."""
+    lib = library()
+    mixed = launch.load_module(b"IMG").function("mixed")
+    step = launch.Launch(mixed, (1, 1, 1), (32, 1, 1), 0, 2, [0, TILED, 1, TILED])
+    run = launch.LaunchSequence([(step, (0, 1))], 1, (), [32], device=0)
+    for workspace, calls in ((0x1000, ["tiled", "tiled"]), (0x1000, []), (0x2000, ["replace", "replace"])):
+        lib.double_clear()
+        run([0x10], 0, workspace)
+        assert [line.split()[0] for line in log(lib)] == [*calls, "launch", "mixed"]
+    run([0x20], 0, 0x2000)
+    assert log(lib)[-1] == "mixed 20 2020 map0 48..7 map0"
+
+
+def double_replays() -> None:
+    lib = library()
+    streams: list[int] = []
+    done = replay.record(streams.append, 1, None)
+    assert streams == [CAPTURING]
+    lib.double_clear()
+    with driver.using(1):
+        done(5)
+    done()
+    assert [line for line in log(lib) if line.startswith("graph")] == ["graph 0x5 on 1", "graph (nil) on 1"]
+    with raises(DeviceError, "launch a CUDA graph", "cuGraphLaunch"):
+        done(0xBAD)
+    lib.double_clear()
+    del done
+    gc.collect()
+    assert "graph gone" in log(lib)
 
 
 def double_device_arrays() -> None:
@@ -428,10 +486,10 @@ DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
 
 
 @pytest.mark.parametrize("name", DOUBLES)
-def test_with_the_double(double: str, name: str):
-    run_python(f"import test_driver; test_driver.{name}()", LD_LIBRARY_PATH=double)
+def test_with_the_double(name: str):
+    run_double("test_driver", name)
 
 
-def test_a_driver_without_devices(double: str):
-    reason = run_python(UNAVAILABLE, LD_LIBRARY_PATH=double, DOUBLE_NO_DEVICE="1")
+def test_a_driver_without_devices():
+    reason = run_python(UNAVAILABLE, LD_LIBRARY_PATH=double(), DOUBLE_NO_DEVICE="1")
     assert "did not start: CUDA_ERROR_NO_DEVICE (100): described by the double; use engine='cpu'" in reason

@@ -9,7 +9,9 @@ import weakref
 import numpy as np
 import pytest
 
+import fusegraph as fg
 from codegen.dtypes import ALL, bfloat16, bool_, float8_e4m3, float32, int32
+from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import arrays, driver, launch, views
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, view
@@ -131,9 +133,18 @@ extern "C" __global__ void add_one(const float* x, float* y) {
   y[i] = x[i] + 1.0f;
 }
 struct alignas(64) Map { unsigned char bytes[128]; };
-extern "C" __global__ void mixed(long long* y, int a, float b, const __grid_constant__ Map map, long long c) {
-  y[0] = a; y[1] = (long long)(b * 2); y[2] = map.bytes[0]; y[3] = map.bytes[127]; y[4] = c;
+extern "C" __global__ void copy_map(const __grid_constant__ Map map, unsigned char* y, const float* x) {
+  y[threadIdx.x] = map.bytes[threadIdx.x];
 }
+#if __CUDA_ARCH__ >= 900
+extern "C" __global__ void cluster_sizes(int* y) {
+  int rank, size;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  y[blockIdx.x] = y[blockIdx.x] * 1000 + size * 10 + rank;
+}
+#endif
 extern "C" __global__ void big_shared(float* y) {
   extern __shared__ float tile[];
   tile[threadIdx.x + 20000] = threadIdx.x;
@@ -177,15 +188,105 @@ def test_gpu_launch(gpu_module):
     run((there.pointer, result.pointer), 0)
     np.testing.assert_array_equal(result.to_numpy(), x + 1)
 
-    y = arrays.to_device(np.zeros(5, np.int64))
-    mixed = gpu_module.function("mixed")
-    layout = ["pointer", "int32", "float32", "tensor_map", "int64"]
-    launch.Launch(mixed, (1, 1, 1), (1, 1, 1), 0, 0, layout)((y.pointer, -7, 1.5, bytes(range(128)), -(2**40)), 0)
-    assert y.to_numpy().tolist() == [-7, 3, 0, 127, -(2**40)]
-
     z = DeviceArray.empty((64,), "float32")
     launch.Launch(gpu_module.function("big_shared"), (1, 1, 1), (64, 1, 1), 81920, 1)((z.pointer,), 0)
     np.testing.assert_array_equal(z.to_numpy(), np.arange(64)[::-1])
+
+
+needs_hopper = pytest.mark.skipif(
+    not driver.available() or driver.properties(0).compute_capability < (9, 0), reason="needs compute capability 9.0"
+)
+
+
+@needs_hopper
+def test_gpu_tensor_maps(gpu_module):
+    """A map pointed to another address is the map that would be made for that address."""
+    tiled = TensorMap(1, "bfloat16", (128, 64), (256,), (64, 32), (1, 1), 128, offset=32)
+    im2col = TensorMap(
+        1, "float16", (64, 20, 10, 3), (128, 2560, 25600), (64, 16), (1, 2, 2, 1), 128, lower=(-1, -1), upper=(-1, -1)
+    )
+    for described in (tiled, im2col):
+        maps = {}
+
+        def mapped(launch_, x, maps=maps):
+            y = arrays.to_device(np.zeros(128, np.uint8))
+            launch_((y.pointer, x.pointer), 0)
+            return y.to_numpy().tobytes()
+
+        def new(described=described):
+            function = gpu_module.function("copy_map")
+            return launch.Launch(function, (1, 1, 1), (128, 1, 1), 0, 2, [described, 0, 1])
+
+        first, second = (DeviceArray.empty((1 << 20,), "int8") for _ in range(2))
+        moved = new()
+        for x in (first, second, first):
+            maps.setdefault(x.pointer, mapped(new(), x))
+            assert mapped(moved, x) == maps[x.pointer]
+        assert len(set(maps.values())) == 2
+    with pytest.raises(DeviceError, match="kernel copy_map"):
+        new()((first.pointer, first.pointer + 8), 0)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dependent", [False, True])
+def test_gpu_clusters_and_dependent_launches(gpu_module, dependent):
+    function = gpu_module.function("cluster_sizes")
+    y = arrays.to_device(np.zeros(16, np.int32))
+    for size in (1, 2, 8, 16):
+        run = launch.Launch(function, (16, 1, 1), (32, 1, 1), 0, 1, cluster=(size, 1, 1), dependent=dependent)
+        driver.memset(y.pointer, 0, y.nbytes)
+        for _ in range(2):
+            run((y.pointer,), 0)
+        expected = size * 10 + np.arange(16) % size
+        np.testing.assert_array_equal(y.to_numpy(), expected * 1001)
+
+
+def test_gpu_calls_where_another_context_is_current_or_none():
+    graph = fg.Graph("contexts")
+    graph.output(-graph.tensor("x", (1000,)), name="y")
+    executable = graph.compile("cuda")
+    x = arrays.to_device(np.arange(1000, dtype=np.float32))
+    seen = []
+
+    def call():
+        for _ in range(3):
+            y = DeviceArray.empty((1000,), "float32")
+            executable(x, out=y)
+            seen.append(y.to_numpy())
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if driver.device_count() > 1:
+        with driver.using(1):
+            call()
+    assert len(seen) >= 3
+    for y in seen:
+        np.testing.assert_array_equal(y, -np.arange(1000))
+
+
+def test_gpu_torch_tensors_that_change_in_place():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch without CUDA")
+    graph = fg.Graph("mutable")
+    graph.output(graph.tensor("x", (64, 32)) * 2, name="y")
+    executable = graph.compile("cuda")
+    x, y = torch.ones(64, 32, device="cuda"), torch.empty(64, 32, device="cuda")
+    for _ in range(3):
+        executable(x, out=y)
+    x.set_(torch.full((64, 32), 3.0, device="cuda"))
+    assert (executable(x, out=y) == 6).all()
+    for change in (lambda: x.t_(), lambda: setattr(x, "data", x.double()), lambda: setattr(x, "data", x.float().cpu())):
+        change()
+        with pytest.raises((ArgumentError, DeviceError), match="input 'x' of graph 'mutable'"):
+            executable(x, out=y)
+        x.data = torch.ones(64, 32, device="cuda")
+        assert (executable(x, out=y) == 2).all()
+    x.requires_grad_()
+    for _ in range(2):
+        assert (executable(x, out=y) == 2).all()
+        assert (executable(x) == 2).all()
 
 
 def test_gpu_events_and_memory():

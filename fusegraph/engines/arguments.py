@@ -1,23 +1,18 @@
 """Arrays given to an Executable: from whatever the caller has to checked pointers.
 
-This is on the path of every call.  Torch and CuPy arrays that are exactly as the graph declares them are recognised
-by a function made once for each argument and type; everything else goes through a view and its checks.
+`frameworks` recognises the arrays of most calls; what comes here is everything else.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.runtime.arrays import Device, torch_dtype, view
-
-#: (array) -> its address, or -1 if it is not exactly as declared.
-Reader = Callable[[Any], int]
+from fusegraph.runtime.arrays import Device, view
 
 
 class Argument:
@@ -28,7 +23,6 @@ class Argument:
         self.nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
         self._role, self._engine, self._device = role, engine, device
-        self._readers: dict[type, Reader] = {}
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:
         """The address of an array's first element, after checking it.
@@ -36,9 +30,6 @@ class Argument:
         ``stream`` will use the array.  What must stay alive during the call is appended to ``keep``.  Raises
         ArgumentError or DeviceError.
         """
-        address = self.reader(type(array))(array)
-        if address >= 0:
-            return address
         seen = view(array, name=self.name, stream=stream)
         if seen.device != self._device:
             hint = "copy it with fusegraph.to_device(array)" if self._device.is_cuda else "copy it to the CPU"
@@ -59,55 +50,16 @@ class Argument:
         keep.append(seen)
         return seen.pointer
 
-    def reader(self, kind: type) -> Reader:
-        """A function that recognises arrays of a type at once; for most types one that never does."""
-        found = self._readers.get(kind)
-        if found is None:
-            package = kind.__module__.partition(".")[0]
-            found = _unrecognised
-            if kind.__name__ in ("Tensor", "Parameter") and package == "torch":
-                found = self._torch_reader(sys.modules["torch"])
-            elif kind.__name__ == "ndarray" and package == "cupy" and self._device.is_cuda:
-                found = self._cupy_reader()
-            self._readers[kind] = found
-        return found
 
-    def _torch_reader(self, torch: Any) -> Reader:
-        shape, strides, dtype = self.shape, self.strides, torch_dtype(torch, self.dtype)
-        mask = self.dtype.itemsize - 1
-        device = torch.device("cuda", self._device.index) if self._device.is_cuda else torch.device("cpu")
-
-        def read(x: Any) -> int:
-            if (
-                x.dtype is dtype
-                and x.shape == shape
-                and x.device == device
-                and x.stride() == strides
-                and not x.is_neg()
-            ):
-                address: int = x.data_ptr()
-                return address if address and not address & mask else -1
-            return -1
-
-        return read
-
-    def _cupy_reader(self) -> Reader:
-        shape, dtype, index = self.shape, self.dtype.numpy, self._device.index
-        strides = tuple(s * self.dtype.itemsize for s in self.strides)
-        mask = self.dtype.itemsize - 1
-
-        def read(x: Any) -> int:
-            if x.shape == shape and x.dtype == dtype and x.strides == strides:
-                memory = x.data
-                address: int = memory.ptr
-                return address if memory.device_id == index and not address & mask else -1
-            return -1
-
-        return read
-
-
-def _unrecognised(_: Any) -> int:
-    return -1
+def exclusive_pairs(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> list[tuple[int, int, int, int]]:
+    """(first, second, low, high) for every two arguments, inputs before outputs, that may not share memory: an output
+    and anything else.  They do if low < address of the first - address of the second < high."""
+    arguments = [*inputs, *outputs]
+    return [
+        (first, second, -arguments[first].nbytes, arguments[second].nbytes)
+        for second in range(len(inputs), len(arguments))
+        for first in range(second)
+    ]
 
 
 def check_overlaps(
@@ -125,7 +77,7 @@ def check_overlaps(
                 )
 
 
-def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """One array an input from positional and named arguments.  Raises ArgumentError for missing and extra ones."""
     names = [t.name for t in graph.inputs]
     if len(args) > len(names):
@@ -140,17 +92,17 @@ def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> list[An
     missing = [name for name in names if name not in values]
     if missing:
         raise ArgumentError(f"graph {graph.name!r} needs {', '.join(map(repr, missing))}")
-    return [values[name] for name in names]
+    return tuple([values[name] for name in names])
 
 
-def bind_outputs(graph: Graph, out: Any) -> list[Any]:
+def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     """One array an output from ``out=``: an array, a sequence, or a mapping by name."""
     names = [t.name for t in graph.outputs]
     if isinstance(out, Mapping):
         if set(out) != set(names):
             raise ArgumentError(f"out= of graph {graph.name!r} has one array for each of {names}, got {list(out)}")
-        return [out[name] for name in names]
-    arrays = list(out) if isinstance(out, (tuple, list)) else [out]
+        return tuple([out[name] for name in names])
+    arrays = tuple(out) if isinstance(out, (tuple, list)) else (out,)
     if len(arrays) != len(names):
         raise ArgumentError(f"graph {graph.name!r} has {len(names)} outputs {names}, out= has {len(arrays)}")
     return arrays

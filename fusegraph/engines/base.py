@@ -5,27 +5,41 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
-from fusegraph.engines.arguments import Argument, Reader, bind, bind_outputs, check_overlaps
+import numpy as np
+
+from fusegraph.engines.arguments import Argument, bind, bind_outputs, check_overlaps, exclusive_pairs
+from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
 from fusegraph.graph import Graph
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.streams import stream_query
 
+#: (addresses of the inputs and outputs, stream): queues the kernels.
+Queue = Callable[[list[int], int], None]
 
-@dataclass(frozen=True)
+_JAX = ("jax", "jaxlib")
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
-    """How arrays of certain types are read and outputs made for them.
+    """What a call does whose first array is of ``kind``.
 
-    any_stream says that the outputs can be used on every stream, so that their `makers` serve all calls.
+    read_inputs, read   recognise arrays as declared: the inputs; the inputs and outputs.
+    makers, address_of  an allocator for every output, and what reads the address of what they make; no makers if the
+                        outputs belong to the stream of the call.
     """
 
+    kind: type
     framework: str
-    readers: tuple[Reader, ...]
     current_stream: Callable[[int], int]
-    any_stream: bool
+    read_inputs: Reader
+    read: Reader
     makers: tuple[Callable[[], Any], ...]
+    address_of: Callable[[Any], int]
 
 
 class Executable(ABC):
@@ -50,7 +64,11 @@ class Executable(ABC):
         self.device = device
         self._inputs = [Argument(t, "input", self.engine, device) for t in graph.inputs]
         self._outputs = [Argument(t, "output", self.engine, device) for t in graph.outputs]
-        self._calls: dict[tuple[type, ...], _Call] = {}
+        self._calls: dict[type, _Call] = {}
+        self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
+        self._elements = max(self._alignments, default=0)
+        self._exclusive = exclusive_pairs(self._inputs, self._outputs)
+        self._recent: tuple[list[int], Queue | None] = ([], None)
 
     @property
     def workspace_bytes(self) -> int:
@@ -61,39 +79,87 @@ class Executable(ABC):
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Computes the outputs at these addresses; everything has been checked."""
 
+    def _select(self, addresses: list[int]) -> Queue | None:
+        """What computes the outputs where inputs and outputs lie at addresses aligned like these; None: `_run`."""
+        return None
+
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        arrays = bind(self.graph, args, named) if named or len(args) != len(self._inputs) else args
-        call = self._calls.get(tuple(map(type, arrays))) or self._prepare(arrays)
+        arrays = args if not named and len(args) == len(self._inputs) else bind(self.graph, args, named)
+        kind = type(arrays[0]) if arrays else np.ndarray
+        call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self.device.index) if stream is None else as_stream(stream)
+        if out is not None:
+            results = (out,) if type(out) is kind else bind_outputs(self.graph, out)
+            addresses = call.read(arrays + results, handle) if len(results) == len(self._outputs) else None
+        elif (addresses := call.read_inputs(arrays, handle) if call.makers else None) is not None:
+            results = tuple([make() for make in call.makers])
+            addresses += [call.address_of(x) for x in results]
+        if addresses is None or not self._queue(addresses, handle):
+            results = self._look_and_run(call, arrays, out, handle)
+        return results[0] if len(results) == 1 else results
+
+    def _queue(self, addresses: list[int], stream: int) -> bool:
+        """Starts the computation, unless something is wrong with the addresses.
+
+        What is found out about them is kept for the next call, which often has the same.
+        """
+        recent, queue = self._recent
+        if addresses == recent:
+            addresses = recent  # the same numbers as objects: quicker to compare from here on
+        else:
+            if not self._admits(addresses):
+                return False
+            queue = self._select(addresses)
+            self._recent = (addresses, queue)
+        self._start(queue, addresses, stream)
+        return True
+
+    def _start(self, queue: Queue | None, addresses: list[int], stream: int) -> None:
+        if queue is not None:
+            queue(addresses, stream)
+        else:
+            inputs = len(self._inputs)
+            self._run(addresses[:inputs], addresses[inputs:], stream)
+
+    def _admits(self, addresses: list[int]) -> bool:
+        """Whether memory is there, aligned to its elements, and no output's is also that of another array."""
+        if 0 in addresses:
+            return False
+        if reduce(or_, addresses) & self._elements and any(map(and_, addresses, self._alignments)):
+            return False
+        for first, second, low, high in self._exclusive:
+            if low < addresses[first] - addresses[second] < high:
+                return False
+        return True
+
+    def _look_and_run(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
+        """A call with any arrays: looks at each, says what is wrong, or computes the results."""
         keep: list[Any] = []
-        inputs = []
-        for read, argument, x in zip(call.readers, self._inputs, arrays):
-            address = read(x)
-            inputs.append(address if address >= 0 else argument.pointer(x, handle, keep))
+        inputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._inputs, arrays)]
         if out is None:
-            results = [make() for make in call.makers] if call.any_stream else self._make(call.framework, handle)
-            outputs = [argument.pointer(x, handle, keep) for argument, x in zip(self._outputs, results)]
+            results = tuple([make() for make in call.makers or self._allocators(call.framework, stream)])
         else:
             results = bind_outputs(self.graph, out)
-            outputs = [argument.pointer(x, handle, keep) for argument, x in zip(self._outputs, results)]
+        outputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._outputs, results)]
+        if out is not None:
             check_overlaps(self._inputs, inputs, self._outputs, outputs)
-        self._run(inputs, outputs, handle)
-        if out is None and call.framework in ("jax", "jaxlib"):
-            results = [hand_over(x, "jax") for x in results]
-        return results[0] if len(results) == 1 else tuple(results)
+        addresses = inputs + outputs
+        self._start(self._select(addresses), addresses, stream)
+        return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
-    def _prepare(self, arrays: Sequence[Any]) -> _Call:
-        """What a call with arrays of these types does, worked out once."""
-        framework = type(arrays[0]).__module__.partition(".")[0] if arrays else "numpy"
+    def _prepare(self, kind: type) -> _Call:
+        """What a call whose first array is of ``kind`` does, worked out once."""
+        framework = framework_of(kind)
         any_stream = framework in ("torch", "cupy") or not self.device.is_cuda
-        call = _Call(
+        call = self._calls[kind] = _Call(
+            kind,
             framework,
-            tuple(argument.reader(type(x)) for argument, x in zip(self._inputs, arrays)),
             stream_query(framework) if self.device.is_cuda else _no_stream,
-            any_stream,
+            reader(framework, self._inputs, self.device),
+            reader(framework, [*self._inputs, *self._outputs], self.device),
             self._allocators(framework, 0) if any_stream else (),
+            address_of(framework),
         )
-        self._calls[tuple(map(type, arrays))] = call
         return call
 
     def _allocators(self, framework: str, stream: int) -> tuple[Callable[[], Any], ...]:
@@ -101,10 +167,6 @@ class Executable(ABC):
         return tuple(
             allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
         )
-
-    def _make(self, framework: str, stream: int) -> list[Any]:
-        """New outputs that belong to a stream."""
-        return [make() for make in self._allocators(framework, stream)]
 
 
 def _no_stream(_: int) -> int:

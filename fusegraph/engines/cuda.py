@@ -8,6 +8,7 @@ from typing import Any
 
 from codegen.spec import KernelSource
 from fusegraph.engines.arguments import bind
+from fusegraph.engines.base import Queue
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -17,7 +18,7 @@ from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import DiskCache, default_cache
-from fusegraph.runtime.launch import Launch, load_module
+from fusegraph.runtime.launch import Launch, LaunchSequence, load_module
 from fusegraph.runtime.replay import Replay, record
 
 #: The architecture of kernels that are looked at where there is no GPU.
@@ -34,13 +35,11 @@ def nvrtc_options(options: Options) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A plan on a device: each kernel's launch with the positions of its pointers."""
+    """A plan on a device: its kernels ready to be launched, with the constants that they read."""
 
     plan: Plan
-    slots: Slots
-    steps: tuple[tuple[Launch, tuple[int, ...]], ...]
+    queue: Queue
     constants: tuple[DeviceArray, ...]
-    constant_pointers: tuple[int, ...]
 
 
 class CudaExecutable(KernelExecutable[_Loaded]):
@@ -84,8 +83,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         assert self.plan is not None
         #: the compiled kernels, in the order in which they run
         self.kernels = self._compile(self.plan)
-        self._workspaces: dict[int, driver.DeviceBuffer] = {}
-        self._captured: list[driver.DeviceBuffer] = []
+        self._workspaces = _Workspaces(device)
 
     def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
         return nvrtc.compile_kernels(
@@ -100,32 +98,39 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._compile(plan)
         slots = Slots(plan)
+        index = self.device.index
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
                 continue
-            function = load_module(cubin.cubin, self.device.index).function(source.name)
+            function = load_module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
-            steps.append(
-                (Launch(function, source.grid, source.block, source.dynamic_shared_bytes, len(positions)), positions)
+            launch = Launch(
+                function,
+                source.grid,
+                source.block,
+                source.dynamic_shared_bytes,
+                len(positions),
+                source.parameters,
+                cluster=source.cluster,
             )
-        constants = tuple(to_device(t.value, self.device.index) for t in slots.constants)
+            steps.append((launch, positions))
+        constants = tuple(to_device(t.value, index) for t in slots.constants)
         if constants:
-            driver.synchronize(0, self.device.index)
-        return _Loaded(plan, slots, tuple(steps), constants, tuple(c.pointer for c in constants))
+            driver.synchronize(0, index)
+        arrays = len(self._inputs) + len(self._outputs)
+        fixed = [c.pointer for c in constants]
+        sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, device=index)
+        size, workspaces = plan.memory.size, self._workspaces
+        queue: Queue = sequence if not size else lambda a, stream: sequence(a, stream, workspaces.address(size, stream))
+        return _Loaded(plan, queue, constants)
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        loaded = self._variant(inputs, outputs)
-        pushed = driver.enter(self.device.index)
-        try:
-            workspace = self._workspace(loaded.plan.memory.size, stream)
-            pointers = loaded.slots.pointers(inputs, outputs, loaded.constant_pointers, workspace)
-            for launch, positions in loaded.steps:
-                launch([pointers[k] for k in positions], stream)
-        finally:
-            if pushed:
-                driver.leave()
+        self._variant(inputs, outputs).queue([*inputs, *outputs], stream)
+
+    def _select(self, addresses: list[int]) -> Queue:
+        return self._variant(addresses).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """(outputs, replay): the call as a CUDA graph on these very arrays.
@@ -142,17 +147,25 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         )
         return results, replay
 
-    def _workspace(self, size: int, stream: int) -> int:
-        if not size:
-            return 0
-        if driver.is_capturing(stream, self.device.index):
+
+class _Workspaces:
+    """Memory for intermediates: one block a stream, and one for each capture of a CUDA graph."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._of_stream: dict[int, driver.DeviceBuffer] = {}
+        self._captured: list[driver.DeviceBuffer] = []
+
+    def address(self, size: int, stream: int) -> int:
+        """Where the intermediates of a call on a stream lie."""
+        if driver.is_capturing(stream, self._device):
             # A captured graph may be replayed beside other calls: its intermediates are its own.
-            buffer = driver.allocate(size, self.device.index)
+            buffer = driver.allocate(size, self._device)
             self._captured.append(buffer)
             return buffer.pointer
-        found = self._workspaces.get(stream)
+        found = self._of_stream.get(stream)
         if found is None or found.nbytes < size:
             if found is not None:
-                driver.synchronize(stream, self.device.index)
-            found = self._workspaces[stream] = driver.allocate(size, self.device.index)
+                driver.synchronize(stream, self._device)
+            found = self._of_stream[stream] = driver.allocate(size, self._device)
         return found.pointer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -56,13 +58,11 @@ class KernelExecutable(Executable, Generic[Built]):
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
 
-    def _variant(self, inputs: Sequence[int], outputs: Sequence[int]) -> Built:
+    def _variant(self, inputs: Sequence[int], outputs: Sequence[int] = ()) -> Built:
         """The kernels for these pointers, built now if it is the first call that needs them."""
-        bits = 0
-        for pointer in inputs:
-            bits |= pointer
-        for pointer in outputs:
-            bits |= pointer
+        bits = reduce(or_, inputs, 0)
+        if outputs:
+            bits |= reduce(or_, outputs)
         alignment = self._options.alignment if not bits & (self._options.alignment - 1) else 1
         found = self._built.get(alignment)
         return found if found is not None else self._build_variant(alignment)

@@ -19,7 +19,8 @@ class Slots:
         self.intermediates = tuple(plan.memory.offsets)
         for tensor in self.intermediates:
             self._index[tensor] = len(self._index)
-        self._offsets = [plan.memory.offsets[t] for t in self.intermediates]
+        #: where the intermediates lie in the workspace, in bytes
+        self.offsets = [plan.memory.offsets[t] for t in self.intermediates]
 
     def positions(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """Positions of tensors in what `pointers` returns."""
@@ -29,4 +30,4 @@ class Slots:
         self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
     ) -> list[int]:
         """Every pointer of one call."""
-        return [*inputs, *outputs, *constants, *(workspace + offset for offset in self._offsets)]
+        return [*inputs, *outputs, *constants, *(workspace + offset for offset in self.offsets)]

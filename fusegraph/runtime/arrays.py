@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def allocator(
     if framework == "torch":
         torch = sys.modules["torch"]
         target = torch.device("cpu") if device == CPU else torch.device("cuda", device.index)
-        return lambda: torch.empty_strided(shape, strides, dtype=torch_dtype(torch, dtype), device=target)
+        return partial(torch.empty_strided, shape, strides, dtype=torch_dtype(torch, dtype), device=target)
     if device == CPU:
         if strides == contiguous_strides(shape):
             return lambda: np.empty(shape, dtype.numpy)

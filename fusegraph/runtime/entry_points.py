@@ -63,24 +63,24 @@ def failure(function: str, code: int, doing: str) -> DeviceError:
     return driver.error(function, driver.bindings().CUresult(code), doing)
 
 
-class _Answer(threading.local):
-    """Where the driver writes the current context, a place for each thread."""
+class _Current(threading.local):
+    """Where the driver writes the calling thread's context, a place for each thread."""
 
     def __init__(self) -> None:
         self.context = ctypes.c_void_p()
         self.reference = ctypes.byref(self.context)
 
 
-_answer = _Answer()
+_current = _Current()
 
 
-def context_query() -> Callable[[], int | None]:
-    """A function that gives the address of the calling thread's current context; None if there is none."""
+def context_test(device: int) -> Callable[[], bool]:
+    """A function that says whether the primary context of ``device`` is the calling thread's current one."""
     query = entry_point("cuCtxGetCurrent", releases_gil=False)
+    address = driver.primary_context(device).address
 
-    def current() -> int | None:
-        answer = _answer
-        query(answer.reference)
-        return answer.context.value
+    def is_current(current: _Current = _current) -> bool:
+        query(current.reference)
+        return current.context.value == address
 
-    return current
+    return is_current

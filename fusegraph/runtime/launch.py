@@ -1,34 +1,32 @@
-"""Compiled kernels on the GPU: Module (a loaded cubin), Function (one kernel), Launch (a kernel ready to go).
+"""Compiled kernels on the GPU: Module (a loaded cubin), Function (one kernel), Launch (a kernel with its grid), and
+LaunchSequence (several launches, ready to go).
 
-A Launch does at construction all that does not change from call to call; a call packs the argument values into memory
-that is laid out already and enters the driver.
+A LaunchSequence does at construction all that does not change from call to call; a call writes the addresses that are
+new into memory that is laid out already and enters the driver once a kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
-from fusegraph.runtime import driver
+from fusegraph.runtime import driver, tensor_map
+from fusegraph.runtime.entry_points import (
+    CLUSTER_DIMENSION,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    LaunchAttribute,
+    LaunchConfig,
+    context_test,
+    entry_point,
+    failure,
+)
 
 _DEFAULT_SHARED = 48 * 1024  # shared memory a block may use without asking for more
 _MAX_GRID = (2**31 - 1, 65535, 65535)
-
-# Kernel parameter types: struct format, bytes, alignment.  A tensor map (CUtensorMap) is passed by value as 128 bytes.
-PARAMETERS: dict[str, tuple[str, int, int]] = {
-    "pointer": ("Q", 8, 8),
-    "int32": ("i", 4, 4),
-    "uint32": ("I", 4, 4),
-    "int64": ("q", 8, 8),
-    "uint64": ("Q", 8, 8),
-    "float32": ("f", 4, 4),
-    "float64": ("d", 8, 8),
-    "tensor_map": ("128s", 128, 128),
-}
+_PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can hold
 
 
 class Module:
@@ -97,42 +95,29 @@ class Function:
             driver.call("cuFuncSetAttribute", self.handle, attribute, nbytes, doing=doing)
         self._dynamic_shared = nbytes
 
-
-class _Slot(NamedTuple):
-    """Memory for the arguments of one launch: values at ``offset`` in ``buffer``, their addresses at ``addresses``."""
-
-    buffer: ctypes.Array[ctypes.c_char]
-    offset: int
-    addresses: int
-    keep: object
+    def allow_large_clusters(self) -> None:
+        """Allow clusters of more than 8 blocks, which not every GPU with clusters can hold."""
+        attribute = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        with driver.using(self.module.device):
+            driver.call("cuFuncSetAttribute", self.handle, attribute, 1, doing=f"allow {self.name} large clusters")
 
 
 class Launch:
-    """A kernel with its grid, block and shared memory: ``launch(pointers, stream)`` queues it.
+    """A kernel with how it is launched.
 
-    ``grid`` and ``block`` are (x, y, z), ``shared_bytes`` the dynamic shared memory of a block.  The parameters are
-    ``n_pointers`` pointers or, if ``layout`` is given, what it lists (names from PARAMETERS); values are ints for
-    pointers and integers, floats, and 128 bytes for a tensor map.
+    grid, block   (x, y, z).
+    shared_bytes  dynamic shared memory of a block.
+    n_pointers    the kernel's arguments: addresses of tensors.
+    parameters    its parameters, as in `codegen.spec.KernelSource`: a tensor map, or n for the address of the n-th
+                  argument.  None: the addresses in order.
+    cluster       blocks of a cluster (x, y, z).
+    dependent     may start before the kernel queued before it is done (programmatic dependent launch): it waits itself
+                  before it touches memory.
 
-    A call needs the device's context to be current (``driver.enter``), does not wait, and may be made from several
-    threads: cuLaunchKernel copies the arguments before it returns but lets go of the GIL meanwhile, so each call takes
-    a slot of argument memory off a list (``list.pop`` and ``append`` are atomic) and puts it back afterwards.
-
-    Raises DeviceError at construction if the GPU cannot run such a grid or block.
+    Raises DeviceError if the GPU cannot run it.
     """
 
-    __slots__ = (
-        "_free",
-        "_launch",
-        "_offsets",
-        "_pack",
-        "_size",
-        "block",
-        "function",
-        "grid",
-        "layout",
-        "shared_bytes",
-    )
+    __slots__ = ("_alone", "attributes", "block", "function", "grid", "n_pointers", "parameters", "shared_bytes")
 
     def __init__(
         self,
@@ -141,11 +126,15 @@ class Launch:
         block: tuple[int, int, int],
         shared_bytes: int,
         n_pointers: int,
-        layout: Sequence[str] | None = None,
+        parameters: Sequence[int | TensorMap] | None = None,
+        *,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        dependent: bool = False,
     ) -> None:
         self.function, self.grid, self.block, self.shared_bytes = function, grid, block, shared_bytes
-        self.layout: tuple[str, ...] = ("pointer",) * n_pointers if layout is None else tuple(layout)
-        threads = block[0] * block[1] * block[2]
+        self.n_pointers = n_pointers
+        self.parameters = tuple(range(n_pointers) if parameters is None else parameters)
+        threads, blocks = block[0] * block[1] * block[2], cluster[0] * cluster[1] * cluster[2]
         if any(not 0 < size <= limit for size, limit in zip(grid, _MAX_GRID, strict=True)):
             raise DeviceError(f"kernel {function.name} cannot have a grid of {grid}; each size is 1 to {_MAX_GRID}")
         if min(block) < 1 or block[2] > 64 or threads > function.max_threads:
@@ -153,53 +142,208 @@ class Launch:
                 f"kernel {function.name} cannot run in blocks of {block}: {threads} threads, of at most "
                 f"{function.max_threads} at its {function.registers} registers a thread"
             )
+        if min(cluster) < 1 or any(size % part for size, part in zip(grid, cluster)):
+            raise DeviceError(f"kernel {function.name} cannot run a grid of {grid} in clusters of {cluster}")
         function.reserve_shared(shared_bytes)
-        format_, self._offsets, self._size = _packing(self.layout)
-        self._pack = struct.Struct(format_).pack_into
-        self._launch = partial(driver.bindings().cuLaunchKernel, function.handle, *grid, *block, shared_bytes)
-        self._free = [self._new_slot()]
+        attributes: list[tuple[int, tuple[int, ...]]] = []
+        if blocks > 1:
+            if blocks > _PORTABLE_CLUSTER:
+                function.allow_large_clusters()
+            attributes.append((CLUSTER_DIMENSION, cluster))
+        if dependent:
+            attributes.append((PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+        self.attributes = tuple(attributes)
+        self._alone: LaunchSequence | None = None
 
-    def __call__(self, pointers: Sequence[Any], stream: int = 0) -> None:
-        """Queue the kernel on ``stream`` with these arguments.  Raises ArgumentError or DeviceError."""
+    def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:
+        """Queue the kernel alone, as a LaunchSequence does.  Raises ArgumentError or DeviceError."""
+        if self._alone is None:
+            step = self, range(self.n_pointers)
+            self._alone = LaunchSequence([step], self.n_pointers, device=self.function.module.device)
+        self._alone(list(pointers), stream)
+
+
+class LaunchSequence:
+    """Kernels queued one after another on a stream: ``sequence(addresses, stream, workspace)``.
+
+    Their arguments come from one table of addresses: first those of the call's arrays, ``n_arrays`` of them, then
+    ``fixed`` ones, then one for each of ``offsets``, that many bytes into the call's workspace.  ``steps`` pairs each
+    launch with the positions of its arguments in the table.  ``device`` is the kernels' CUDA ordinal.
+
+    A call does not wait, and may be made from several threads: the driver copies the arguments before it returns but
+    lets go of the GIL meanwhile, so each call takes a slot of argument memory off a list (``list.pop`` and ``append``
+    are atomic) and puts it back afterwards.  A slot keeps what the last call wrote; what is the same is not written
+    again.
+    """
+
+    __slots__ = ("_device", "_free", "_is_current", "_launch", "fixed", "n_arrays", "offsets", "steps")
+
+    def __init__(
+        self,
+        steps: Sequence[tuple[Launch, Sequence[int]]],
+        n_arrays: int,
+        fixed: Sequence[int] = (),
+        offsets: Sequence[int] = (),
+        *,
+        device: int,
+    ) -> None:
+        self.steps = tuple((launch, tuple(positions)) for launch, positions in steps)
+        self.n_arrays, self.fixed, self.offsets = n_arrays, tuple(fixed), tuple(offsets)
+        size = n_arrays + len(self.fixed) + len(self.offsets)
+        for launch, positions in self.steps:
+            if len(positions) != launch.n_pointers or not all(0 <= position < size for position in positions):
+                raise ArgumentError(
+                    f"kernel {launch.function.name} takes {launch.n_pointers} arguments, not {positions} of {size}"
+                )
+        self._device, self._is_current = device, context_test(device)
+        self._launch = entry_point("cuLaunchKernelEx")
+        self._free = [_Slot(self)]
+
+    def __call__(self, addresses: list[int], stream: int, workspace: int = 0) -> None:
+        """Queue the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
+        if not self._is_current():
+            with driver.using(self._device):
+                return self(addresses, stream, workspace)
         try:
             slot = self._free.pop()
         except IndexError:
-            slot = self._new_slot()
+            slot = _Slot(self)
         try:
-            self._pack(slot.buffer, slot.offset, *pointers)
-            result = self._launch(stream, slot.addresses, 0)[0]
-        except struct.error as failure:
-            raise self._bad_arguments(pointers, failure) from failure
+            if slot.addresses != addresses:
+                slot.write(addresses)
+            if slot.workspace != workspace:
+                slot.write_workspace(workspace)
+            if slot.stream != stream:
+                slot.write_stream(stream)
+            launch = self._launch
+            for call in slot.calls:
+                if code := launch(*call):
+                    raise self._failure(code, slot.calls.index(call))
         finally:
             self._free.append(slot)
-        if result:
-            raise driver.error(
-                "cuLaunchKernel", result, f"launch {self.function.name}, grid {self.grid}, block {self.block}"
+
+    def _failure(self, code: int, step: int) -> DeviceError:
+        launch = self.steps[step][0]
+        doing = f"launch {launch.function.name}, grid {launch.grid}, block {launch.block}"
+        return failure("cuLaunchKernelEx", code, doing)
+
+
+class _Slot:
+    """The argument memory of one call: the table, and for every kernel its configuration, parameters and tensor maps.
+
+    ``calls`` are the arguments of cuLaunchKernelEx.  A kernel's parameters are addresses of entries of the table, so
+    that each address is written once however many kernels take it.
+    """
+
+    __slots__ = (
+        "_keep",
+        "_maps",
+        "_n_arrays",
+        "_offsets",
+        "_start",
+        "_table",
+        "addresses",
+        "calls",
+        "configs",
+        "stream",
+        "workspace",
+    )
+
+    def __init__(self, sequence: LaunchSequence) -> None:
+        self._n_arrays, self._offsets = sequence.n_arrays, sequence.offsets
+        self._start = sequence.n_arrays + len(sequence.fixed)
+        self._table: Any = (ctypes.c_uint64 * (self._start + len(self._offsets)))()
+        self._table[self._n_arrays : self._start] = [*sequence.fixed]
+        self.addresses: list[int] | None = None
+        self.workspace, self.stream = 0, 0
+        self._maps: list[_Map] = []
+        self._keep: list[object] = []
+        self.configs = [_config(launch, self._keep) for launch, _ in sequence.steps]
+        self.calls = [
+            (
+                ctypes.c_void_p(ctypes.addressof(config)),
+                ctypes.c_void_p(int(launch.function.handle)),
+                ctypes.c_void_p(self._parameters(launch, positions)),
+                None,
             )
+            for config, (launch, positions) in zip(self.configs, sequence.steps)
+        ]
 
-    def _bad_arguments(self, values: Sequence[Any], failure: struct.error) -> ArgumentError:
-        if len(values) != len(self.layout):
-            return ArgumentError(f"kernel {self.function.name} takes {len(self.layout)} arguments, not {len(values)}")
-        return ArgumentError(f"kernel {self.function.name} takes ({', '.join(self.layout)}), not {values!r}: {failure}")
+    def _parameters(self, launch: Launch, positions: tuple[int, ...]) -> int:
+        """The address of an array with the address of every parameter of a kernel."""
+        table = ctypes.addressof(self._table)
+        found = []
+        for parameter in launch.parameters:
+            if isinstance(parameter, TensorMap):
+                self._maps.append(_Map(parameter, positions[parameter.argument], launch.function.name))
+                found.append(self._maps[-1].block)
+            else:
+                found.append(table + 8 * positions[parameter])
+        array = (ctypes.c_void_p * max(len(found), 1))(*found)
+        self._keep.append(array)
+        return ctypes.addressof(array)
 
-    def _new_slot(self) -> _Slot:
-        """Argument memory aligned to 128 bytes, as tensor maps want it, and the array of addresses into it."""
-        buffer = ctypes.create_string_buffer(self._size + 127)
-        base = ctypes.addressof(buffer)
-        offset = -base % 128
-        addresses = (ctypes.c_void_p * max(len(self._offsets), 1))(*(base + offset + at for at in self._offsets))
-        return _Slot(buffer, offset, ctypes.addressof(addresses), addresses)
+    def write(self, addresses: list[int]) -> None:
+        """The arrays' addresses."""
+        self.addresses = None  # until all of them are written
+        if len(addresses) != self._n_arrays:
+            raise ArgumentError(f"a launch takes {self._n_arrays} addresses, not {len(addresses)}")
+        try:
+            self._table[: self._n_arrays] = addresses
+        except TypeError as error:
+            raise ArgumentError(f"a launch takes addresses, not {addresses!r}: {error}") from error
+        for item in self._maps:
+            if item.position < self._start:
+                item.write(self._table[item.position])
+        self.addresses = addresses[:]
+
+    def write_workspace(self, workspace: int) -> None:
+        """The addresses of intermediates."""
+        self.workspace = 0
+        self._table[self._start :] = [workspace + offset for offset in self._offsets]
+        for item in self._maps:
+            if item.position >= self._start:
+                item.write(self._table[item.position])
+        self.workspace = workspace
+
+    def write_stream(self, stream: int) -> None:
+        """The stream of every kernel."""
+        for config in self.configs:
+            config.stream = stream
+        self.stream = stream
 
 
-def _packing(layout: Sequence[str]) -> tuple[str, tuple[int, ...], int]:
-    """The struct format of the parameters, each at its own alignment, with their offsets and the whole size."""
-    parts, offsets, at = ["<"], [], 0
-    for name in layout:
-        if name not in PARAMETERS:
-            raise ArgumentError(f"unknown kernel parameter type {name!r}; there are {', '.join(PARAMETERS)}")
-        code, size, alignment = PARAMETERS[name]
-        padding = -at % alignment
-        parts.append(f"{padding}x{code}" if padding else code)
-        offsets.append(at + padding)
-        at += padding + size
-    return "".join(parts), tuple(offsets), at
+class _Map:
+    """A tensor map in a slot; ``block`` is where it lies, ``position`` that of its tensor in the table."""
+
+    __slots__ = ("_address", "_described", "_kernel", "_memory", "block", "position")
+
+    def __init__(self, described: TensorMap, position: int, kernel: str) -> None:
+        self._described, self._kernel, self.position = described, kernel, position
+        self._memory = ctypes.create_string_buffer(tensor_map.BYTES + tensor_map.ALIGNMENT - 1)
+        start = ctypes.addressof(self._memory)
+        self.block = start + -start % tensor_map.ALIGNMENT
+        self._address = 0
+
+    def write(self, tensor: int) -> None:
+        """Point the map to a tensor."""
+        address = tensor + self._described.offset
+        if address == self._address:
+            return
+        encoded, self._address = self._address != 0, 0
+        if encoded:
+            tensor_map.move(self.block, address, self._kernel)
+        else:
+            tensor_map.encode(self.block, self._described, address, self._kernel)
+        self._address = address
+
+
+def _config(launch: Launch, keep: list[object]) -> Any:
+    """A kernel's LaunchConfig for stream 0; what it points to is appended to ``keep``."""
+    attributes = (LaunchAttribute * max(len(launch.attributes), 1))()
+    for attribute, (number, values) in zip(attributes, launch.attributes):
+        attribute.id = number
+        attribute.value[: len(values)] = values
+    keep.append(attributes)
+    pointer = ctypes.addressof(attributes) if launch.attributes else None
+    return LaunchConfig(launch.grid, launch.block, launch.shared_bytes, None, pointer, len(launch.attributes))

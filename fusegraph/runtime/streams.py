@@ -65,18 +65,27 @@ def _default_stream(index: int) -> int:
 
 
 def _torch_query(torch: Any) -> Callable[[int], int]:
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls: no Stream object
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if raw is not None:
-        return lambda index: int(raw(index))
+        return raw  # what torch's own compiler calls: no Stream object
     return lambda index: int(torch.cuda.current_stream(index).cuda_stream)
 
 
 def _cupy_query(cupy: Any) -> Callable[[int], int]:
-    def query(index: int) -> int:
-        with cupy.cuda.Device(index):
-            return int(cupy.cuda.get_current_stream().ptr)
+    current = cupy.cuda.get_current_stream
 
-    return query
+    def of_device(index: int) -> int:
+        return int(current(index).ptr)
+
+    def of_current_device(index: int) -> int:
+        with cupy.cuda.Device(index):
+            return int(current().ptr)
+
+    try:
+        current(0)
+    except TypeError:  # CuPy before 12
+        return of_current_device
+    return of_device
 
 
 _queries: dict[str, Callable[[int], int]] = {}

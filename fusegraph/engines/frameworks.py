@@ -1,0 +1,169 @@
+"""Arrays of one framework, recognised and read all at once: the way of nearly every call.
+
+A `Reader` is made once for the arguments of a graph and a framework.  It knows arrays that are exactly as the graph
+declares them and gives their addresses; whatever else it is given (other types, other shapes, wrong dtypes) it leaves
+to the views and checks of `arguments`, which can say what is wrong.  Nothing is remembered of an array: torch tensors
+can change their shape, their memory and even their device in place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from fusegraph.engines.arguments import Argument
+from fusegraph.layout import same_strides
+from fusegraph.runtime.arrays import Device, DeviceArray, torch_dtype
+
+#: (arrays, stream that will use them) -> their addresses, or None if one of them is not exactly as declared.
+Reader = Callable[[Sequence[Any], int], list[int] | None]
+_Check = Callable[..., bool]
+
+#: How often a reader may learn what its tensors look like to torch, see `_torch_reader`.
+_LESSONS = 16
+
+
+def framework_of(kind: type) -> str:
+    """The package that a type of arrays is from: "torch", "cupy", "fusegraph", ..."""
+    return kind.__module__.partition(".")[0]
+
+
+def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Reader:
+    """The reader of a framework's arrays for these arguments; for most frameworks one that never recognises any."""
+    if framework == "torch":
+        return _torch_reader(sys.modules["torch"], arguments, device)
+    if framework == "cupy" and device.is_cuda:
+        return _cupy_reader(sys.modules["cupy"], arguments, device)
+    if framework == "fusegraph":
+        return _device_array_reader(arguments, device)
+    return _recognises_nothing
+
+
+def address_of(framework: str) -> Callable[[Any], int]:
+    """The function that gives the address of an array of torch, CuPy or fusegraph, whatever it looks like."""
+    if framework == "torch":
+        address: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
+        return address
+    return _cupy_address if framework == "cupy" else _device_array_address
+
+
+def _cupy_address(array: Any) -> int:
+    # What CuPy has no dtype for is allocated as a DeviceArray.
+    return int(array.pointer if type(array) is DeviceArray else array.data.ptr)
+
+
+def _device_array_address(array: Any) -> int:
+    return int(array.pointer)
+
+
+def _recognises_nothing(arrays: Sequence[Any], stream: int) -> None:
+    return None
+
+
+# ---- torch
+
+
+def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> Reader:
+    """Reads tensors attribute by attribute at first; then torch's own guards, made from tensors that were right, say in
+    one call that the next ones look the same.
+
+    A guard is narrower than it need be (a tensor that requires gradients is another to it), so a reader may make a new
+    one some times.
+    """
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    place = torch.device("cuda", device.index) if device.is_cuda else torch.device("cpu")
+    expected = [(a.shape, a.strides, torch_dtype(torch, a.dtype)) for a in arguments]
+    guards = _guards(torch)
+    lessons = _LESSONS if guards is not None else 0
+    check: _Check = _never
+
+    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
+        nonlocal check, lessons
+        if check(*arrays):
+            return [x.data_ptr() for x in arrays]
+        try:
+            for x, (shape, strides, dtype) in zip(arrays, expected):
+                if type(x) not in kinds or x.dtype is not dtype or x.shape != shape or x.device != place:
+                    return None
+                if x.is_neg() or not (x.stride() == strides or same_strides(shape, x.stride(), strides)):
+                    return None
+            addresses = [x.data_ptr() for x in arrays]
+        except RuntimeError:  # sparse, or without memory of its own
+            return None
+        if lessons:
+            lessons -= 1
+            check = guards(*arrays, dynamic_dims_sizes=None, dynamic_dims_strides=None).check  # type: ignore[misc]
+        return addresses
+
+    return read
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+@cache
+def _guards(torch: Any) -> Callable[..., Any] | None:
+    """The class with which torch's compiler guards its code: whether tensors are of the same types, dtypes, devices,
+    shapes and strides, and in the same state otherwise, as those it was made from.
+
+    It is no public interface: None where this torch has it not, or it does not tell tensors apart as said.
+    """
+    try:
+        guards: Callable[..., Any] = torch._C._dynamo.guards.TensorGuards
+        x, y = torch.empty((2, 3)), torch.empty((2, 1))
+        check = guards(x, y, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        others = [
+            torch.empty((3, 2)),
+            torch.empty((6,)),
+            torch.empty((3, 2)).t(),
+            torch.empty((2, 3), dtype=torch.int32),
+            torch.empty((2, 3), device="meta"),
+            torch.empty((2, 3), requires_grad=True),
+            torch._neg_view(x),
+            torch.nn.Parameter(x),
+        ]
+        if check(x, y) is True and not any(check(other, y) for other in others):
+            return guards
+    except Exception:  # whatever another release makes of this
+        pass
+    return None
+
+
+# ---- CuPy, DeviceArray
+
+
+def _cupy_reader(cupy: Any, arguments: Sequence[Argument], device: Device) -> Reader:
+    kind, index = cupy.ndarray, device.index
+    expected = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arguments]
+
+    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
+        addresses = []
+        for x, (shape, strides, dtype) in zip(arrays, expected):
+            if type(x) is not kind or x.shape != shape or x.strides != strides or x.dtype != dtype:
+                return None
+            memory = x.data
+            if memory.device_id != index:
+                return None
+            addresses.append(memory.ptr)
+        return addresses
+
+    return read
+
+
+def _device_array_reader(arguments: Sequence[Argument], device: Device) -> Reader:
+    expected = [(a.shape, a.strides, a.dtype) for a in arguments]
+
+    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
+        addresses = []
+        for x, (shape, strides, dtype) in zip(arrays, expected):
+            if type(x) is not DeviceArray or x.stream != stream or x.dtype is not dtype or x.device is not device:
+                return None
+            if x.shape != shape or x.strides != strides:
+                return None
+            addresses.append(x.pointer)
+        return addresses
+
+    return read

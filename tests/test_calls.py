@@ -1,0 +1,274 @@
+"""Calls of the cuda engine, without a GPU: which addresses reach which kernel, on which stream, and what is refused.
+
+Against the double of the driver (see driver_double): its kernels compute nothing, they log what they are given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from driver_double import CAPTURING, library, log, raises, run_double
+
+import fusegraph as fg
+from fusegraph.errors import ArgumentError, DeviceError
+from fusegraph.runtime.arrays import DeviceArray
+from fusegraph.runtime.cache import DiskCache
+
+
+def graph_of_three(device: int = 0) -> Any:
+    graph = fg.Graph("three")
+    a, b, c = (graph.tensor(name, (64, 16)) for name in "abc")
+    graph.output(graph.sigmoid(a + b * c), name="y")
+    return graph.compile("cuda", device=device)
+
+
+def arrays(count: int, device: int = 0) -> list[DeviceArray]:
+    return [DeviceArray.empty((64, 16), "float32", device=device) for _ in range(count)]
+
+
+def shifted(array: DeviceArray, nbytes: int) -> DeviceArray:
+    return DeviceArray(array.pointer + nbytes, array.shape, array.strides, array.dtype, array.device, array)
+
+
+def launched(lib: Any) -> list[str]:
+    """What kernels were given since the log was emptied, and on which stream; then empties it."""
+    lines = [line for line in log(lib) if line.split()[0] in ("launch", "kernel")]
+    seen = []
+    for launch, kernel in zip(lines[::2], lines[1::2]):
+        seen.append(f"{launch.split()[4]}: {kernel.removeprefix('kernel ')}")
+    lib.double_clear()
+    return seen
+
+
+def pointers(*of: DeviceArray) -> str:
+    return " ".join(f"{array.pointer:x}" for array in of)
+
+
+def double_calls() -> None:
+    lib = library()
+    lib.double_pointers(4)
+    executable = graph_of_three()
+    a, b, c, y, z = arrays(5)
+    launched(lib)
+    for _ in range(2):
+        assert executable(a, b, c, out=y) is y
+        assert executable(c=c, a=a, b=b, out=[z]) is z
+        assert executable(a, b, c, out={"y": y}, stream=5) is y
+        assert executable(b, b, b, out=z) is z
+        assert launched(lib) == [
+            f"(nil): {pointers(a, b, c, y)}",
+            f"(nil): {pointers(a, b, c, z)}",
+            f"0x5: {pointers(a, b, c, y)}",
+            f"(nil): {pointers(b, b, b, z)}",
+        ]
+    fresh = executable(a, b, c)
+    again = executable(a, b, c, stream=6)
+    assert (fresh.stream, again.stream) == (0, 6)
+    assert launched(lib) == [f"(nil): {pointers(a, b, c, fresh)}", f"0x6: {pointers(a, b, c, again)}"]
+
+    wide = set(executable._built)
+    for x in (shifted(arrays(1)[0], 4), shifted(arrays(1)[0], 8)):
+        executable(a, x, c, out=y)
+        executable(a, b, c, out=y)
+        assert launched(lib) == [f"(nil): {pointers(a, x, c, y)}", f"(nil): {pointers(a, b, c, y)}"]
+    assert (wide, set(executable._built)) == ({16}, {16, 1})
+
+    for error, message, call in (
+        (ArgumentError, "output 'y' of graph 'three' overlaps input 'b'", lambda: executable(a, b, c, out=b)),
+        (ArgumentError, "overlaps input 'c'", lambda: executable(a, b, c, out=shifted(c, 64 * 16 * 4 - 16))),
+        (ArgumentError, "overlaps input 'a'", lambda: executable(a, b, c, out=shifted(a, 16 - 64 * 16 * 4))),
+        (ArgumentError, "has shape [64]", lambda: executable(a, b, DeviceArray.empty((64,), "float32"), out=y)),
+        (ArgumentError, "has dtype int32", lambda: executable(a, DeviceArray.empty((64, 16), "int32"), c, out=y)),
+        (DeviceError, "input 'a' of graph 'three' is on cuda:1", lambda: executable(*arrays(1, 1), b, c, out=y)),
+        (DeviceError, "is on cpu", lambda: executable(np.zeros((64, 16), np.float32), b, c, out=y)),
+        (ArgumentError, "graph 'three' needs 'c'", lambda: executable(a, b, out=y)),
+        (ArgumentError, "1 outputs ['y'], out= has 2", lambda: executable(a, b, c, out=(y, z))),
+        (DeviceError, "launch three_kernel", lambda: executable(a, b, c, out=y, stream=0xBAD)),
+    ):
+        with raises(error, message):
+            call()
+        lib.double_clear()
+        executable(a, b, c, out=y)
+        assert launched(lib) == [f"(nil): {pointers(a, b, c, y)}"]
+    half = DeviceArray(DeviceArray.empty((128, 16), "float32").pointer, a.shape, a.strides, a.dtype, a.device, None)
+    executable(half, b, c, out=shifted(half, 64 * 16 * 4))  # they touch
+
+
+def double_ordering() -> None:
+    """Arrays whose contents are complete on another stream are waited for, however often they were seen before."""
+    lib = library()
+    lib.double_pointers(4)
+    executable = graph_of_three()
+    a, b, c, y = arrays(4)
+    for _ in range(2):
+        executable(a, b, c, out=y)
+    lib.double_clear()
+    b.stream = 7
+    executable(a, b, c, out=y)
+    assert [line for line in log(lib) if line.split()[0] in ("record", "wait")] == ["record 0x7", "wait (nil)"]
+    b.stream = 0
+    lib.double_clear()
+    executable(a, b, c, out=y)
+    assert not [line for line in log(lib) if line.startswith("wait")]
+
+
+def double_several_devices() -> None:
+    """A call makes its device's context current for as long as it takes."""
+    lib = library()
+    lib.double_pointers(4)
+    executables = [graph_of_three(device) for device in (0, 1)]
+    given = [arrays(4, device) for device in (0, 1)]
+    for _ in range(2):
+        for device in (1, 0):
+            a, b, c, y = given[device]
+            lib.double_clear()
+            executables[device](a, b, c, out=y)
+            moves = [line for line in log(lib) if line.split()[0] in ("push", "pop", "set")]
+            assert moves[-2:] == (["push 1", "pop 1"] if device else [])
+            assert launched(lib) == [f"(nil): {pointers(a, b, c, y)}"]
+
+
+def network() -> Any:
+    """Three kernels, two intermediates and a constant."""
+    graph = fg.Graph("network")
+    x = graph.tensor("x", (8, 64))
+    table = graph.constant(np.ones((8, 64), np.float32) * np.arange(64, dtype=np.float32))
+    graph.output(graph.exp(graph.tanh(graph.sin(x) * table)), name="y")
+    return graph.compile("cuda", fusion=False)
+
+
+def double_workspaces() -> None:
+    """One a stream, and one of its own for each capture; all of them go with the executable."""
+    lib = library()
+    lib.double_pointers(2)
+    executable = network()
+    kernels = len(executable.kernels)
+    assert kernels == 4
+    x, y = (DeviceArray.empty((8, 64), "float32") for _ in range(2))
+
+    def between(executable: Any, stream: int) -> str:
+        """Where the first kernel writes."""
+        lib.double_clear()
+        executable(x, out=y, stream=stream)
+        seen = launched(lib)
+        assert len(seen) == kernels
+        assert seen[0].startswith(f"{hex(stream) if stream else '(nil)'}: {x.pointer:x} ")
+        assert seen[-1].endswith(f" {y.pointer:x}")
+        return seen[0].split()[-1]
+
+    first, second, third, fourth = (between(executable, stream) for stream in (0, 5, CAPTURING, CAPTURING))
+    assert len({first, second, third, fourth}) == 4
+    assert (between(executable, 0), between(executable, 5)) == (first, second)
+    live = lib.double_live()
+    del executable
+    assert live - lib.double_live() == 5  # four workspaces and the constant, without the collector's help
+
+
+def double_recorded() -> None:
+    lib = library()
+    lib.double_pointers(4)
+    executable = graph_of_three()
+    a, b, c, y = arrays(4)
+    out, replay = executable.record(a, b, c, out=y)
+    assert out is y
+    assert launched(lib) == [f"(nil): {pointers(a, b, c, y)}", f"{CAPTURING:#x}: {pointers(a, b, c, y)}"]
+    replay(9)
+    assert log(lib) == ["graph 0x9 on 0"]
+
+
+def double_threads_and_streams() -> None:
+    """Calls of one executable from several threads, each with its own arrays and stream: none sees another's."""
+    lib = library()
+    lib.double_pointers(4)
+    executable = graph_of_three()
+    given = [arrays(4) for _ in range(4)]
+    calls = 20
+    lib.double_clear()
+
+    def work(number: int) -> None:
+        *inputs, y = given[number]
+        for _ in range(calls):
+            executable(*inputs, out=y, stream=number + 1)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = [line for line in log(lib) if line.startswith("kernel")]
+    assert len(seen) == 4 * calls
+    for number in range(4):
+        assert seen.count(f"kernel {pointers(*given[number])}") == calls
+
+
+def double_lifetimes() -> None:
+    """An executable's module goes with it at once, though calls have been prepared; arrays are not kept."""
+    lib = library()
+    executable = graph_of_three()
+    given = arrays(4)
+    executable(*given[:3], out=given[3])
+    live = lib.double_live()
+    del given
+    assert live - lib.double_live() == 4
+    gc.disable()
+    lib.double_clear()
+    del executable
+    gc.enable()
+    assert "unload" in log(lib)
+
+
+def double_host_time() -> None:
+    """Generous, for slow and busy machines: about 3 us of Python is what a call takes."""
+    library()
+    ctypes.CDLL("libcuda.so.1").double_pointers(0)
+    executable = graph_of_three()
+    a, b, c, y = arrays(4)
+    best = float("inf")
+    for _ in range(50):
+        began = time.perf_counter()
+        for _ in range(20):
+            executable(a, b, c, out=y)
+        best = min(best, (time.perf_counter() - began) / 20)
+    assert best < 30e-6, best
+
+
+DOUBLES = [value for name, value in dict(globals()).items() if name.startswith("double_")]
+
+
+def every_double() -> None:
+    """All of them in one process: most of their time is its start."""
+    for function in DOUBLES:
+        print(function.__name__)
+        function()
+
+
+def test_with_the_double() -> None:
+    assert run_double("test_calls", "every_double").split() == [f.__name__ for f in DOUBLES]
+
+
+# ---- building from the disk cache
+
+
+def test_a_warm_build_is_quick(tmp_path: Path) -> None:
+    """The Python of it, imports done: from the graph to the cubin read from disk.  Some 2 ms on a quiet machine."""
+
+    def build() -> bool:
+        graph = fg.Graph("warm")
+        a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
+        graph.output(graph.sigmoid(a + b * c), name="y")
+        executable: Any = graph.compile("cuda", arch="sm_90a", cache=DiskCache(tmp_path))  # a cache without a memory
+        return bool(executable.kernels[0].cached)
+
+    assert not build()
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        assert build()
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.03, times
