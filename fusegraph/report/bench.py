@@ -35,7 +35,8 @@ from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 PEERS = ("cudnn", "torch", "compile", "compile-max", "cupy", *PARTS)
-HOST_CALLS = 40
+#: Host time: batches of calls, at most so many calls a batch, of at most so many microseconds of work.
+HOST_BATCHES, HOST_CALLS, HOST_BATCH_US = 20, 100, 20_000
 #: An engine that is not built, or not timed, after so many seconds is passed over.
 LIMIT_S = 60.0
 
@@ -235,7 +236,7 @@ class Bench:
             doing = "timed"
             with time_limit(LIMIT_S):
                 us = self.timer.median(run, self.repeats)
-                host = self._host_us(run)
+                host = self._host_us(run, us)
         except TooLong:
             with contextlib.suppress(FusegraphError):
                 driver.synchronize(0, self.device)  # what it has queued is no part of the next row
@@ -248,14 +249,19 @@ class Bench:
             return Row(workload.name, engine, us, floor, floor / us, build, host, note)
         return Row(workload.name, engine, None, floor, None, None, None, " ".join(text.split())[:300])
 
-    def _host_us(self, run: Callable[[], Any]) -> float:
-        """Median microseconds until a call returns, its work still on the way."""
+    def _host_us(self, run: Callable[[], Any], us: float) -> float:
+        """Microseconds until a call returns, its work, of ``us`` microseconds, still on the way: median of batches.
+
+        A batch is too short to fill the driver's queue, in which calls would wait; it is drained before each.
+        """
+        calls = max(5, min(HOST_CALLS, int(HOST_BATCH_US / us)))
         times = []
-        for _ in range(HOST_CALLS):
+        for _ in range(HOST_BATCHES):
             driver.synchronize(0, self.device)
             began = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - began) * 1e6)
+            for _ in range(calls):
+                run()
+            times.append((time.perf_counter() - began) * 1e6 / calls)
         driver.synchronize(0, self.device)
         return median(times)
 
