@@ -16,7 +16,7 @@ from codegen.window_schedule import WindowSchedule
 _TAKEN = """
 block image group plane plane0 channel0 depth row0 col0 row col t tx ty tz tile weights column under sum vec value strip
 line lane inside at z ic iz iy ix kr ks p q f e in_d in_h in_w ring shared put first step steps slot fetch k ahead
-weights
+weights corner
 """
 
 

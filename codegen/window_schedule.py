@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TypeAlias
@@ -27,6 +27,7 @@ ENOUGH_THREADS = 128
 STRIP_ROWS = 4  # more rows read less twice, but leave room for fewer threads
 MAX_HALO = 8
 MAX_WEIGHTS = 50
+STRIP_CANDIDATES = (4, 7, 2, 8, 3, 6)
 STRIP_REGISTERS = 90
 STRIP_PRODUCTS = 1600
 SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
@@ -144,7 +145,12 @@ def _rings(spec: WindowSpec, arch: Arch) -> list[RingSchedule]:
 
 def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
     """`best_schedule`, then others worth trying."""
-    yield best_schedule(spec, arch)
+    best = best_schedule(spec, arch)
+    yield best
+    if isinstance(best, StripsSchedule):
+        for rows in STRIP_CANDIDATES:
+            if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
+                yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
     # Of rings that differ in little, one.
     kinds: dict[tuple[int, ...], RingSchedule] = {}
     for ring in _rings(spec, arch):
@@ -185,13 +191,18 @@ def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
     for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
-        lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
-        registers = lines * (4 + left + right)
-        if busy and registers <= STRIP_REGISTERS and rows * vector * spec.filters * prod(spec.taps) <= STRIP_PRODUCTS:
+        if busy and _strip_fits(spec, vector, rows):
             return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
     return None
+
+
+def _strip_fits(spec: WindowSpec, vector: int, rows: int) -> bool:
+    """Whether a strip's input rows fit a thread's registers, and its products the instruction cache."""
+    lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
+    products = rows * vector * spec.filters * prod(spec.taps)
+    return lines * (4 + sum(halo(spec))) <= STRIP_REGISTERS and products <= STRIP_PRODUCTS
 
 
 def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:

@@ -9,7 +9,7 @@ from device memory twice but for the rows between two threads' patches, which th
 from __future__ import annotations
 
 from codegen.epilogue import Run, factor
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import WindowSpec
 from codegen.window_renderer import Renderer
 from codegen.window_schedule import StripsSchedule, halo
@@ -95,16 +95,19 @@ class Strips(Renderer):
         count = s.rows - 1 + (spec.taps[1] - 1) * spec.dilation[1] + 1
         xs = spec.x.strides
         w.line()
-        origin = linear([(image, xs[0]), (group, xs[1])])
-        plane = self.x
-        if origin != "0":
-            plane = "plane"
-            w.line(f"const {spec.x.dtype.ctype}* plane = {self.x} + {origin};")
+        where = [(image, xs[0]), (group, xs[1]), (row, xs[4]), (col, 1)]
+        w.line(f"const {spec.x.dtype.ctype}* corner = {self.x} + {linear(where)};")
         w.line(f"Strip<{spec.x.dtype.ctype}, {left}, {s.vector}, {right}> line[{count}];")
         depth = w.depth
         iy = self.loop("iy", count)
-        in_h = linear([(row, 1), (iy, 1)], -spec.before[1])
-        place = ", ".join(f"{t}({value})" for value in (xs[4], in_h, spec.sizes[1], col, spec.sizes[2]))
-        w.line(f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({plane}, {place});")
+        exists = f"{unsigned(t)}({linear([(row, 1), (iy, 1)], -spec.before[1])}) < {spec.sizes[1]}"
+        place = linear([(_enclosed(linear([(iy, 1)], -spec.before[1])), xs[4])])
+        start = "corner" if place == "0" else f"corner + {place}"
+        columns = f"{t}({col}), {t}({spec.sizes[2]})"
+        w.line(f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({exists}, {start}, {columns});")
         self.close_to(depth)
         return "line"
+
+
+def _enclosed(text: str) -> str:
+    return text if text.isalnum() else f"({text})"

@@ -14,7 +14,7 @@ import pytest
 from kernel_cases import Case, check_cases, executable, rendered
 
 import fusegraph as fg
-from codegen import best_schedule
+from codegen import best_schedule, schedules
 from codegen.cpu.guarded import GuardedArray
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource, WindowSpec
@@ -583,6 +583,21 @@ def test_strips_equal_the_reference(dtype):
         for special in (0.0, 0.05):
             result = check_executable(each, random_inputs(each.graph, 3, special=special))
             assert result.ok, str(result)
+
+
+def test_strips_of_every_schedule():
+    cases = []
+    for number, (height, width, taps, padding, dilation) in enumerate(STRIPS):
+        x = (2, 3, height, width)
+        made = direct(x, (taps, taps), "bfloat16", padding=padding, dilation=dilation, epilogue=activated)
+        tried = [s for s in schedules(spec_of(made)) if isinstance(s, StripsSchedule)]
+        assert len(tried) == len(set(tried))
+        assert len(tried) > 2 or height == 1
+        for schedule in tried[number % 2 :: 2]:
+            again = direct(x, (taps, taps), "bfloat16", padding=padding, dilation=dilation, epilogue=activated)
+            again.schedule, again.label = lambda _, s=schedule: s, f"{schedule} {x}"
+            cases.append(again)
+    check_cases(cases, guard=True)
 
 
 def test_strips_stay_within_their_arrays():

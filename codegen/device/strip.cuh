@@ -16,25 +16,62 @@ struct Strip {
     }
 };
 
-// One row of a plane's strip.  Its middle starts at column `col`, a multiple of N, as is the plane's width; what lies outside
-// the plane is zero.  Reads without branches, from inside the plane, so that the loads of many rows are in flight together.
+// N elements if they are there, else zeros: one load without a branch.  It is no `ld.global.nc`: ptxas would move such a
+// load to its first use, behind the stores of other rows; these all come before the first store, and are in flight
+// together.
+#ifdef FUSEGRAPH_CPU
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_if(bool there, const T* from) {
+    return there ? load<N>(from) : Vector<T, N>{};
+}
+
+#else
+
+__device__ __forceinline__ void load_word(unsigned char& word, bool there, const void* from) {
+    unsigned short wide = 0;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p ld.global.u8 %0, [%2]; }" : "+h"(wide) : "r"(int(there)), "l"(from));
+    word = static_cast<unsigned char>(wide);
+}
+__device__ __forceinline__ void load_word(unsigned short& word, bool there, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p ld.global.u16 %0, [%2]; }"
+        : "+h"(word) : "r"(int(there)), "l"(from));
+}
+__device__ __forceinline__ void load_word(unsigned int& word, bool there, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p ld.global.u32 %0, [%2]; }"
+        : "+r"(word) : "r"(int(there)), "l"(from));
+}
+__device__ __forceinline__ void load_word(uint2& word, bool there, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.v2.u32 {%0, %1}, [%3]; }"
+        : "+r"(word.x), "+r"(word.y) : "r"(int(there)), "l"(from));
+}
+__device__ __forceinline__ void load_word(uint4& word, bool there, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%5]; }"
+        : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w) : "r"(int(there)), "l"(from));
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_if(bool there, const T* __restrict__ from) {
+    typedef typename Word<sizeof(T) * N>::type word;
+    static_assert(sizeof(word) == sizeof(T) * N, "one word");
+    union { Vector<T, N> v; word w; };
+    w = word{};
+    load_word(w, there, from);
+    return v;
+}
+
+#endif
+
+// The strip of one row whose middle starts at `from`: column `col` of `width`, a multiple of N as the width is.  What
+// lies outside the row, or in a row that does not exist, is zero and not read.
 template <int L, int N, int R, class T, class Index>
-__device__ __forceinline__ Strip<T, L, N, R> load_strip(
-    const T* __restrict__ plane, Index pitch, Index row, Index height, Index col, Index width) {
-    const bool inside = row >= 0 && row < height;
-    const T* from = plane + (inside ? row : 0) * pitch;
+__device__ __forceinline__ Strip<T, L, N, R> load_strip(bool exists, const T* __restrict__ from, Index col, Index width) {
     Strip<T, L, N, R> strip;
-    const bool whole = inside && col < width;
-    strip.middle = kept(load<N>(from + (whole ? col : 0)), whole);
+    strip.middle = load_if<N>(exists && col < width, from);
 #pragma unroll
-    for (int i = 0; i < L; ++i) {
-        const bool there = inside && col + i >= L && col + i < width + L;
-        strip.left[i] = kept(from[there ? col + i - L : 0], there);
-    }
+    for (int i = 0; i < L; ++i)
+        strip.left[i] = load_if<1>(exists && col + i >= L && col + i < width + L, from + (i - L))[0];
 #pragma unroll
-    for (int i = 0; i < R; ++i) {
-        const bool there = inside && col + N + i < width;
-        strip.right[i] = kept(from[there ? col + N + i : 0], there);
-    }
+    for (int i = 0; i < R; ++i) strip.right[i] = load_if<1>(exists && col + N + i < width, from + (N + i))[0];
     return strip;
 }

@@ -240,13 +240,16 @@ class DeviceStopwatch:
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
         pointers = [array.pointer for array in self._arrays]
         function = load_module(compiled.cubin, self._device).function(source.name)
-        launch = Launch(function, source.grid, source.block, source.dynamic_shared_bytes, len(pointers))
-
-        def run() -> None:
-            with driver.using(self._device):
-                launch(pointers, 0)
-
-        return lambda: self._timer.once(run)
+        launch = Launch(
+            function,
+            source.grid,
+            source.block,
+            source.dynamic_shared_bytes,
+            len(pointers),
+            source.parameters,
+            cluster=source.cluster,
+        )
+        return lambda: self._timer.once(lambda: launch(pointers))
 
 
 # --- what is remembered

@@ -25,11 +25,11 @@ extern "C" __global__ void __launch_bounds__(128) filter3x3_kernel(
         }
     }
 
-    const float* plane = photo + image * 2073600;
+    const float* corner = photo + image * 2073600 + row * 1920 + col;
     Strip<float, 1, 4, 1> line[6];
     #pragma unroll
     for (int iy = 0; iy < 6; ++iy) {
-        line[iy] = load_strip<1, 4, 1>(plane, int32(1920), int32(row + iy - 1), int32(1080), int32(col), int32(1920));
+        line[iy] = load_strip<1, 4, 1>(uint32(row + iy - 1) < 1080, corner + (iy - 1) * 1920, int32(col), int32(1920));
     }
 
     float sum[1][4][4] = {};
