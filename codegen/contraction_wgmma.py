@@ -17,18 +17,21 @@ from math import prod
 from codegen.arch import Arch
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store
-from codegen.iteration import collapse, coordinate, extent, index_type
+from codegen.iteration import collapse, coordinate, extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors
+from codegen.tiles import ROW_BYTES, Factors, Gathered, Side, Unsupported, factors, gathered
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
+BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
 STAGING = 2  # buffers of each consumer and output
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
+GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
+PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class WgmmaSchedule:
     """A tile of groups * 64 rows and ``cols`` columns a block.
 
     groups  consumer warpgroups of a block, 1 to 3; cols: a multiple of 16 up to 256.
+    gather  whether the producer's threads gather the first factor rather than the copy engine.
     stages  of the ring, each 128 bytes along the reduction.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
@@ -48,14 +52,29 @@ class WgmmaSchedule:
     split: int
     band: int
     blocks: int
+    gather: bool = False
+
+    def factors(self, spec: ContractionSpec) -> Factors:
+        """How the tiles of a spec come to shared memory."""
+        return gathered(spec) if self.gather else factors(spec)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer."""
+        return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
 
     @property
     def rows(self) -> int:
         return self.groups * GROUP_ROWS
 
     @property
+    def producers(self) -> int:
+        """Warpgroups of the producer: gathering takes more threads than telling the copy engine what to do."""
+        return 2 if self.gather else 1
+
+    @property
     def threads(self) -> int:
-        return (self.groups + 1) * GROUP
+        return (self.producers + self.groups) * GROUP
 
 
 def operand_types(spec: ContractionSpec) -> tuple[str, str]:
@@ -81,31 +100,41 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
         raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
     if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
         raise Unsupported("there is nothing to multiply")
-    parts = factors(spec)
-    ranked = sorted(_candidates(spec, parts, arch), key=lambda s: _cost(spec, parts, s))
+    ranked: list[tuple[float, WgmmaSchedule]] = []
+    reason = Unsupported("no tile fits the shared memory of a block")
+    for gather in (False, True):
+        try:
+            parts = (gathered if gather else factors)(spec)
+        except Unsupported as refusal:
+            reason = reason if gather else refusal
+            continue
+        ranked += [(_cost(spec, parts, s), s) for s in _candidates(spec, parts, arch, gather)]
     if not ranked:
-        raise Unsupported("no tile fits the shared memory of a block")
-    return tuple(ranked)
+        raise reason
+    return tuple(s for _, s in sorted(ranked, key=lambda entry: entry[0]))
 
 
-def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch) -> Iterator[WgmmaSchedule]:
+def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
     unit = 16 if parts.b.along_k else 64
+    across = isinstance(parts.a, Side) and not parts.a.along_k
     for groups in (2, 3, 1):
-        if not parts.a.along_k and groups > 2:
+        if across and groups > 2:
             continue
         for cols in (256, 192, 128, 96, 64, 32, 16):
-            if cols % unit or (cols > 16 and cols >= 2 * _round_up(parts.cols, 16)):
+            if cols % unit or (cols > unit and cols >= 2 * _round_up(parts.cols, unit)):
                 continue
-            if groups == 3 and cols > 192:
+            if groups == 3 and cols > (128 if gather else 192):
                 continue
             tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
             for split in (1, 2, 4, 8):
-                if split > 1 and (tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols % (16 * split)):
+                if split > 1 and (
+                    gather or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols % (16 * split)
+                ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, split, 16, sms)
+                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
                 stages = _most_stages(spec, parts, s, arch)
-                if stages >= 2:
+                if stages >= (4 if gather else 2):
                     yield replace(s, stages=stages)
 
 
@@ -121,29 +150,38 @@ def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: 
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 
-#: Multiply-adds a multiprocessor does in a cycle, by bytes of an element.
-RATE = {1: 4096, 2: 2048, 4: 1024}
+#: Multiply-adds a multiprocessor does in a cycle, by bytes of an element, and the share of them that remains.
+RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
 #: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
-L2_RATE, LATENCY = 60.0, 1200.0
+L2_RATE, LATENCY = 70.0, 1500.0
+#: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
+GATHER, PANEL_ROW = 16.0, 2.0
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
 #: that it exchanges in a cycle.
-EPILOGUE, EXCHANGE, EXCHANGE_RATE = 30.0, 1500.0, 30.0
+EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
+#: The share of the multiprocessors that clusters of a size can use: those of a cluster are neighbours.
+CLUSTERED = {1: 1.0, 2: 1.0, 4: 0.88, 8: 0.75}
 
 
 def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
-    """Estimated cycles: rounds of tiles, each bound by the tensor cores or by the L2 cache, and the epilogue."""
+    """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
+
+    The constants are fits to measurements on an H200.
+    """
     itemsize = spec.a.operand.dtype.itemsize
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
-    work = tiles * s.split
     depth = -(-parts.reduction.stages // s.split)
-    products = s.rows * s.cols * (ROW_BYTES // itemsize) / RATE[itemsize]
-    if s.groups == 1:
-        products *= 1.3  # nothing to do while the only consumer waits
+    # A wgmma spends as long on 16 columns more to get at the rows.
+    products = s.rows * (s.cols + 16) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
     loads = ROW_BYTES * (s.rows + s.cols) / L2_RATE
+    if s.gather:
+        loads += s.rows * PIECES / 32 * GATHER
+    else:  # the copy engine takes as long for a short row as for one of 128 bytes
+        loads = max(loads, (s.rows + s.cols) * parts.reduction.per_stage * PANEL_ROW)
     epilogue = EPILOGUE * s.cols / s.split / 8 * max(1, len(spec.program.operands)) + 800
-    rounds = -(-work // s.blocks)
+    rounds = -(-tiles * s.split // int(s.blocks * CLUSTERED[s.split]))
     exchange = EXCHANGE + s.rows * s.cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
-    return LATENCY + rounds * (depth * (max(products, loads) + 0.1 * loads) + epilogue + exchange)
+    return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)
 
 
 class _Layout:
@@ -237,8 +275,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap at buffer c chunk e empty exchange f first full group i item j k kk lane last m
-    m0 memory mine n n0 previous q rank row shared stage sum t theirs tile total u
+    Barrier Ring Shared Tile TensorMap at base buffer c chunk e empty exchange f first full group i inside item j k k0
+    kk lane last m m0 memory mine n n0 piece previous q rank row shared stage sum t tap theirs tile total u
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -246,7 +284,7 @@ TAKEN = frozenset(
 class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.parts = factors(spec)
+        self.parts = schedule.factors(spec)
         self.types = operand_types(spec)
         self.layout = _Layout(spec, self.parts, schedule)
         rank = range(8)
@@ -285,7 +323,8 @@ class _Renderer:
         instruction = f"m64n{s.cols}k{32 // self.itemsize}"
         details = [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.inner)} products of {self.types[0]}",
-            f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by TMA, "
+            f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by "
+            f"{'cp.async and ' if s.gather else ''}TMA, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
         if s.split > 1:
@@ -293,6 +332,8 @@ class _Renderer:
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
         if s.split > 1:
             more.append("cluster.cuh")
+        if s.gather:
+            more.insert(-1, "async_copy.cuh")
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
         w.line(f"FUSEGRAPH_WGMMA({s.cols})")
         w.line()
@@ -301,7 +342,8 @@ class _Renderer:
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
         a_map, b_map = (self.names.unique(name, "_map") for name in (self.a, self.b))
         grid_constant = "const __grid_constant__ TensorMap "
-        parameters = [grid_constant + a_map, grid_constant + b_map]
+        first = parameter(spec.a.operand, self.a) if s.gather else grid_constant + a_map
+        parameters = [first, grid_constant + b_map]
         parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
@@ -311,8 +353,11 @@ class _Renderer:
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._barriers()
-        w.open("if (group == 0)")
-        self._producer(k.stages)
+        w.open("if (group < 0)")
+        if isinstance(self.parts.a, Gathered):
+            self._gathering_producer(self.parts.a, k.stages)
+        else:
+            self._producer(self.parts.a, k.stages)
         if s.split > 1:
             w.line("cluster_sync();")
         w.close("} else {")
@@ -324,7 +369,8 @@ class _Renderer:
         w.close()
         loads = range(2, 2 + len(program.loads))
         written: tuple[int | TensorMap, ...] = maps or tuple(range(loads.stop, loads.stop + len(layout.stores)))
-        boxes = (self._boxed(self.parts.a, s.rows), self._boxed(self.parts.b, s.cols))
+        side = self.side_a
+        boxes = (0 if side is None else self._boxed(side, s.rows), self._boxed(self.parts.b, s.cols))
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
         return KernelSource(
             spec.name,
@@ -360,10 +406,15 @@ class _Renderer:
 
     # ---- shared memory and barriers
 
-    def _tile_type(self, side: Side, size: int) -> str:
+    @property
+    def side_a(self) -> Side | None:
+        """The first factor, None if it is gathered."""
+        return self.parts.a if isinstance(self.parts.a, Side) else None
+
+    def _tile_type(self, side: Side | None, size: int) -> str:
         """The dimensions of one stage of a factor's tile."""
         k = self.parts.reduction
-        if side.along_k:
+        if side is None or side.along_k:
             lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
             return f"{lead}[{size}][{k.panel}]"
         across = ROW_BYTES // self.itemsize
@@ -373,7 +424,7 @@ class _Renderer:
         w, s, layout = self.w, self.s, self.layout
         w.open("struct Shared")
         for name, side, gather, size in (
-            ("a", self.parts.a, self.spec.a, s.rows),
+            ("a", self.side_a, self.spec.a, s.rows),
             ("b", self.parts.b, self.spec.b, s.cols),
         ):
             tile = self._tile_type(side, size)
@@ -388,13 +439,14 @@ class _Renderer:
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
-        w.line(f"const int group = threadIdx.x / {GROUP};  // a warpgroup: 0 the producer, the others consumers")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - {s.producers};  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        w.line("barrier_init(shared.full[i], 1);")
+        gathering = s.producers * GROUP if s.gather else 0
+        w.line(f"barrier_init(shared.full[i], {1 + gathering});")
         w.line(f"barrier_init(shared.empty[i], {s.groups});")
         w.close()
         w.line("barrier_fence_init();")
@@ -429,10 +481,10 @@ class _Renderer:
 
     # ---- the producer
 
-    def _producer(self, stages: int) -> None:
+    def _producer(self, side: Side, stages: int) -> None:
         w, s = self.w, self.s
         k = self.parts.reduction
-        w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
+        w.line(f"registers_decrease<{s.registers[0]}>();")
         w.open("if (threadIdx.x == 0)")
         w.line(f"Ring<{s.stages}> stage;")
         first, last = self._stage_range(stages)
@@ -440,7 +492,7 @@ class _Renderer:
         if self.batch > 1 and len(self.parts.batch) > 1:
             for d in range(len(self.parts.batch)):
                 w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
-        if self.parts.a.im2col:
+        if side.im2col:
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
@@ -454,13 +506,76 @@ class _Renderer:
             w.line(f"const int item = k * {k.per_stage} + u;")
             item = "item"
         self._walk(item)
-        self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+        self._load(side, "a", self.a_map, "m0", s.rows)
         self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
         if k.per_stage > 1:
             w.close()
         w.close()
         self._end_tiles()
         w.close()
+
+    def _gathering_producer(self, a: Gathered, stages: int) -> None:
+        """Threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
+        w, s, image = self.w, self.s, a.image
+        rank, t = len(image.sizes), "int32"
+        step = s.producers * GROUP // PIECES
+        count = s.rows // step
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.line("const int t = threadIdx.x;")
+        w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
+        w.line(f"Ring<{s.stages}> stage;")
+        self._tiles()
+        w.line(f"{t} base[{count}];  // of a row's window")
+        w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"const {t} m = m0 + row + i * {step};")
+        for d in range(rank):
+            position = coordinate("m", a.rows, d + 1)
+            position = _tidy(
+                f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
+            )
+            if d == 0 and self.parts.rows % s.rows:
+                position = f"m < {self.parts.rows} ? {position} : -32768"
+            w.line(f"o{d}[i] = {position};")
+        batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
+        terms = [(coordinate("m", a.rows, 0), a.steps[0]), *batch, *((f"o{d}[i]", image.steps[d]) for d in range(rank))]
+        w.line(f"base[i] = {linear(terms)};")
+        w.close()
+        w.open(f"for (int k = 0; k < {stages}; ++k, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.open("if (t == 0)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols});")
+        w.line(f"const int c = k * {self.parts.reduction.panel};")
+        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        w.close()
+        each = 16 // self.itemsize
+        w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
+        sizes = (*a.taps, a.channels)
+        taps = []
+        for d, size in enumerate(a.taps):
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate('k0', sizes, d)};")
+            taps.append((f"t{d}" if size > 1 else "0", image.dilation[d]))
+        channel = coordinate("k0", sizes, rank)
+        reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
+        w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        conditions = [
+            f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}" for d, (size, tap) in enumerate(zip(image.sizes, taps))
+        ]
+        if self.parts.reduction.channels % self.parts.reduction.panel:
+            conditions.append(f"k0 < {self.parts.reduction.channels}")
+        w.line(f"const bool inside = {' && '.join(conditions)};")
+        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+        tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
+        w.line(f"copy_async<16>({tile}, {self.a} + (base[i] + tap), inside ? 16 : 0);")
+        w.close()
+        w.line("copy_async_arrive(shared.full[stage.index]);")
+        w.close()
+        self._end_tiles()
 
     def _walk(self, item: str) -> None:
         """Writes the channel and the taps of panel number ``item``."""
@@ -513,12 +628,12 @@ class _Renderer:
 
     # ---- the consumers
 
-    def _descriptor(self, side: Side, name: str, size: int, offset: str) -> str:
+    def _descriptor(self, side: Side | None, name: str, size: int, offset: str) -> str:
         """The matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies."""
         k = self.parts.reduction
         at = f"shared.{name}[stage.index]"
         step = 32 // self.itemsize
-        if not side.along_k:
+        if side is not None and not side.along_k:
             part = offset or "0"
             return f"matrix_descriptor<128>({at}[{part}][kk * {step}], {k.panel * ROW_BYTES}, 1024)"
         width = k.panel * self.itemsize
@@ -533,9 +648,9 @@ class _Renderer:
 
     def _consumers(self, stages: int) -> None:
         w, s = self.w, self.s
-        w.line(f"registers_increase<{REGISTERS[s.groups][1]}>();")
+        w.line(f"registers_increase<{s.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-        rows = f"(group - 1) * {GROUP_ROWS}" if s.groups > 1 else "0"
+        rows = f"group * {GROUP_ROWS}" if s.groups > 1 else "0"
         w.line(f"const int row = {rows} + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
@@ -547,14 +662,18 @@ class _Renderer:
         w.line("int previous = 0;")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+        if s.gather:
+            w.line("fence_async_shared();  // the producer's copies are ordinary writes")
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open("for (int kk = 0; kk < 4; ++kk)")
-        transposed = ["0" if side.along_k else "1" for side in (self.parts.a, self.parts.b)]
+        side = self.side_a
+        across = side is not None and not side.along_k
+        transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
-        a_part = ("group - 1" if s.groups > 1 else "0") if not self.parts.a.along_k else (rows if s.groups > 1 else "")
+        a_part = ("group" if s.groups > 1 else "0") if across else (rows if s.groups > 1 else "")
         w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {s.cols}{flags}>(")
-        w.line(f"    sum, {self._descriptor(self.parts.a, 'a', s.rows, a_part)},")
+        w.line(f"    sum, {self._descriptor(side, 'a', s.rows, a_part)},")
         w.line(f"    {self._descriptor(self.parts.b, 'b', s.cols, '')}, k > {first} || kk > 0);")
         w.close()
         w.line("wgmma_commit();")
@@ -584,7 +703,7 @@ class _Renderer:
         each, threads = s.cols // s.split // 2, s.groups * GROUP
         w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
         w.line(f"{self.register_type}* const exchange = reinterpret_cast<{self.register_type}*>(memory);")
-        w.line(f"const int mine = threadIdx.x - {GROUP};")
+        w.line(f"const int mine = threadIdx.x - {s.producers * GROUP};")
         if s.groups > 1:
             w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
         w.line("#pragma unroll")
@@ -634,6 +753,11 @@ class _Renderer:
         """The first column of the tile that a block writes."""
         return f"n0 + rank * {self.s.cols // self.s.split}" if self.s.split > 1 else "n0"
 
+    @property
+    def _barrier(self) -> str:
+        """The named barrier of a consumer's threads (0 is that of __syncthreads)."""
+        return "group + 1" if self.s.groups > 1 else "1"
+
     def _sum(self, first: str) -> str:
         name = "total" if self.s.split > 1 else "sum"
         text = f"{name}[{first} + f / 2 * 4 + f % 2 * 2 + e]"
@@ -650,8 +774,8 @@ class _Renderer:
         if ragged_n:
             w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
         w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
-        w.line(f"named_barrier_sync(group, {GROUP});")
-        group = "group - 1" if s.groups > 1 else "0"
+        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+        group = "group" if s.groups > 1 else "0"
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
         values = [self.names.unique(op.name, "_v") for op in layout.stores]
@@ -671,8 +795,8 @@ class _Renderer:
             w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
         w.close()
         w.line("fence_async_shared();")
-        w.line(f"named_barrier_sync(group, {GROUP});")
-        rows = "m0 + (group - 1) * 64" if s.groups > 1 else "m0"
+        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+        rows = "m0 + group * 64" if s.groups > 1 else "m0"
         condition = f" && {rows} < {self.parts.rows}" if ragged_m and s.groups > 1 else ""
         w.open(f"if (t == 0{condition})")
         batch: list[str] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.iteration import collapse
-from codegen.spec import ContractionSpec, Gather, TensorMap
+from codegen.spec import ContractionSpec, Gather, Image, TensorMap
 
 ROW_BYTES = 128
 MOST_DIMENSIONS = 5
@@ -83,6 +83,23 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """The windows of an image, fetched 16 bytes at a time by the producer's threads.
+
+    The reduction is flat, (*taps, channels), so that few channels do not waste the rows of a tile.
+
+    rows, taps, channels  sizes of (image, *output positions), of the filter, and channels of a group.
+    image                 the image; steps: elements from one image, and from one group, to the next.
+    """
+
+    rows: tuple[int, ...]
+    taps: tuple[int, ...]
+    channels: int
+    image: Image
+    steps: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Factors:
     """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them."""
 
@@ -90,18 +107,51 @@ class Factors:
     rows: int
     cols: int
     reduction: Reduction
-    a: Side
+    a: Side | Gathered
     b: Side
 
 
-def factors(spec: ContractionSpec) -> Factors:
-    """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
-    itemsize = spec.a.operand.dtype.itemsize
-    if spec.b.operand.dtype.itemsize != itemsize:
+def gathered(spec: ContractionSpec) -> Factors:
+    """A convolution whose image is gathered by threads.  Raises Unsupported, with the reason, where it cannot be."""
+    gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
+    if image is None:
+        raise Unsupported("only the windows of an image are gathered")
+    _check_elements(spec)
+    channels, *taps = spec.inner
+    steps = (gather.outer[0], gather.batch[0] if prod(spec.batch) > 1 else 0)
+    if (gather.inner[0] != 1 and channels > 1) or channels * itemsize % 16:
+        raise Unsupported(f"{gather.operand.name!r} has no 16 bytes of channels next to each other")
+    if any(step * itemsize % 16 for step in (*steps, *image.steps)):
+        raise Unsupported(f"{gather.operand.name!r} has rows that do not start at multiples of 16 bytes")
+    if prod(image.sizes) * max(1, spec.rows[0]) * channels >= 2**31:
+        raise Unsupported(f"{gather.operand.name!r} is too large for offsets of 32 bits")
+    if any(size >= 2**14 for size in (*image.sizes, *taps)):
+        raise Unsupported("an image too large for positions of 16 bits")
+    order = (*range(1, len(spec.inner)), 0)
+    inner, along = collapse(spec.inner, [spec.b.inner], order)
+    if len(inner) > 1:
+        raise Unsupported(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
+    reduction = Reduction((), prod(inner), ROW_BYTES // itemsize, 1)
+    batch, (over,) = collapse(spec.batch, [spec.b.batch], range(len(spec.batch)))
+    b = _tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.cols), inner, 0)
+    if not b.along_k:
+        raise Unsupported(f"{spec.b.operand.name!r} is not stored along the reduction")
+    a = Gathered(spec.rows, tuple(taps), channels, image, steps)
+    return Factors(batch, prod(spec.rows), prod(spec.cols), reduction, a, b)
+
+
+def _check_elements(spec: ContractionSpec) -> None:
+    if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
         raise Unsupported("the factors' elements differ in size")
     for gather in (spec.a, spec.b):
         if gather.operand.alignment % 16:
             raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
+
+
+def factors(spec: ContractionSpec) -> Factors:
+    """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
+    _check_elements(spec)
+    itemsize = spec.a.operand.dtype.itemsize
     spec = _simplified(spec)
     rows, batch = spec.rows, spec.batch
     image = spec.a.image if spec.a.limits or len(rows) > 1 else None

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen import contraction_simt as contraction, window
+import codegen
 from codegen.cpu.guarded import GuardedArray
-from codegen.spec import ContractionSpec, KernelSource
+from codegen.spec import KernelSource
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
@@ -29,6 +29,7 @@ class Case:
     schedule  spec -> schedule for that kernel; None: the best one.
     special   share of NaN, infinities and extremes among the inputs.
     check     more to assert, given the Executable.
+    arch      the architecture whose kernels are run.
     """
 
     graph: Graph
@@ -40,11 +41,12 @@ class Case:
     fusion: bool = True
     label: str = ""
     check: Callable[[CpuExecutable], None] | None = None
+    arch: str | None = None
 
 
 def executable(case: Case) -> CpuExecutable:
     """The case's Executable, not yet built, with its schedule."""
-    made = CpuExecutable(case.graph, case.options, fusion=case.fusion, lazy=True)
+    made = CpuExecutable(case.graph, case.options, fusion=case.fusion, lazy=True, arch=case.arch)
     assert made.plan is not None
     if case.schedule is not None:
         kernels = []
@@ -61,7 +63,7 @@ def executable(case: Case) -> CpuExecutable:
 
 def rendered(spec: Any, schedule: Any) -> KernelSource:
     """The kernel of a spec with a schedule of its own."""
-    return (contraction if isinstance(spec, ContractionSpec) else window).render(spec, schedule)
+    return codegen.render(spec, schedule)
 
 
 def families(made: CpuExecutable) -> list[str]:

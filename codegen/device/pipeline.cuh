@@ -1,6 +1,8 @@
 // What kernels that multiply tiles on tensor cores have in common: rings of stages, the order of tiles, and the way of
 // results from the registers of a warp to a tile in shared memory.
 #pragma once
+#include "async_copy.cuh"
+#include "mbarrier.cuh"
 #include "memory.cuh"
 #include "mma.cuh"
 
@@ -16,6 +18,17 @@ struct Ring {
         }
     }
 };
+
+// Arrives at a barrier once all copies (copy_async) that the thread has started have landed.
+__device__ __forceinline__ void copy_async_arrive(Barrier& barrier) {
+#ifdef FUSEGRAPH_CPU
+    copy_async_commit();
+    copy_async_wait<0>();
+    barrier_arrive(barrier);
+#else
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+#endif
+}
 
 struct Tile {
     int row, col, batch;

@@ -42,7 +42,9 @@ def compile(
                      "reference" (NumPy in float64); default: cuda if there is a GPU, else cpu.
     strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
     fusion           False makes every node a kernel of its own.
-    arch             cuda: architecture such as "sm_90a"; default: the device's.  device: CUDA ordinal.
+    arch             architecture such as "sm_90a".  cuda: the target, by default the device's.  cpu: that whose kernels
+                     are run, tensor cores, copy engine and all; default: sm_80, whose kernels run everywhere.
+    device           cuda: CUDA ordinal.
     workspace_limit  bytes; a graph that needs more raises WorkspaceError.
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
                      (KernelSource, CompiledKernel) as each is done.
@@ -63,7 +65,9 @@ def compile(
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+        return CpuExecutable(
+            graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache, arch=arch
+        )
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from codegen import PORTABLE, target
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
-from fusegraph.plan import Plan
+from fusegraph.plan import Plan, by_cost_model
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.cache import DiskCache, default_cache
@@ -31,7 +32,8 @@ class CpuExecutable(KernelExecutable[_Module]):
     """Runs a plan's kernels on the CPU.
 
     order ("forward" or "reverse") is the order in which the threads of a block take turns: a result that depends on it
-    shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns before use.
+    shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns before use.  arch is the
+    architecture whose kernels are run (default: those that run on all of them).
     """
 
     engine = "cpu"
@@ -46,8 +48,12 @@ class CpuExecutable(KernelExecutable[_Module]):
         cache: DiskCache | None = None,
         order: Literal["forward", "reverse"] = "forward",
         lazy: bool = False,
+        arch: str | None = None,
     ) -> None:
-        super().__init__(graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit)
+        choose = by_cost_model(target(arch) if arch else PORTABLE)
+        super().__init__(
+            graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit, choose=choose, choose_later=choose
+        )
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:

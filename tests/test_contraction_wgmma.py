@@ -1,0 +1,315 @@
+"""The Hopper form of the contraction family: its kernels run on the CPU, wgmma, copy engine and clusters included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kernel_cases import Case, check_cases, executable
+from test_contraction import Epilogue, convolution, matmul, plain, transposed
+
+import fusegraph as fg
+from codegen import contraction_wgmma, render, schedules, target
+from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.tiles import Unsupported, factors, gathered
+from fusegraph.lowering.base import Options
+from fusegraph.runtime import nvrtc
+
+HOPPER = target("sm_90a")
+Pick = Callable[[WgmmaSchedule], bool]
+
+
+def hopper(case: Case, pick: Pick | None = None) -> Case:
+    """The case with the first wgmma schedule that a predicate takes."""
+
+    def schedule(spec: Any) -> WgmmaSchedule:
+        every = [s for s in schedules(spec, HOPPER) if isinstance(s, WgmmaSchedule)]
+        assert every, f"no wgmma schedule: {contraction_wgmma.schedules(spec, HOPPER)}"
+        fitting = [s for s in every if pick is None or pick(s)]
+        assert fitting, f"none of {every[:4]}"
+        return fitting[0]
+
+    return replace(case, schedule=schedule, arch="sm_90a")
+
+
+def passes(cases: Iterable[Case], **more: Any) -> None:
+    check_cases(cases, **more)
+
+
+def shape(groups: int = 0, cols: int = 0, split: int = 0, gather: bool | None = None) -> Pick:
+    """Schedules with what is given (0 and None: any)."""
+    return lambda s: (
+        groups in (0, s.groups) and cols in (0, s.cols) and split in (0, s.split) and gather in (None, s.gather)
+    )
+
+
+def bias(graph: fg.Graph, y: fg.Tensor) -> None:
+    graph.output(graph.relu(y + graph.tensor("bias", (y.shape[-1],))), name="y")
+
+
+def channel_bias(graph: fg.Graph, y: fg.Tensor) -> None:
+    b = graph.tensor("bias", (1, y.shape[1], *(1 for _ in y.shape[2:])), y.dtype)
+    graph.output(graph.relu(y + b), name="y")
+
+
+def everything(graph: fg.Graph, y: fg.Tensor) -> None:
+    """Several outputs of several dtypes, operands broadcast along every axis, and the position."""
+    full = graph.tensor("full", y.shape, y.dtype)
+    column = graph.tensor("column", (*y.shape[:-1], 1), "float32")
+    row = graph.tensor("row", (y.shape[-1],), "bfloat16")
+    scalar = graph.tensor("scalar", (1,), "float32")
+    z = y * scalar + full * column
+    graph.output(graph.gelu(z + row), name="first", dtype="float32")
+    graph.output(graph.cast(graph.max(z, 0.0) + graph.gen_index(y, axis=-1), "bfloat16"), name="second")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_layouts(dtype):
+    cases = []
+    for a_across in (False, True):
+        for b_along in (False, True):
+            m, n, k = 136, 72, 80
+            cases.append(
+                hopper(
+                    matmul(
+                        (m, k),
+                        (k, n),
+                        dtype,
+                        a_strides=transposed((m, k)) if a_across else None,
+                        b_strides=transposed((k, n)) if b_along else None,
+                        epilogue=bias,
+                    )
+                )
+            )
+    passes(cases)
+
+
+def test_ragged():
+    cases = []
+    for m, n, k in ((1, 8, 8), (7, 16, 24), (63, 24, 72), (65, 136, 64), (130, 200, 264), (200, 40, 520)):
+        cases.append(hopper(matmul((m, k), (k, n), "bfloat16", epilogue=bias)))
+    for m, n, k in ((65, 7, 64), (64, 33, 72), (70, 9, 16)):  # rows of the result that no tensor map describes
+        cases.append(hopper(matmul((m, k), (k, n), "float16", b_strides=(1, k), epilogue=bias)))
+    passes(cases, guard=True)
+
+
+def test_tiles():
+    cases = []
+    for groups in (1, 2, 3):
+        for cols in (16, 32, 64, 96, 128, 192, 256):
+            if groups == 3 and cols == 256:
+                continue
+            product = matmul((groups * 64 + 8, 72), (72, cols * 2 - 8), "bfloat16", b_strides=(1, 72), epilogue=bias)
+            cases.append(hopper(product, shape(groups, cols)))
+    passes(cases)
+
+
+@pytest.mark.parametrize("split", [2, 4, 8])
+def test_clusters_share_the_reduction(split):
+    deep = matmul((100, 64 * 4 * split + 24), (64 * 4 * split + 24, 128), "bfloat16", epilogue=bias)
+    image = convolution(
+        (2, 64, 9, 9),
+        (128, 64, 3, 3),
+        "bfloat16",
+        layout="channels_last",
+        filters="channels_last",
+        padding=1,
+        epilogue=channel_bias,
+    )
+    cases = [hopper(deep, shape(split=split))]
+    if split == 2:
+        cases += [hopper(image, shape(split=split)), hopper(deep, shape(split=split, groups=1))]
+    passes(cases)
+
+
+def test_batches():
+    cases = [
+        matmul((3, 70, 64), (3, 64, 48), "bfloat16"),
+        matmul((2, 3, 40, 64), (1, 3, 64, 48), "bfloat16"),
+        matmul((2, 3, 40, 64), (64, 48), "bfloat16"),
+        matmul((2, 40, 64), (64, 48), "bfloat16", a_strides=(64, 256, 1)),
+        matmul((64, 64), (5, 64, 48), "float16"),
+        matmul((2, 3, 40, 64), (2, 3, 64, 48), "bfloat16", a_strides=(64 * 120, 64, 3 * 64, 1)),
+    ]
+    passes([hopper(case) for case in cases])
+
+
+def test_epilogues():
+    cases = [
+        matmul((130, 72), (72, 144), "bfloat16", epilogue=everything),
+        matmul((130, 72), (72, 144), "bfloat16", epilogue=everything, options=Options(strict=True)),
+        matmul((2, 70, 72), (2, 72, 40), "float16", epilogue=everything),
+        matmul((66, 72), (72, 144), "bfloat16", result="float32", epilogue=plain),
+        convolution(
+            (2, 64, 10, 11),
+            (40, 64, 3, 3),
+            "bfloat16",
+            layout="channels_last",
+            filters="channels_last",
+            padding=1,
+            epilogue=nchw,
+        ),
+    ]
+    passes([hopper(case) for case in cases])
+
+
+def nchw(graph: fg.Graph, y: fg.Tensor) -> None:
+    """One output as the convolution lies, another with its columns the other way round."""
+    graph.output(graph.identity(y, dtype="float32"), name="y", layout="contiguous")
+
+
+CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
+    ((2, 64, 14, 14), (64, 64, 3, 3), {"padding": 1}),
+    ((2, 128, 9, 11), (40, 128, 3, 3), {"stride": 2, "padding": 1}),
+    ((3, 32, 15, 12), (40, 32, 3, 3), {}),
+    ((1, 64, 12, 12), (64, 64, 1, 1), {"stride": 2}),
+    ((2, 64, 12, 12), (64, 64, 1, 1), {}),
+    ((1, 24, 12, 10), (64, 24, 5, 5), {"padding": 2}),
+    ((2, 16, 13, 13), (48, 16, 3, 3), {"padding": ((0, 2), (1, 3)), "dilation": 2}),
+    ((1, 96, 9, 9), (32, 96, 3, 3), {"padding": 1, "mode": "convolution"}),
+    ((2, 64, 60), (48, 64, 5), {"padding": 2, "stride": 3}),
+    ((1, 32, 5, 6, 7), (40, 32, 3, 3, 3), {"padding": 1}),
+    ((2, 128, 8, 8), (128, 64, 3, 3), {"padding": 1}),  # two groups
+]
+
+
+def test_convolutions():
+    passes(
+        hopper(
+            convolution(
+                x, w, "bfloat16", layout="channels_last", filters="channels_last", epilogue=channel_bias, **attributes
+            ),
+            shape(gather=False),
+        )
+        for x, w, attributes in CONVOLUTIONS
+    )
+
+
+def test_gathered():
+    cases = [
+        ((2, 8, 14, 15), (64, 8, 7, 7), {"stride": 2, "padding": 3}),
+        ((1, 24, 12, 10), (40, 24, 5, 5), {"padding": 2}),
+        ((2, 16, 9, 9), (32, 8, 3, 3), {"padding": 1}),  # two groups
+        ((2, 8, 50), (16, 8, 5), {"dilation": 2}),
+        ((1, 8, 4, 5, 6), (16, 8, 3, 3, 3), {"padding": 1}),
+    ]
+    passes(
+        hopper(
+            convolution(
+                x, w, "bfloat16", layout="channels_last", filters="channels_last", epilogue=channel_bias, **attributes
+            ),
+            shape(groups=groups, gather=True),
+        )
+        for groups in (1, 3)
+        for x, w, attributes in cases
+    )
+
+
+@pytest.mark.parametrize(
+    "types",
+    [("float8_e4m3", "float8_e4m3"), ("float8_e4m3", "float8_e5m2"), ("int8", "int8"), ("uint8", "int8")],
+    ids="-".join,
+)
+def test_bytes(types):
+    first, second = types
+    cases = [
+        matmul((70, 96), (96, 48), first, second, b_strides=(1, 96)),
+        convolution(
+            (1, 32, 9, 9), (32, 32, 3, 3), first, second, layout="channels_last", filters="channels_last", padding=1
+        ),
+    ]
+    passes([hopper(case) for case in cases])
+
+
+def test_infinities_and_nan_stay_where_they_belong():
+    """What lies beyond the channels or the rows must not leak in."""
+    cases = [
+        hopper(matmul((65, 72), (72, 40), "bfloat16", special=0.002)),
+        hopper(
+            convolution(
+                (1, 24, 9, 9),
+                (32, 24, 3, 3),
+                "bfloat16",
+                layout="NHWC",
+                filters="NHWC",
+                padding=1,
+                case={"special": 0.0005},
+            ),
+            shape(gather=False),
+        ),
+    ]
+    passes(cases)
+
+
+def spec(case: Case) -> Any:
+    made = executable(case)
+    assert made.plan is not None
+    return made.plan.kernels[0].group.lowered.spec
+
+
+@pytest.mark.parametrize(
+    "case, reason",
+    [
+        (matmul((64, 64), (64, 64), "float32"), "tf32"),
+        (matmul((64, 64), (64, 64), "int32"), "tensor cores do not multiply"),
+        (matmul((64, 64), (64, 64), "bfloat16", "float16"), "tensor cores do not multiply"),
+        (matmul((64, 65), (65, 64), "bfloat16"), "multiples of 16 bytes"),
+        (matmul((64, 64), (64, 64), "bfloat16", a_strides=(128, 2)), "contiguous neither"),
+        (matmul((64, 64), (64, 64), "int8"), "only 16-bit factors"),
+        (matmul((64, 64), (64, 64), "bfloat16", options=Options(alignment=2)), "multiple of 16 bytes"),
+        (convolution((1, 64, 9, 9), (64, 64, 3, 3), "bfloat16"), "channels next to each other|multiples of 16 bytes"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_refusals_say_why(case, reason):
+    with pytest.raises(Unsupported, match=reason):
+        contraction_wgmma.schedules(spec(case), HOPPER)
+
+
+def test_only_on_hopper():
+    with pytest.raises(Unsupported, match="sm_80"):
+        contraction_wgmma.schedules(spec(matmul((64, 64), (64, 64), "bfloat16")), target("sm_80"))
+
+
+def test_few_channels_share_a_stage():
+    few = convolution((1, 8, 9, 9), (64, 8, 3, 3), "bfloat16", layout="channels_last", filters="channels_last")
+    reduction = factors(spec(few)).reduction
+    assert (reduction.panel, reduction.per_stage, reduction.stages) == (8, 8, 2)
+    assert gathered(spec(few)).reduction.channels == 72
+
+
+@pytest.mark.slow
+def test_compiles_without_spills():
+    cases = [
+        matmul((8192, 8192), (8192, 8192), "bfloat16", epilogue=bias),
+        matmul((128, 8192), (8192, 8192), "bfloat16", b_strides=(1, 8192), epilogue=everything),
+        matmul((512, 512), (512, 512), "float8_e4m3", b_strides=(1, 512)),
+        convolution(
+            (8, 64, 56, 56),
+            (64, 64, 3, 3),
+            "float16",
+            layout="channels_last",
+            filters="channels_last",
+            epilogue=channel_bias,
+        ),
+        convolution(
+            (8, 8, 99, 99),
+            (64, 8, 7, 7),
+            "bfloat16",
+            layout="channels_last",
+            filters="channels_last",
+            stride=2,
+            padding=3,
+        ),
+    ]
+    sources = []
+    for number, case in enumerate(cases):
+        made = spec(case)
+        for n, s in enumerate(schedules(made, HOPPER)[:4]):
+            sources.append(render(replace(made, name=f"case{number}_{n}_kernel"), s))
+    for compiled in nvrtc.compile_kernels(sources, "sm_90a", jobs=2):
+        assert compiled.spill_bytes == 0, compiled
+        assert not re.search(r"C75\d\d", compiled.log), compiled.log
