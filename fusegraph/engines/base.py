@@ -79,8 +79,8 @@ class Executable(ABC):
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Computes the outputs at these addresses; everything has been checked."""
 
-    def _select(self, addresses: list[int]) -> Queue | None:
-        """What computes the outputs where inputs and outputs lie at addresses aligned like these; None: `_run`."""
+    def _select(self, bits: int) -> Queue | None:
+        """What computes the outputs where the addresses of all arrays, or-ed, are ``bits``; None: `_run`."""
         return None
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
@@ -107,9 +107,13 @@ class Executable(ABC):
         if addresses == recent:
             addresses = recent  # the same numbers as objects: quicker to compare from here on
         else:
-            if not self._admits(addresses):
-                return False
-            queue = self._select(addresses)
+            bits = reduce(or_, addresses, 0)
+            if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
+                return False  # no memory, or misaligned
+            for first, second, low, high in self._exclusive:
+                if low < addresses[first] - addresses[second] < high:
+                    return False
+            queue = self._select(bits)
             self._recent = (addresses, queue)
         self._start(queue, addresses, stream)
         return True
@@ -120,17 +124,6 @@ class Executable(ABC):
         else:
             inputs = len(self._inputs)
             self._run(addresses[:inputs], addresses[inputs:], stream)
-
-    def _admits(self, addresses: list[int]) -> bool:
-        """Whether memory is there, aligned to its elements, and no output's is also that of another array."""
-        if 0 in addresses:
-            return False
-        if reduce(or_, addresses) & self._elements and any(map(and_, addresses, self._alignments)):
-            return False
-        for first, second, low, high in self._exclusive:
-            if low < addresses[first] - addresses[second] < high:
-                return False
-        return True
 
     def _look_and_run(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
         """A call with any arrays: looks at each, says what is wrong, or computes the results."""
@@ -144,7 +137,7 @@ class Executable(ABC):
         if out is not None:
             check_overlaps(self._inputs, inputs, self._outputs, outputs)
         addresses = inputs + outputs
-        self._start(self._select(addresses), addresses, stream)
+        self._start(self._select(reduce(or_, addresses, 0)), addresses, stream)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
     def _prepare(self, kind: type) -> _Call:

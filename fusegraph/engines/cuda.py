@@ -129,8 +129,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         self._variant(inputs, outputs).queue([*inputs, *outputs], stream)
 
-    def _select(self, addresses: list[int]) -> Queue:
-        return self._variant(addresses).queue
+    def _select(self, bits: int) -> Queue:
+        return self._variant_for(bits).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """(outputs, replay): the call as a CUDA graph on these very arrays.

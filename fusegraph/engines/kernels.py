@@ -58,11 +58,12 @@ class KernelExecutable(Executable, Generic[Built]):
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
 
-    def _variant(self, inputs: Sequence[int], outputs: Sequence[int] = ()) -> Built:
+    def _variant(self, inputs: Sequence[int], outputs: Sequence[int]) -> Built:
         """The kernels for these pointers, built now if it is the first call that needs them."""
-        bits = reduce(or_, inputs, 0)
-        if outputs:
-            bits |= reduce(or_, outputs)
+        return self._variant_for(reduce(or_, outputs, reduce(or_, inputs, 0)))
+
+    def _variant_for(self, bits: int) -> Built:
+        """The kernels for pointers that are ``bits`` when or-ed."""
         alignment = self._options.alignment if not bits & (self._options.alignment - 1) else 1
         found = self._built.get(alignment)
         return found if found is not None else self._build_variant(alignment)
