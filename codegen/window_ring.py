@@ -91,7 +91,9 @@ class Ring(Renderer):
         slots, columns, channels = ring_shape(spec, s)
         size = spec.x.dtype.itemsize
         lanes = channels // s.copy
-        image, _, _, _, along, across = spec.x.strides
+        image = spec.x.strides[0]
+        # The stride of a dimension of one element says nothing, not even that addresses stay aligned.
+        along, across = (stride if many > 1 else 0 for stride, many in zip(spec.x.strides[4:], spec.sizes[1:]))
         w.open("const auto fetch = [&]")
         w.line(f"const bool inside = {unsigned(t)}(in_h) < {spec.sizes[1]};")
         strip = self.constant("strip", linear([(f"threadIdx.x % {lanes}", s.copy)]) if lanes > 1 else "0", self.small)
@@ -105,7 +107,7 @@ class Ring(Renderer):
         start = f"threadIdx.x / {lanes}" if lanes > 1 else "threadIdx.x"
         w.open(f"for ({self.small} ix = {start}; ix < {columns}; ix += {s.threads // lanes})")
         w.line(f"const {t} in_w = {self.source(2, self.at['col0'], 'ix')};")
-        source = f"row + {linear([('in_w', across)])}"
+        source = f"row + {linear([('in_w', across)])}" if across else "row"
         valid = f"{' && '.join(exists)} ? {s.copy * size} : 0"
         w.line(f"copy_async<{s.copy * size}>(&ring[put][ix][{strip}], {source}, {valid});")
         w.close()

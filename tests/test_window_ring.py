@@ -51,6 +51,8 @@ PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 8, 3, 2), (5, 7), {"padding": ((2, 2), (3, 4))}),  # a filter larger than the image
     ((1, 8, 5, 5), (3, 3), {"padding": 6, "stride": 4}),  # windows that lie in the padding alone
     ((1, 16, 40), (3,), {"padding": 1}),
+    ((1, 20, 7, 1), (3, 3), {"padding": 2, "dilation": (1, 2)}),
+    ((1, 20, 1), (2,), {"padding": ((2, 3),), "dilation": 3}),  # a dimension of one element, whose stride is 1
 ]
 
 
