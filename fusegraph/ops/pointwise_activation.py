@@ -1,6 +1,7 @@
 """Activation functions and their gradients, ``<name>_backward(loss, input)``, where input is the forward op's operand.
 
-The references are written so that they are accurate in the tails, where the textbook formulas cancel.
+The references are written so that they are accurate in the tails, where the textbook formulas cancel.  Bounds in ulps
+hold for approximate instructions as inexact as PTX allows them to be (tests/test_device_math.py).
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ unary(
     lambda x: x * _normal_cdf(x),
     "x / 2 * (1 + erf(x / sqrt(2)))",
     float="math::gelu({x})",
-    ulps=12,
+    ulps=11,
     reference_ulps=3000,  # far out in the tail, from the rounded argument of erfc
     cudnn="gelu",
 )
