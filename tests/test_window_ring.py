@@ -52,7 +52,8 @@ PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 8, 5, 5), (3, 3), {"padding": 6, "stride": 4}),  # windows that lie in the padding alone
     ((1, 16, 40), (3,), {"padding": 1}),
     ((1, 20, 7, 1), (3, 3), {"padding": 2, "dilation": (1, 2)}),
-    ((1, 20, 1), (2,), {"padding": ((2, 3),), "dilation": 3}),  # a dimension of one element, whose stride is 1
+    # A dimension of one element, whose stride is 1: it says nothing about alignment.
+    ((1, 20, 1), (2,), {"padding": ((2, 3),), "dilation": 3, "x_strides": (20, 1, 1)}),
 ]
 
 
