@@ -1,7 +1,8 @@
 // Scalar functions of the pointwise ops, for float and double, and integers where the op takes them.
 //
-// NaN in gives NaN out unless a comparison is documented to decide.  At infinity a function gives what its formula gives
-// in IEEE arithmetic (swish(-infinity) is -infinity * 0, NaN), though no function overflows on the way to a finite result.
+// NaN in gives NaN out unless a comparison is documented to decide.  At infinity a function gives what its formula
+// gives in IEEE arithmetic (swish(-infinity) is -infinity * 0, NaN), though no function overflows on the way to a
+// finite result.
 // With APPROXIMATE_MATH defined, some float versions are shorter (math_approximate.cuh).
 #pragma once
 #include "integer.cuh"
@@ -135,10 +136,10 @@ __device__ __forceinline__ double select_less(double a, double b, double yes, do
 
 // ---- float functions without branches: the same steps on a GPU and on a CPU
 //
-// Largest errors in ulps over all floats with correctly rounded instructions (with instructions as inexact as PTX allows):
-// erf 1.5 (2.4), tanh 1.8 (3.3), expm1_negative 1 (1), sigmoid 2.9 (7.4), swish 3.5 (7.8), softplus 3.2 (7.6), mish 4.8
-// (8.5), gelu 5.3 (10.2).  A function is a polynomial or quotient fitted to the least maximum of the relative error, with
-// coefficients rounded one after another and the rest fitted again.
+// Largest errors in ulps over all floats with correctly rounded instructions (with instructions as inexact as PTX
+// allows): erf 1.5 (2.4), tanh 1.8 (3.3), expm1_negative 1 (1), sigmoid 2.9 (7.4), swish 3.5 (7.8), softplus 3.2 (7.6),
+// mish 4.8 (8.5), gelu 5.3 (10.2).  Polynomials and quotients are fitted to the least maximum of the relative error,
+// their coefficients rounded one after another and the rest fitted again.
 
 #ifdef APPROXIMATE_MATH
 }  // namespace math

@@ -1,9 +1,9 @@
 // Float functions for kernels that store floats of 16 bits or fewer only: shorter, still more exact than the stores.
 //
-// u is 2^-24, and no error is above 2^-15 = 512u, an eighth of what rounding to float16 may change and a sixty-fourth of
-// what rounding to bfloat16 may.  The bounds are relative and hold for results of at least 2^-119; smaller ones may become
-// 0.  NaN and infinity are as in math.cuh.  Rounding x * log2(e) makes the error of exp grow with |x|.  The
-// error of tanh.approx, 2^-11, would show.
+// u is 2^-24, and no error is above 2^-15 = 512u, an eighth of what rounding to float16 may change and a sixty-fourth
+// of what rounding to bfloat16 may; that of tanh.approx, 2^-11, would show.  The bounds are relative and hold for
+// results of at least 2^-119; smaller ones may become 0.  NaN and infinity are as in math.cuh.  Rounding x * log2(e)
+// makes the error of exp grow with |x|.
 #pragma once
 
 namespace math {
