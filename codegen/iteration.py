@@ -124,6 +124,49 @@ class Coordinates:
         return linear([(self[d], stride) for d, stride in enumerate(strides) if stride])
 
 
+class Point:
+    """One element of a space: its first dimensions have a coordinate each, the others come in groups with one position
+    over all of them.
+
+    outer  the coordinates of the first dimensions, as C expressions.
+    parts  (position, name, sizes) of every group: the position as a C expression and the C name of a constant for it,
+           written where it must be split.
+    """
+
+    def __init__(
+        self, w: Writer, itype: str, outer: Sequence[str], parts: Sequence[tuple[str, str, Sequence[int]]]
+    ) -> None:
+        self._w, self._itype, self._outer, self._parts = w, itype, outer, parts
+        self._split: dict[str, Coordinates] = {}
+
+    def _coordinate(self, dim: int) -> str:
+        if dim < len(self._outer):
+            return self._outer[dim]
+        dim -= len(self._outer)
+        number = 0
+        while dim >= len(self._parts[number][2]):
+            dim -= len(self._parts[number][2])
+            number += 1
+        text, name, sizes = self._parts[number]
+        if len(sizes) == 1:
+            return text
+        if name not in self._split:
+            position = text if text.isidentifier() else name
+            if position == name:
+                self._w.line(f"const {self._itype} {name} = {text};")
+            self._split[name] = Coordinates(self._w, position, sizes, self._itype, name)
+        return self._split[name][dim]
+
+    def offset(self, strides: Sequence[int]) -> str:
+        """The C expression of the element's offset in an operand."""
+        return linear([(self._coordinate(d), stride) for d, stride in enumerate(strides) if stride])
+
+
+def at_most(text: str, largest: int, itype: str) -> str:
+    """The C expression of the smaller of an expression and a number."""
+    return f"min({text}, {itype}({largest}))"
+
+
 def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     """``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
     text = ""

@@ -18,9 +18,10 @@ import pytest
 from graphs import check_all, check_on_gpu, executables
 
 import fusegraph as fg
-from codegen import pointwise
+from codegen import pointwise, pointwise_schedule, pointwise_vectors
 from codegen.cpu import GuardedArray
-from codegen.pointwise import PointwiseSchedule, best_schedule, normalize
+from codegen.pointwise import PointwiseSchedule
+from codegen.pointwise_schedule import best_schedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.lowering.base import Options
@@ -90,6 +91,8 @@ def guarded_cases() -> Iterator[fg.Graph]:
     yield one({"a": (64, 257), "b": (257,), "c": (64, 1)}, lambda g, a, b, c: a * b + c)
     yield one({"a": (12, 256), "b": (256,), "c": (12, 1)}, lambda g, a, b, c: a * b + c, io_dtype="fp16")
     yield one({"a": (5, 3, 67), "b": (5, 1, 67)}, lambda g, a, b: a - b, io_dtype="int8")
+    yield one({"a": (8, 12, 49), "b": (12, 1), "c": (49,)}, lambda g, a, b, c: a * b + c, io_dtype="bf16")
+    yield one({"a": (8191, 3), "b": (3,), "c": (8191, 1)}, lambda g, a, b, c: a * b + c, io_dtype="int8")
     g = fg.Graph("strided")
     a = g.tensor("a", (33, 65), strides=(72, 1))
     b = g.tensor("b", (33, 65), "bf16", strides=(1, 40))
@@ -150,6 +153,8 @@ def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
             yield PointwiseSchedule(vector, unroll, "flat", itype)
             if len(shape) > 1 and shape[-1] % vector == 0:
                 yield PointwiseSchedule(vector, unroll, "rows", itype)
+            if len(shape) > 1:
+                yield PointwiseSchedule(vector, unroll, "cycles", itype)
 
 
 def run_source(executable: CpuExecutable, module: host_compiler.CpuModule, number: int) -> list[str]:
@@ -171,6 +176,8 @@ def schedule_cases() -> dict[str, fg.Graph]:
         "flat": one({"a": (1539,), "b": (1539,)}, lambda g, a, b: g.tanh(a) * b, io_dtype="bf16"),
         "rows": one({"a": (37, 64), "b": (64,), "c": (37, 1)}, lambda g, a, b, c: g.gelu(a + b) * c, io_dtype="bf16"),
         "ragged rows": one({"a": (37, 51), "b": (51,), "c": (37, 1), "s": ()}, lambda g, a, b, c, s: a * b + c - s),
+        "short rows": one({"a": (999, 3), "b": (3,), "c": (999, 1)}, lambda g, a, b, c: a * b - c, io_dtype="fp16"),
+        "planes": one({"a": (4, 6, 7, 7), "b": (6, 1, 1), "c": (4, 1, 1, 1)}, lambda g, a, b, c: a * b - c),
     }
     g = fg.Graph("mixed")
     a = g.tensor("a", (6, 5, 16), "int8")
@@ -223,7 +230,11 @@ def test_best_schedules() -> None:
     assert best({"a": large, "b": large}) == PointwiseSchedule(4, 4, "flat", "uint32")
     assert best({"a": large, "b": large}, io_dtype="bf16").vector == 8
     assert best({"a": large, "b": (4096,)}, io_dtype="bf16") == PointwiseSchedule(8, 4, "rows", "uint32")
-    assert best({"a": (4096, 4097), "b": (4097,)}).form == "flat"
+    assert best({"a": (4096, 4097), "b": (4097,)}) == PointwiseSchedule(4, 4, "cycles", "uint32")
+    assert best({"a": (4096, 4097), "b": (4097,)}, io_dtype="bf16") == PointwiseSchedule(8, 4, "cycles", "uint32")
+    assert best({"a": (2**22, 3), "b": (3,)}).form == "cycles"
+    assert best({"a": (4096, 4097), "b": (4096, 1)}) == PointwiseSchedule(4, 4, "flat", "uint32")
+    assert best({"a": (3, 4097), "b": (4097,)}).form == "flat"
     assert best({"a": (64,)}).vector == 1
     assert best({"a": (2**16, 2**16)}).itype == "uint64"
     assert best({"a": (2**15, 2**16)}).itype == "uint32"
@@ -231,13 +242,17 @@ def test_best_schedules() -> None:
 
 def test_small_blocks_meet_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few threads a block, small tensors take the vectors, unrolled loops and rows form of large ones."""
-    monkeypatch.setattr(pointwise, "THREADS", 32)
-    monkeypatch.setattr(pointwise, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(pointwise_schedule, "THREADS", 32)
+    monkeypatch.setattr(pointwise_vectors, "THREADS", 32)
+    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1)
     graphs = [one({"a": (size,), "b": (size,)}, lambda g, a, b: a * b, io_dtype=t) for size in (511, 512, 1025, 2048)
               for t in ("fp32", "int8")]  # fmt: skip
     graphs += schedule_cases().values()
+    graphs += [one({"a": (67, size), "b": (size,), "c": (67, 1)}, lambda g, a, b, c: a * b - c, io_dtype=t)
+               for size in (3, 5, 41, 67) for t in ("fp32", "bf16", "int8", "float64")]  # fmt: skip
     seen = {(s.form, s.unroll > 1, s.vector > 1) for s in map(best_schedule, map(only_spec, graphs))}
-    assert len(seen) >= 4
+    assert {form for form, _, _ in seen} == {"flat", "rows", "cycles"}
+    assert len(seen) >= 5
     check_all(graphs)
 
 

@@ -10,6 +10,9 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
 
+template <int B> struct PackedWord { typedef uint32 type; };
+template <> struct PackedWord<2> { typedef uint16 type; };
+
 #ifdef FUSEGRAPH_CPU
 
 template <int N, class T>
@@ -46,6 +49,19 @@ __device__ __forceinline__ Vector<T, N> load(const T* __restrict__ from) {
     return v;
 }
 
+// One word to global memory in one access: the compiler may split what it sees as a structure of 4 bytes each.
+template <class W>
+__device__ __forceinline__ void store_word(W* to, W w) {
+    *to = w;
+}
+__device__ __forceinline__ void store_word(uint2* to, uint2 w) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(w.x), "r"(w.y) : "memory");
+}
+__device__ __forceinline__ void store_word(uint4* to, uint4 w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+}
+
 template <class T, int N>
 __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& value) {
     typedef typename Word<sizeof(T) * N>::type word;
@@ -53,10 +69,32 @@ __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& va
     union { Vector<T, N> v; word w[words]; };
     v = value;
 #pragma unroll
-    for (int i = 0; i < words; ++i) reinterpret_cast<word*>(to)[i] = w[i];
+    for (int i = 0; i < words; ++i) store_word(reinterpret_cast<word*>(to) + i, w[i]);
 }
 
 #endif
+
+// N elements of 1 or 2 bytes in the words they came in, to be kept in registers for a while.  Of a Vector that is loaded
+// under a condition the compiler keeps every element in a register of its own: it takes the words apart before it issues
+// the next load, and so waits for each.
+template <class T, int N>
+struct Packed {
+    static constexpr int each = sizeof(T) * N % 4 ? N : 4 / sizeof(T);  // elements of a word
+    typedef typename PackedWord<sizeof(T) * each>::type word;
+    word words[N / each];
+    Packed() = default;
+    __device__ __forceinline__ Packed(const Vector<T, N>& vector) {
+        union { Vector<T, N> v; word w[N / each]; };
+        v = vector;
+#pragma unroll
+        for (int i = 0; i < N / each; ++i) words[i] = w[i];
+    }
+    __device__ __forceinline__ T operator[](int i) const {
+        union { word w; T t[each]; };
+        w = words[i / each];
+        return t[i % each];
+    }
+};
 
 // N neighbouring elements of shared memory, at an address as aligned as the vector.
 template <int N, class T>
@@ -96,6 +134,17 @@ __device__ __forceinline__ Vector<T, N> load(const T* __restrict__ from, Count c
     for (int i = 0; i < N; ++i)
         if (i < count) v[i] = from[i];
     return v;
+}
+
+// `load` as Packed words.
+template <int N, class T>
+__device__ __forceinline__ Packed<T, N> load_packed(const T* __restrict__ from) {
+    return load<N>(from);
+}
+template <int N, class T, class Count>
+__device__ __forceinline__ Packed<T, N> load_packed(const T* __restrict__ from, Count count) {
+    if (count >= N) return load<N>(from);
+    return load<N>(from, count);
 }
 
 // Writes the first `count` of N elements.
