@@ -1,42 +1,66 @@
 """The contraction family: matrix products and convolutions, in the fastest form that an architecture has for them.
 
 wgmma  tiles multiplied by warpgroups, brought by the copy engine (Hopper, `codegen.contraction_wgmma`).
+mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction_mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.contraction_simt`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen import contraction_simt, contraction_wgmma
+from codegen import contraction_mma, contraction_mma_schedule, contraction_simt, contraction_wgmma
 from codegen.arch import Arch
+from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tiles import Unsupported
 
-ContractionSchedule: TypeAlias = WgmmaSchedule | SimtSchedule
+ContractionSchedule: TypeAlias = WgmmaSchedule | MmaSchedule | SimtSchedule
 
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]:
     """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec."""
-    try:
-        return contraction_wgmma.schedules(spec, arch)
-    except Unsupported:
-        return contraction_simt.schedules(spec)
+    for form in _FASTEST.values():
+        try:
+            return form(spec, arch)
+        except Unsupported:
+            continue
+    return contraction_simt.schedules(spec)
 
 
 def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
-    try:
-        contraction_wgmma.schedules(spec, arch)
-    except Unsupported as reason:
-        return {"wgmma": str(reason)}
-    return {}
+    reasons = {}
+    for name, form in _FASTEST.items():
+        try:
+            form(spec, arch)
+        except Unsupported as reason:
+            reasons[name] = str(reason)
+        else:
+            break
+    return reasons
+
+
+def _wgmma(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
+    image = spec.a.image
+    if spec.terms or spec.results or (image is not None and (image.across or any(map(any, image.shifts)))):
+        raise Unsupported("gradients of a filter, and of an image with strides, are not there for the copy engine")
+    return contraction_wgmma.schedules(spec, arch)
+
+
+_FASTEST: dict[str, Callable[[ContractionSpec, Arch], tuple[ContractionSchedule, ...]]] = {
+    "wgmma": _wgmma,
+    "mma": contraction_mma_schedule.schedules,
+}
 
 
 def render(spec: ContractionSpec, schedule: ContractionSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     if isinstance(schedule, WgmmaSchedule):
         return contraction_wgmma.render(spec, schedule)
+    if isinstance(schedule, MmaSchedule):
+        return contraction_mma.render(spec, schedule)
     return contraction_simt.render(spec, schedule)

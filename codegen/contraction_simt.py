@@ -9,12 +9,12 @@ no im2col in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
+from codegen.contraction_merge import merged
 from codegen.epilogue import Epilogue, Run, factor
-from codegen.expr import Store
-from codegen.iteration import collapse, coordinate, extent, index_type, linear, packed, unsigned
+from codegen.iteration import coordinate, extent, index_type, linear, packed, unsigned
 from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
@@ -92,8 +92,7 @@ def _itype(spec: ContractionSpec) -> str:
         sizes = (*spec.batch, *outer, *spec.inner)
         strides = [abs(s) for s in (*gather.batch, *gather.outer, *gather.inner)]
         reach.append(extent(sizes, strides) + abs(gather.start))
-    space = (*spec.batch, *spec.rows, *spec.cols)
-    reach += [extent(space, op.strides) for op in spec.program.operands]
+    reach += [extent(spec.space, op.strides) for op in spec.program.operands]
     return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
 
@@ -132,7 +131,7 @@ class _Side:
 
 class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
-        self.spec, self.s, self.t = _merged(spec), schedule, schedule.itype
+        self.spec, self.s, self.t = merged(spec), schedule, schedule.itype
         spec = self.spec
         taken = [
             "block",
@@ -151,14 +150,13 @@ class _Renderer:
             "kk",
         ]
         parts = ("tile", "next", "part", "base", "inside", "at", "k", "m", "n")
-        dims = range(max(len(spec.batch), len(spec.rows), len(spec.inner), len(spec.a.limits)))
+        dims = range(max(len(spec.batch), len(spec.rows), len(spec.inner), len(spec.a.limits), len(spec.b.limits)))
         taken += [f"{side}_{part}" for side in "ab" for part in parts]
         taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n") for d in dims]
-        taken += [f"{axis}{d}" for axis in "bmr" for d in dims]
+        taken += [f"{axis}{d}" for axis in "bhmr" for d in dims]
         self.names, self.w = Names([spec.name, *taken]), Writer()
         pointers = [self.names.unique(gather.operand.name) for gather in (spec.a, spec.b)]
-        space = (*spec.batch, *spec.rows, *spec.cols)
-        self.epilogue = Epilogue(self.w, spec.program, self.names, space, spec.accumulate, spec.result)
+        self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
         self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
         self.k = prod(spec.inner)
         self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
@@ -167,7 +165,7 @@ class _Renderer:
         self.b = self._side(spec.b, spec.cols, pointers[1], "b", "n", col0, schedule.cols)
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
         first = spec.program.stores[0].operand.strides
-        self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1
+        self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1 and _in_order(spec)
 
     def _side(
         self, gather: Gather, outer: tuple[int, ...], pointer: str, label: str, axis: str, origin: str, tile: int
@@ -206,7 +204,14 @@ class _Renderer:
             self._prepare(self.b)
         self._sums()
         if self.k:
+            depth = w.depth
+            conditions = [self._within(x, []) for x in spec.terms if not any(x.inner)]
+            if conditions:
+                w.line()
+                w.open(f"if ({' && '.join(conditions)})")
             self._mainloop()
+            while w.depth > depth:
+                w.close()
         self._results()
         w.close()
         return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=self.k > 0)
@@ -216,6 +221,10 @@ class _Renderer:
         if self.batch <= 1:
             return ["0"] * len(self.spec.batch)
         return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
+
+    def _within(self, x: Limit, outer: Sequence[str]) -> str:
+        """The condition that a limit on batch and outer coordinates is kept."""
+        return f"{unsigned(self.t)}({linear([*zip(self._batch(), x.batch), *zip(outer, x.outer)], x.start)}) < {x.size}"
 
     # ---- global memory -> registers -> shared memory
 
@@ -253,16 +262,14 @@ class _Renderer:
         coords = [place]
         if len(side.outer) > 1:
             coords = [f"{prefix}{d}" for d in range(len(side.outer))]
-            used = {d for d in range(len(side.outer)) if gather.outer[d]} | {
-                x.outer_dim for x in gather.limits if x.outer_step
-            }
-            for d in sorted(used):
+            every = [gather.outer, *(x.outer for x in gather.limits)]
+            for d in _used(every):
                 w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
         declared = "" if many else f"const {self.t} "
         terms = [*zip(self._batch(), gather.batch), *zip(coords, gather.outer)]
         w.line(f"{declared}{p}_base{side.at} = {linear(terms, gather.start)};")
         for number, x in enumerate(gather.limits):
-            start = linear([(coords[x.outer_dim], x.outer_step)], x.start)
+            start = linear([*zip(self._batch(), x.batch), *zip(coords, x.outer)], x.start)
             w.line(f"{declared}{p}_start{number}{side.at} = {start};")
         if not side.exact:
             w.line(f"{'' if many else 'const bool '}{p}_inside{side.at} = {place} < {prod(side.outer)};")
@@ -283,8 +290,12 @@ class _Renderer:
         if not side.exact:
             conditions.append(f"{p}_inside{side.at}")
         for number, x in enumerate(gather.limits):
-            place = linear([(f"{p}_start{number}{side.at}", 1), (coords[x.inner_dim], x.inner_step)])
+            place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+        for x in self.spec.terms:
+            if any(x.inner):
+                place = linear([*zip(self._batch(), x.batch), *zip(coords, x.inner)], x.start)
+                conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
         offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)])
         value = factor(gather.operand, f"{side.pointer}[{offset}]", self.spec.accumulate)
         if len(conditions) > 1:
@@ -299,11 +310,11 @@ class _Renderer:
         """Writes a position of the reduction: the C variables of its coordinates, and a factor's offset there."""
         w, inner = self.w, self.spec.inner
         w.line(f"const {self.t} k = {position};")
-        limited = {x.inner_dim for x in gather.limits if x.inner_step}
-        if len(inner) == 1 or (gather.inner == packed(inner) and not limited):
+        limits = [x.inner for x in (*gather.limits, *self.spec.terms)]
+        if len(inner) == 1 or (gather.inner == packed(inner) and not _used(limits)):
             return ["k"] * len(inner), linear([("k", gather.inner[-1])])
         coords = [f"r{d}" for d in range(len(inner))]
-        for d in sorted({d for d in range(len(inner)) if gather.inner[d]} | limited):
+        for d in _used([gather.inner, *limits]):
             w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
         return coords, linear(list(zip(coords, gather.inner)))
 
@@ -388,14 +399,33 @@ class _Renderer:
         rows = ["m"]
         if nr > 1:
             rows = [f"m{d}" for d in range(nr)]
-            every = [*(op.strides for op in program.operands), *program.indices]
-            for d in range(nr):
-                if any(strides[nb + d] for strides in every):
-                    w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+            every = [s[nb : nb + nr] for s in (*(op.strides for op in program.operands), *program.indices)]
+            for d in _used([x.outer for x in spec.results] or every):
+                w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+        if spec.results:
+            rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)
         self.epilogue.results([*self._batch(), *rows, "n"], f"sum[{i}][{j}]", run)
         while w.depth > depth:
             w.close()
+
+    def _placed(self, rows: list[str], leave: str) -> list[str]:
+        """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
+        w, spec = self.w, self.spec
+        placed, outside = [], []
+        for d, x in enumerate(spec.results):
+            terms = [*zip(self._batch(), x.batch), *zip(rows, x.outer)]
+            text = linear(terms, x.start)
+            if not text.isidentifier() and not text.isdecimal():
+                w.line(f"const {self.t} h{d} = {text};")
+                text = f"h{d}"
+            placed.append(text)
+            low, high = x.ends(spec.batch, spec.rows, ())
+            if low < 0 or high >= x.size:
+                outside.append(f"{unsigned(self.t)}({text}) >= {x.size}")
+        if outside:
+            w.line(f"if ({' || '.join(outside)}) {leave};")
+        return placed
 
     def _each(self, axis: str, run: Run | None) -> str:
         """Opens the loop over a thread's rows or columns, or over chunks of them, and writes its position m or n.
@@ -431,46 +461,14 @@ class _Renderer:
         return run.element if chunks == 1 else f"{variable} * {CHUNK} + {run.element}"
 
 
-def _merged(spec: ContractionSpec) -> ContractionSpec:
-    """The spec with neighbouring batch, row and reduction dimensions merged where all operands and limits allow it."""
-    nb, nr = len(spec.batch), len(spec.rows)
-    program, limits = spec.program, spec.a.limits
-    every = [op.strides for op in program.operands] + list(program.indices)
-    batch, moved = collapse(spec.batch, [s[:nb] for s in every] + [spec.a.batch, spec.b.batch], range(nb))
-    # A limit takes part like an operand: a coordinate it is about merges with no other.
-    bounded = [_unit(nr, x.outer_dim, x.outer_step) for x in limits]
-    rows, over_rows = collapse(spec.rows, [s[nb : nb + nr] for s in every] + [spec.a.outer, *bounded], range(nr))
-    # The reduction runs in the memory order of the first factor: neighbouring threads read neighbouring elements.
-    order = sorted(range(len(spec.inner)), key=lambda d: (-abs(spec.a.inner[d]), d))
-    bounded = [_unit(len(spec.inner), x.inner_dim, x.inner_step) for x in limits]
-    inner, over_inner = collapse(spec.inner, [spec.a.inner, spec.b.inner, *bounded], order)
-    kept = []
-    for x, outer, reduced in zip(limits, over_rows[len(every) + 1 :], over_inner[2:]):
-        (outer_dim, outer_step), (inner_dim, inner_step) = _only(outer), _only(reduced)
-        kept.append(Limit(outer_dim, outer_step, inner_dim, inner_step, x.start, x.size))
-    new = [b + r + (s[-1],) for b, r, s in zip(moved, over_rows, every)]
-    n, m = len(program.loads), len(program.stores)
-    a = replace(spec.a, batch=moved[-2], outer=over_rows[len(every)], inner=over_inner[0], limits=tuple(kept))
-    return replace(
-        spec,
-        batch=batch,
-        rows=rows,
-        inner=inner,
-        a=a,
-        b=replace(spec.b, batch=moved[-1], inner=over_inner[1]),
-        program=replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
-            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
-            indices=tuple(new[n + m :]),
-        ),
-    )
+def _used(every: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions in which some of these take steps."""
+    return sorted({d for steps in every for d, step in enumerate(steps) if step})
 
 
-def _unit(rank: int, dim: int, step: int) -> tuple[int, ...]:
-    return tuple(step if d == dim else 0 for d in range(rank))
-
-
-def _only(strides: Sequence[int]) -> tuple[int, int]:
-    """(dimension, step) of the one step that is not zero; (0, 0) if the dimension had one element and is gone."""
-    return next(((d, step) for d, step in enumerate(strides) if step), (0, 0))
+def _in_order(spec: ContractionSpec) -> bool:
+    """Whether rows that are neighbours are neighbours in the program's space too."""
+    if not spec.results:
+        return True
+    last = spec.results[-1]
+    return not any(last.batch) and last.start == 0 and last.outer == (0,) * (len(spec.rows) - 1) + (1,)

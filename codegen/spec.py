@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Operand, Program
@@ -76,24 +77,36 @@ class PointwiseSpec:
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound that an access must keep: 0 <= outer[o] * outer_step + inner[i] * inner_step + start < size, else it
-    reads 0.
+    """A number that depends on coordinates, and a bound: 0 <= b . batch + o . outer + i . inner + start < size.
+
+    One step a batch, outer (rows or columns) and reduction dimension; none for those it cannot depend on.
     """
 
-    outer_dim: int
-    outer_step: int
-    inner_dim: int
-    inner_step: int
+    batch: tuple[int, ...]
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
     start: int
     size: int
+
+    def ends(self, batch: Sequence[int], outer: Sequence[int], inner: Sequence[int]) -> tuple[int, int]:
+        """The least and the largest number over dimensions of these sizes, none of them empty."""
+        every = [*zip(self.batch, batch), *zip(self.outer, outer), *zip(self.inner, inner)]
+        reach = [step * (size - 1) for step, size in every]
+        return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a convolution slides over: rows are (image, *output positions), the reduction is (channels, *taps).
+    """What a contraction's first factor says in terms of a convolution: windows that slide over an image.
 
-    sizes, steps              of the input's spatial dimensions: elements, and elements from one to the next.
-    stride, dilation, before  of the window in each; before is the padding in front.
+    Rows are (image, *positions), the reduction is (channels, *taps); ``across`` has them the other way round: rows are
+    (*taps, channels), the reduction is (images, *positions).  Tap t of the window at position p lies at p * stride + t
+    * dilation - before + b . shifts, b being the batch coordinates, and is 0 outside of the image.
+
+    sizes, steps              of the image's spatial dimensions: elements, and elements from one to the next.
+    stride, dilation, before  of the window in each; before is the padding in front, negative where the window starts
+                              inside.
+    shifts                    for each spatial dimension how far every batch dimension moves the window; () for not.
     """
 
     sizes: tuple[int, ...]
@@ -101,6 +114,8 @@ class Image:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     before: tuple[int, ...]
+    shifts: tuple[tuple[int, ...], ...] = ()
+    across: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,10 @@ class ContractionSpec:
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
     tf32                      whether float32 factors may be rounded to tf32 (11 significant bits) for tensor cores.
+    terms                     limits on batch and reduction: where one is broken there is no product, and neither
+                              factor has an element.
+    results                   () if the program's row coordinates are the rows'; else one for each, a limit on batch
+                              and rows: the number is the coordinate, and where one is broken there is no result.
     """
 
     name: str
@@ -143,6 +162,14 @@ class ContractionSpec:
     result: str
     program: Program
     tf32: bool = False
+    terms: tuple[Limit, ...] = ()
+    results: tuple[Limit, ...] = ()
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        rows = tuple(x.size for x in self.results) or self.rows
+        return (*self.batch, *rows, *self.cols)
 
 
 @dataclass(frozen=True)

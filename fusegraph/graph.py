@@ -201,6 +201,8 @@ class Graph:
     name           names the output folder and the kernels.
     io_dtype       dtype of `tensor` when none is given.
     compute_dtype  float32, or float64: the type in which floats of 32 bits or fewer are computed and accumulated.
+                   "tf32" is float32, but lets matrix products and convolutions round float32 factors to the 11
+                   significant bits of tf32, for tensor cores; a node's own compute_dtype says otherwise for it.
     """
 
     if TYPE_CHECKING:
@@ -210,9 +212,10 @@ class Graph:
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
         self.name = check_name("graph", name)
         self.io_dtype = as_dtype(io_dtype)
-        self.compute_dtype = as_dtype(compute_dtype)
+        self._tf32 = isinstance(compute_dtype, str) and compute_dtype == "tf32"
+        self.compute_dtype = float32 if self._tf32 else as_dtype(compute_dtype)
         if self.compute_dtype not in (float32, float64):
-            raise DTypeError(f"graph {name!r}: compute_dtype is float32 or float64, got {self.compute_dtype}")
+            raise DTypeError(f"graph {name!r}: compute_dtype is float32, float64 or tf32, got {self.compute_dtype}")
         self.tensors: dict[str, Tensor] = {}
         self._automatic: set[Tensor] = set()  # named by us: such a name yields to one that the user gives
         self.inputs: list[Tensor] = []
@@ -333,6 +336,8 @@ class Graph:
         missing = [key for key, value in values.items() if value is REQUIRED]
         if missing:
             raise GraphError(f"{label} needs the attribute {missing[0]!r}")
+        if self._tf32 and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
+            values["compute_dtype"] = "tf32"
         tensors = tuple(self._operands(label, op, operands))
         types = tuple(t.type for t in tensors)
         try:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from codegen.expr import Operand, compute_type
-from codegen.spec import ContractionSpec, Gather, Image, Limit
+from codegen.spec import ContractionSpec, Gather
 from fusegraph.graph import Node, Tensor
+from fusegraph.lowering import convolution
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
-
-#: Sizes of the batch, row, column and reduction dimensions.
-Space: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-#: A spec with the tensors its program reads and writes.
-Built: TypeAlias = tuple[ContractionSpec, tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 def accept(view: GroupView, options: Options) -> None:
@@ -79,106 +74,56 @@ def accumulator(node: Node, real: str) -> str:
     return "uint64" if "int64" in (common.name, node.output.dtype.name) else "uint32"
 
 
-def factor(view: GroupView, options: Options, tensor: Tensor) -> Operand:
-    """A factor as an operand whose strides are the tensor's own."""
-    return Operand(tensor.name, tensor.dtype, tensor.strides, view.alignment(tensor, options))
+def matmul(node: Node, first: Operand, second: Operand) -> Product:
+    """The product of a matmul."""
+    a, b = node.inputs
+    shape = node.output.shape
+    batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
+    over_a = broadcast_strides(a, (*batch, m, k))
+    over_b = broadcast_strides(b, (*batch, k, n))
+    rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        return broadcast_strides(tensor, shape)
+
+    if not any(over_b[:-2]):
+        # One second factor for the whole batch: the batch is more rows of one product.
+        gather_a = Gather(first, (), over_a[:-1], (inner_a,))
+        gather_b = Gather(second, (), (over_b[-1],), (inner_b,))
+        return Product((), (*batch, m), (n,), (k,), gather_a, gather_b, strides)
+    gather_a = Gather(first, over_a[:-2], (rows_a,), (inner_a,))
+    gather_b = Gather(second, over_b[:-2], (over_b[-1],), (inner_b,))
+    return Product(batch, (m,), (n,), (k,), gather_a, gather_b, strides)
+
+
+_PRODUCTS = {
+    "matmul": matmul,
+    "conv_fprop": convolution.fprop,
+    "conv_dgrad": convolution.dgrad,
+    "conv_wgrad": convolution.wgrad,
+}
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The implicit GEMM of a group that `accept` takes."""
     anchor = view.contractions[0]
-    build = _convolution if anchor.op.name == "conv_fprop" else _matmul
-    spec, reads, writes = build(view, options, name, anchor)
-    return Lowered("contraction", spec, (anchor.inputs[0], anchor.inputs[1], *reads), writes)
-
-
-def _finish(
-    view: GroupView,
-    options: Options,
-    name: str,
-    anchor: Node,
-    space: Space,
-    a: Gather,
-    b: Gather,
-    strides: StridesOf,
-) -> Built:
-    builder = ProgramBuilder(view, options, strides, anchor)
+    first, second = (Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs)
+    product = _PRODUCTS[anchor.op.name](anchor, first, second)
+    builder = ProgramBuilder(view, options, product.strides, anchor)
     program, reads, writes = builder.build()
-    batch, rows, cols, inner = space
     spec = ContractionSpec(
         name,
-        batch,
-        rows,
-        cols,
-        inner,
-        a,
-        b,
+        product.batch,
+        product.rows,
+        product.cols,
+        product.inner,
+        product.a,
+        product.b,
         accumulator(anchor, builder.real),
         compute_type(anchor.output.dtype, builder.real),
         program,
+        anchor.attributes["compute_dtype"] == "tf32",
+        product.terms,
+        product.results,
     )
-    return spec, reads, writes
-
-
-def _matmul(view: GroupView, options: Options, name: str, anchor: Node) -> Built:
-    a, b = anchor.inputs
-    shape = anchor.output.shape
-    batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
-    over_a = broadcast_strides(a, (*batch, m, k))
-    over_b = broadcast_strides(b, (*batch, k, n))
-    first = factor(view, options, a)
-    second = factor(view, options, b)
-    rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
-    if not any(over_b[:-2]):
-        # One second factor for the whole batch: the batch is more rows of one product.
-        space: Space = ((), (*batch, m), (n,), (k,))
-        gather_a = Gather(first, (), over_a[:-1], (inner_a,))
-        gather_b = Gather(second, (), (over_b[-1],), (inner_b,))
-    else:
-        space = (batch, (m,), (n,), (k,))
-        gather_a = Gather(first, over_a[:-2], (rows_a,), (inner_a,))
-        gather_b = Gather(second, over_b[:-2], (over_b[-1],), (inner_b,))
-    return _finish(
-        view, options, name, anchor, space, gather_a, gather_b, lambda tensor: broadcast_strides(tensor, shape)
-    )
-
-
-def _convolution(view: GroupView, options: Options, name: str, anchor: Node) -> Built:
-    x, w = anchor.inputs
-    shape = anchor.output.shape
-    attributes = anchor.attributes
-    groups, rank = attributes["groups"], x.rank - 2
-    filters, channels, taps = w.shape[0] // groups, w.shape[1], w.shape[2:]
-    stride, dilation, padding = attributes["stride"], attributes["dilation"], attributes["padding"]
-    flip = attributes["mode"] == "convolution"
-    limits = []
-    for d in range(rank):
-        before = padding[d][0]
-        last = (shape[2 + d] - 1) * stride[d] + (taps[d] - 1) * dilation[d] - before
-        if before or last >= x.shape[2 + d]:
-            limits.append(Limit(1 + d, stride[d], 1 + d, dilation[d], -before, x.shape[2 + d]))
-    steps = x.strides[2:]
-    gather_x = Gather(
-        factor(view, options, x),
-        (channels * x.strides[1],),
-        (x.strides[0], *(stride[d] * steps[d] for d in range(rank))),
-        (x.strides[1], *(dilation[d] * steps[d] for d in range(rank))),
-        -sum(padding[d][0] * steps[d] for d in range(rank)),
-        tuple(limits),
-        Image(x.shape[2:], steps, stride, dilation, tuple(before for before, _ in padding)),
-    )
-    along = w.strides[2:]
-    gather_w = Gather(
-        factor(view, options, w),
-        (filters * w.strides[0],),
-        (w.strides[0],),
-        (w.strides[1], *((-s if flip else s) for s in along)),
-        sum((taps[d] - 1) * along[d] for d in range(rank)) if flip else 0,
-    )
-
-    def strides(tensor: Tensor) -> tuple[int, ...]:
-        n, k, *spatial = broadcast_strides(tensor, shape)
-        return (filters * k, n, *spatial, k)
-
-    space = ((groups,), (x.shape[0], *shape[2:]), (filters,), (channels, *taps))
-    return _finish(view, options, name, anchor, space, gather_x, gather_w, strides)
+    return Lowered("contraction", spec, (*anchor.inputs, *reads), writes)

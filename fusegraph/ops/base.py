@@ -58,6 +58,7 @@ class Op:
                 units of the largest term.
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
+    products    contractions: (operand types, attributes) -> the most products that a result sums up.
     keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
@@ -73,6 +74,7 @@ class Op:
     ulps: float = 1.0
     scale: Callable[..., np.ndarray[Any, Any]] | None = None
     reference_ulps: float = 4.0
+    products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     cudnn: str | None = None
     keeps_layout: bool = False
     masks: tuple[str, ...] = ()

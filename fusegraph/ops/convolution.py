@@ -1,0 +1,415 @@
+"""Convolutions: forward, the gradient of their input (also known as transposed convolution), that of their filter.
+
+All three are about the same sums.  With image x (N, C, spatial...), filter w (K, C / groups, taps...) and result or
+loss y (N, K, positions...), tap r of the window at position p lies over x at p * stride + r * dilation - padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.contraction import accumulator_result, factor_precision, widen, wrapped
+
+Array = np.ndarray[Any, Any]
+Pads = tuple[tuple[int, int], ...]
+
+
+def spread(value: Any, rank: int, what: str, lowest: int) -> tuple[int, ...]:
+    """One number for every spatial dimension, given one number or a sequence of ``rank``."""
+    values = [value] * rank if hasattr(value, "__index__") else list(value) if isinstance(value, Sequence) else None
+    if (
+        values is None
+        or len(values) != rank
+        or any(isinstance(v, bool) or not hasattr(v, "__index__") or v.__index__() < lowest for v in values)
+    ):
+        raise AttributeValueError(f"{what} is an integer of at least {lowest}, or {rank} of them, got {value!r}")
+    return tuple(v.__index__() for v in values)
+
+
+def spread_padding(value: Any, rank: int) -> Pads:
+    """((before, after), ...) for every spatial dimension, given a number, one number a dimension, or pairs."""
+    if isinstance(value, Sequence) and len(value) == rank and all(isinstance(v, Sequence) for v in value):
+        pairs = [spread(v, 2, "padding (before, after)", 0) for v in value]
+        return tuple((before, after) for before, after in pairs)
+    return tuple((p, p) for p in spread(value, rank, "padding", 0))
+
+
+def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], first: str) -> dict[str, Any]:
+    """The attributes that all convolutions have, in canonical form; ``first`` describes the first operand."""
+    rank = len(types[0].shape) - 2
+    if rank not in (1, 2, 3):
+        raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
+    if attributes["mode"] not in ("cross_correlation", "convolution"):
+        raise AttributeValueError(f"mode is 'cross_correlation' or 'convolution', got {attributes['mode']!r}")
+    groups = attributes["groups"]
+    if groups is not None and (isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1):
+        raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
+    return {
+        **attributes,
+        "stride": spread(attributes["stride"], rank, "stride", 1),
+        "dilation": spread(attributes["dilation"], rank, "dilation", 1),
+        "padding": spread_padding(attributes["padding"], rank),
+        "groups": groups if groups is None else groups.__index__(),
+        "compute_dtype": factor_precision(types, attributes["compute_dtype"]),
+    }
+
+
+def _same_rank(types: tuple[TensorType, ...], names: tuple[str, str]) -> None:
+    first, second = (len(t.shape) for t in types)
+    if first != second:
+        raise ShapeError(f"{names[0]} and {names[1]} have the same number of dimensions, got {first} and {second}")
+
+
+def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """How far a filter reaches over its input in each spatial dimension."""
+    return tuple((count - 1) * step + 1 for count, step in zip(taps, dilation))
+
+
+def _positions(size: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+    """Positions of a window over a spatial dimension; 0 where it does not fit."""
+    room = size + sum(attributes["padding"][axis]) - reach
+    return room // attributes["stride"][axis] + 1 if room >= 0 else 0
+
+
+def _columns(x: Array) -> Array:
+    """Groups x channels x positions with the positions in one dimension: what a matrix product takes."""
+    return x.reshape(*x.shape[:3], prod(x.shape[3:]))
+
+
+_COMMON = {
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "mode": "cross_correlation",
+    "dtype": None,
+    "compute_dtype": None,
+}
+
+
+# ---- conv_fprop
+
+
+def _fprop_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    values = _normalized(types, attributes, "x (N, C, spatial...)")
+    shape_w = types[1].shape
+    if values["groups"] is None and len(shape_w) == len(types[0].shape):
+        values["groups"] = max(types[0].shape[1] // shape_w[1], 1) if shape_w[1] else 1
+    return values
+
+
+def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    _same_rank(types, ("x", "w"))
+    x, w = types[0].shape, types[1].shape
+    groups = attributes["groups"]
+    if w[1] * groups != x[1]:
+        raise ShapeError(f"{x[1]} channels of x are not {groups} groups of the filter's {w[1]} channels")
+    if w[0] % groups:
+        raise ShapeError(f"{w[0]} filters do not split into {groups} groups")
+    spatial = []
+    for axis, (size, taps, reach) in enumerate(zip(x[2:], w[2:], _reach(w[2:], attributes["dilation"]))):
+        positions = _positions(size, reach, attributes, axis)
+        if taps < 1 or not positions:
+            before, after = attributes["padding"][axis]
+            raise ShapeError(
+                f"spatial dimension {axis}: a filter reaching over {reach} does not fit "
+                f"{size} + padding {before} + {after}"
+            )
+        spatial.append(positions)
+    return TensorType((x[0], w[0], *spatial), accumulator_result(types, attributes["dtype"]))
+
+
+def _fprop_reference(
+    x: Array,
+    w: Array,
+    *,
+    stride: tuple[int, ...],
+    padding: Pads,
+    dilation: tuple[int, ...],
+    groups: int,
+    mode: str,
+    dtype: Any = None,
+    compute_dtype: str | None = None,
+) -> Array:
+    rank = x.ndim - 2
+    taps = widen(w)
+    if mode == "convolution":
+        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    padded = np.pad(widen(x), ((0, 0), (0, 0), *padding))
+    reach = _reach(w.shape[2:], dilation)
+    out = tuple((padded.shape[2 + d] - reach[d]) // stride[d] + 1 for d in range(rank))
+    n, k, channels = x.shape[0], w.shape[0], w.shape[1]
+    total = np.zeros((n, groups, k // groups, prod(out)), dtype=padded.dtype)
+    grouped_x = padded.reshape(n, groups, channels, *padded.shape[2:])
+    grouped_w = taps.reshape(groups, k // groups, channels, *w.shape[2:])
+    with np.errstate(all="ignore"):
+        for tap in np.ndindex(*w.shape[2:]):
+            total += np.matmul(grouped_w[(..., *tap)], _columns(grouped_x[_window(tap, out, stride, dilation)]))
+    return wrapped(total.reshape(n, k, *out), x, w, dtype)
+
+
+def _window(tap: Sequence[int], out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[Any, ...]:
+    """What a tap lies over, at all positions, in a padded image."""
+    return (..., *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in zip(tap, dilation, out, stride)))
+
+
+register(
+    Op(
+        name="conv_fprop",
+        kind=Kind.CONTRACTION,
+        operands=("x", "w"),
+        attributes={**_COMMON, "groups": None},
+        normalize=_fprop_normalize,
+        infer=_fprop_infer,
+        reference=_fprop_reference,
+        products=lambda types, _: prod(types[1].shape[1:]),
+        cudnn="conv_fprop",
+        keeps_layout=True,
+        doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
+
+        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before,
+        after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution"
+        flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).
+        dtype, compute_dtype and the accumulator are as for matmul.""",
+    )
+)
+
+
+# ---- conv_dgrad
+
+
+def _smallest(positions: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+    """The smallest size over which a window has so many positions, negative if none has."""
+    step = attributes["stride"][axis]
+    smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
+    return 0 if -step < smallest < 0 else smallest
+
+
+def _dgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    values = _normalized(types, attributes, "loss (N, K, positions...)")
+    loss, w = types[0].shape, types[1].shape
+    rank = len(loss) - 2
+    if values["size"] is not None:
+        values["size"] = spread(values["size"], rank, "size", 0)
+    elif len(w) == len(loss):
+        reach = _reach(w[2:], values["dilation"])
+        values["size"] = tuple(_smallest(loss[2 + d], reach[d], values, d) for d in range(rank))
+    return values
+
+
+def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    _same_rank(types, ("loss", "filter"))
+    loss, w = types[0].shape, types[1].shape
+    groups, size = attributes["groups"], attributes["size"]
+    if loss[1] != w[0]:
+        raise ShapeError(f"loss has {loss[1]} channels, one for each filter, but there are {w[0]} filters")
+    if w[0] % groups:
+        raise ShapeError(f"{w[0]} filters do not split into {groups} groups")
+    for axis, (positions, taps, reach) in enumerate(zip(loss[2:], w[2:], _reach(w[2:], attributes["dilation"]))):
+        if taps < 1 or positions < 1:
+            raise ShapeError(f"spatial dimension {axis}: {taps} taps and {positions} positions; there are at least 1")
+        if _positions(size[axis], reach, attributes, axis) == positions:
+            continue
+        before, after = attributes["padding"][axis]
+        smallest = _smallest(positions, reach, attributes, axis)
+        if smallest < 0:
+            raise ShapeError(
+                f"spatial dimension {axis}: a filter reaching over {reach} has more than {positions} positions over "
+                f"padding {before} + {after} alone"
+            )
+        largest = (positions - 1) * attributes["stride"][axis] + reach - before - after + attributes["stride"][axis] - 1
+        raise ShapeError(
+            f"spatial dimension {axis}: a convolution of size {size[axis]} has "
+            f"{_positions(size[axis], reach, attributes, axis)} positions, the loss {positions}; sizes that fit are "
+            f"{smallest} to {largest}"
+        )
+    return TensorType((loss[0], w[1] * groups, *size), accumulator_result(types, attributes["dtype"]))
+
+
+def _dgrad_reference(
+    loss: Array,
+    w: Array,
+    *,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Pads,
+    dilation: tuple[int, ...],
+    groups: int,
+    mode: str,
+    dtype: Any = None,
+    compute_dtype: str | None = None,
+) -> Array:
+    """Every tap adds to the elements that it lies over at some position, the loss being zero beyond its positions."""
+    rank = loss.ndim - 2
+    taps = widen(w)
+    if mode == "convolution":
+        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    n, k, channels = loss.shape[0], w.shape[0], w.shape[1]
+    # Wide enough that the positions of all taps over all elements are inside.
+    around = [
+        (max((reach - 1 - before) // step, 0), max((h - 1 + before) // step + 1 - positions, 0))
+        for reach, (before, _), step, h, positions in zip(
+            _reach(w.shape[2:], dilation), padding, stride, size, loss.shape[2:]
+        )
+    ]
+    padded = np.pad(widen(loss), ((0, 0), (0, 0), *around))
+    grouped_loss = padded.reshape(n, groups, k // groups, *padded.shape[2:])
+    grouped_w = taps.reshape(groups, k // groups, channels, *w.shape[2:]).swapaxes(1, 2)
+    total = np.zeros((n, groups, channels, *size), dtype=padded.dtype)
+    with np.errstate(all="ignore"):
+        for tap in np.ndindex(*w.shape[2:]):
+            onto: list[Any] = [...]
+            under: list[Any] = [...]
+            for d in range(rank):
+                offset = tap[d] * dilation[d] - padding[d][0]
+                first = offset % stride[d]
+                count = len(range(first, size[d], stride[d]))
+                start = (first - offset) // stride[d] + around[d][0]
+                onto.append(slice(first, None, stride[d]))
+                under.append(slice(start, start + count))
+            part = total[tuple(onto)]
+            if part.size:
+                product = np.matmul(grouped_w[(..., *tap)], _columns(grouped_loss[tuple(under)]))
+                part += product.reshape(part.shape)
+    return wrapped(total.reshape(n, groups * channels, *size), loss, w, dtype)
+
+
+def _dgrad_products(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> int:
+    """Only every (stride / gcd(stride, dilation))-th tap lies over an element at some position."""
+    w, groups = types[1].shape, int(attributes["groups"])
+    apart = [int(s // gcd(s, d)) for s, d in zip(attributes["stride"], attributes["dilation"])]
+    return w[0] // groups * prod([-(-taps // step) for taps, step in zip(w[2:], apart)])
+
+
+register(
+    Op(
+        name="conv_dgrad",
+        kind=Kind.CONTRACTION,
+        operands=("loss", "filter"),
+        attributes={"size": None, **_COMMON},
+        normalize=_dgrad_normalize,
+        infer=_dgrad_infer,
+        reference=_dgrad_reference,
+        products=_dgrad_products,
+        cudnn="conv_dgrad",
+        keeps_layout=True,
+        doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
+
+        From the loss (N, K, positions...), the gradient of the convolution's result, and its filter (K, C / groups,
+        taps...).  size: an integer or one a spatial dimension; by default the smallest over which the convolution has
+        as many positions as the loss.  stride, padding, dilation, groups and mode are those of the convolution; groups
+        is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in memory as the loss
+        does.  dtype, compute_dtype and the accumulator are as for matmul.""",
+    )
+)
+
+
+# ---- conv_wgrad
+
+
+def _wgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    values = _normalized(types, attributes, "image (N, C, spatial...)")
+    image, loss = types[0].shape, types[1].shape
+    rank = len(image) - 2
+    if values["taps"] is not None:
+        values["taps"] = spread(values["taps"], rank, "taps", 1)
+    elif len(loss) == len(image):
+        fitting = [_taps(image[2 + d], loss[2 + d], values, d) for d in range(rank)]
+        if all(len(counts) == 1 for counts in fitting):
+            values["taps"] = tuple(counts[0] for counts in fitting)
+    return values
+
+
+def _taps(size: int, positions: int, attributes: Mapping[str, Any], axis: int) -> range:
+    """How many taps a filter may have whose window has so many positions over a size."""
+    longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
+    shortest = longest - attributes["stride"][axis] + 1
+    step = attributes["dilation"][axis]
+    if positions < 1 or longest < 1:
+        return range(0)
+    return range(-(-(max(shortest, 1) - 1) // step) + 1, (longest - 1) // step + 2)
+
+
+def _wgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    _same_rank(types, ("image", "loss"))
+    image, loss = types[0].shape, types[1].shape
+    groups, taps = attributes["groups"], attributes["taps"]
+    if image[0] != loss[0]:
+        raise ShapeError(f"image has {image[0]} images, loss {loss[0]}")
+    for what, count in (("channels of the image", image[1]), ("channels of the loss", loss[1])):
+        if count % groups:
+            raise ShapeError(f"{count} {what} do not split into {groups} groups")
+    for axis, (size, positions) in enumerate(zip(image[2:], loss[2:])):
+        fitting = _taps(size, positions, attributes, axis)
+        if not fitting:
+            before, after = attributes["padding"][axis]
+            raise ShapeError(
+                f"spatial dimension {axis}: no filter has {positions} positions over {size} + padding {before} + "
+                f"{after} with stride {attributes['stride'][axis]} and dilation {attributes['dilation'][axis]}"
+            )
+        ends = f"{fitting[0]} to {fitting[-1]}" if len(fitting) > 1 else f"{fitting[0]}"
+        if taps is not None and taps[axis] not in fitting:
+            raise ShapeError(
+                f"spatial dimension {axis}: a filter of {taps[axis]} taps has not the {positions} positions of the "
+                f"loss over size {size}; {ends} taps fit"
+            )
+        if taps is None and len(fitting) > 1:
+            raise AttributeValueError(f"spatial dimension {axis}: filters of {ends} taps fit; say which with taps")
+    return TensorType((loss[1], image[1] // groups, *taps), accumulator_result(types, attributes["dtype"]))
+
+
+def _wgrad_reference(
+    image: Array,
+    loss: Array,
+    *,
+    taps: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Pads,
+    dilation: tuple[int, ...],
+    groups: int,
+    mode: str,
+    dtype: Any = None,
+    compute_dtype: str | None = None,
+) -> Array:
+    rank = image.ndim - 2
+    padded = np.pad(widen(image), ((0, 0), (0, 0), *padding))
+    n, c, k, out = image.shape[0], image.shape[1], loss.shape[1], loss.shape[2:]
+    grouped_x = padded.reshape(n, groups, c // groups, *padded.shape[2:])
+    grouped_loss = _columns(widen(loss).reshape(n, groups, k // groups, *out))
+    total = np.zeros((groups, k // groups, c // groups, *taps), dtype=np.result_type(padded, grouped_loss))
+    with np.errstate(all="ignore"):
+        for tap in np.ndindex(*taps):
+            over = _columns(grouped_x[_window(tap, out, stride, dilation)]).swapaxes(2, 3)
+            total[(..., *tap)] = np.matmul(grouped_loss, over).sum(axis=0)
+    if mode == "convolution":
+        total = np.flip(total, axis=tuple(range(3, 3 + rank)))
+    return wrapped(total.reshape(k, c // groups, *taps), image, loss, dtype)
+
+
+register(
+    Op(
+        name="conv_wgrad",
+        kind=Kind.CONTRACTION,
+        operands=("image", "loss"),
+        attributes={"taps": None, **_COMMON},
+        normalize=_wgrad_normalize,
+        infer=_wgrad_infer,
+        reference=_wgrad_reference,
+        products=lambda types, _: types[1].shape[0] * prod(types[1].shape[2:]),
+        cudnn="conv_wgrad",
+        keeps_layout=True,
+        doc="""Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.
+
+        From the image (N, C, spatial...) and the loss (N, K, positions...), the gradient of the convolution's result.
+        taps: an integer or one a spatial dimension; may be left out where only one filter fits, as with stride 1.
+        stride, padding, dilation, groups and mode are those of the convolution; groups is 1 if it is not given.  The
+        result lies in memory as the image does (a filter in KRSC from an image in NHWC).  dtype, compute_dtype and the
+        accumulator are as for matmul.""",
+    )
+)
