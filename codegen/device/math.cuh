@@ -136,7 +136,7 @@ __device__ __forceinline__ double select_less(double a, double b, double yes, do
 
 // ---- float functions without branches: the same steps on a GPU and on a CPU
 //
-// Largest errors in ulps measured with correctly rounded instructions, over every float from 2^-13 to 110 and every 61st
+// Largest errors in ulps, measured with correctly rounded instructions over each float from 2^-13 to 110 and every 61st
 // elsewhere (and with instructions as inexact as PTX allows, over every 61st float): erf 1.5 (2.5), tanh 1.8 (3.3),
 // expm1_negative 1 (1), sigmoid 2.9 (7.4), swish 3.5 (8.2), softplus 3.2 (7.8), mish 4.8 (9), gelu 5.3 (10.1).
 // Polynomials and quotients are fitted to the least maximum of the relative error, their coefficients rounded one after
