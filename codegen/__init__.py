@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen import contraction, pointwise, window
 from codegen.arch import Arch
+from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
@@ -45,6 +46,6 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return pointwise.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
-    if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | SimtSchedule):
+    if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | MmaSchedule | SimtSchedule):
         return contraction.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

@@ -44,15 +44,8 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
     return reasons
 
 
-def _wgmma(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
-    image = spec.a.image
-    if spec.terms or spec.results or (image is not None and (image.across or any(map(any, image.shifts)))):
-        raise Unsupported("gradients of a filter, and of an image with strides, are not there for the copy engine")
-    return contraction_wgmma.schedules(spec, arch)
-
-
 _FASTEST: dict[str, Callable[[ContractionSpec, Arch], tuple[ContractionSchedule, ...]]] = {
-    "wgmma": _wgmma,
+    "wgmma": contraction_wgmma.schedules,
     "mma": contraction_mma_schedule.schedules,
 }
 

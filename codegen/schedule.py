@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, get_args
 from codegen import arch as archs
 from codegen import contraction, pointwise, window_schedule
 from codegen.arch import Arch
+from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
@@ -20,7 +21,7 @@ from codegen.spec import ContractionSpec, PointwiseSpec, WindowSpec
 from codegen.window_schedule import WindowSchedule
 
 KernelSpec: TypeAlias = PointwiseSpec | WindowSpec | ContractionSpec
-Schedule: TypeAlias = PointwiseSchedule | TilesSchedule | WindowSchedule | WgmmaSchedule | SimtSchedule
+Schedule: TypeAlias = PointwiseSchedule | TilesSchedule | WindowSchedule | WgmmaSchedule | MmaSchedule | SimtSchedule
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
 PORTABLE = archs.arch("sm_80")

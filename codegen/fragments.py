@@ -1,0 +1,264 @@
+"""The program on results that lie in fragments: the registers of warps as mma and wgmma leave them.
+
+A fragment is 16 rows by 16 columns of a warp.  A thread has four pairs of neighbours along a row: pair f lies in row
+lane / 4 + f % 2 * 8 and columns lane % 4 * 2 + f / 2 * 8 on.  Results leave in one of two ways:
+
+direct  each thread runs the program on its pairs and writes them.
+staged  the sums go to shared memory; then threads side by side run the program on results that are neighbours in
+        memory, along columns or along rows, whichever the outputs are, with accesses of up to 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+from codegen.epilogue import Epilogue, Run
+from codegen.expr import Operand, Program, Store
+from codegen.iteration import collapse, coordinate, extent, index_type, linear, unsigned
+from codegen.naming import Names, Writer
+from codegen.spec import ContractionSpec, Limit
+
+MOST_RUN = 16  # results that a thread handles together
+
+#: The C expression of sum number e of a pair, given e.
+Sum: TypeAlias = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A contraction's results, and its program over them, with dimensions merged where all operands allow it.
+
+    batch, rows, cols  sizes of the results' dimensions.
+    results  as in `ContractionSpec`: the program's row coordinates where they are not the rows'.
+    shape    sizes of the program's space.
+    """
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    results: tuple[Limit, ...]
+    shape: tuple[int, ...]
+    program: Program
+
+    @property
+    def stores(self) -> tuple[Operand, ...]:
+        return tuple(store.operand for store in self.program.stores)
+
+    @property
+    def index_type(self) -> str:
+        """int32 if every position and offset fits it with room for a tile past the end, else int64."""
+        count = prod((*self.batch, *self.rows, *self.cols))
+        reach = [count, *(extent(self.shape, op.strides) for op in self.program.operands)]
+        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+
+def space(spec: ContractionSpec) -> Space:
+    """The results of a spec."""
+    nb, program = len(spec.batch), spec.program
+    every = [op.strides for op in program.operands] + list(program.indices)
+    count, last = len(every), len(every[0]) - len(spec.cols)
+    batch, over = collapse(spec.batch, [s[:nb] for s in every] + [x.batch for x in spec.results], range(nb))
+    results = tuple(replace(x, batch=s) for x, s in zip(spec.results, over[count:]))
+    rows, over_rows = spec.rows, [s[nb:last] for s in every]
+    if not results:
+        rows, over_rows = collapse(rows, over_rows, range(len(rows)))
+    cols, over_cols = collapse(spec.cols, [s[last:] for s in every], range(len(spec.cols)))
+    new = [x + y + z for x, y, z in zip(over, over_rows, over_cols)]
+    n, m = len(program.loads), len(program.stores)
+    program = replace(
+        program,
+        loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
+        stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
+        indices=tuple(new[n + m :]),
+    )
+    shape = (*batch, *(tuple(x.size for x in results) or rows), *cols)
+    return Space(batch, rows, cols, results, shape, program)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where sums wait in shared memory: ``size`` rows (or columns) of ``length`` sums next to each other and a pad.
+
+    by_rows  whether neighbours lie along a row of the result, else along a column.
+    run      neighbours that one thread takes out together.
+    """
+
+    by_rows: bool
+    size: int
+    length: int
+    run: int
+
+    @property
+    def pad(self) -> int:
+        """Sums at the end of each row, so that a warp writes a fragment without two threads meeting in one bank."""
+        # A warp writes pairs of 8 rows, or single sums of 4 x 2 columns: these start 8 banks, or 4, after each other.
+        return 8 if self.by_rows else 4
+
+    @property
+    def dims(self) -> str:
+        return f"[{self.size}][{self.length + self.pad}]"
+
+    @property
+    def bytes(self) -> int:
+        return self.size * (self.length + self.pad) * 4
+
+
+def staging(at: Space, rows: int, cols: int) -> Staging:
+    """How ``rows`` x ``cols`` sums are staged for the program of a space."""
+    first = at.stores[0].strides
+    last_row = len(at.shape) - len(at.cols) - 1
+    by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
+    length = cols if by_rows else rows
+    along = len(first) - 1 if by_rows else last_row
+    run = MOST_RUN
+    sizes = (at.shape[along], (at.cols if by_rows else at.rows)[-1], length)
+    while run > 1 and (
+        any(size % run for size in sizes) or not any(_one_access(at, op, run, along) for op in at.stores)
+    ):
+        run //= 2
+    return Staging(by_rows, rows if by_rows else cols, length, run)
+
+
+def _rows_in_order(at: Space) -> bool:
+    """Whether rows that are neighbours are neighbours in the program's space too."""
+    if not at.results:
+        return True
+    last = at.results[-1]
+    return not any(last.batch) and last.start == 0 and last.outer == (*(0 for _ in at.rows[1:]), 1)
+
+
+def _one_access(at: Space, op: Operand, run: int, along: int) -> bool:
+    """Whether a run of an output is one access of at most 16 bytes."""
+    width = run * op.dtype.itemsize
+    others = [s for d, (s, size) in enumerate(zip(op.strides, at.shape)) if d != along and size > 1]
+    steps = [s * op.dtype.itemsize for s in others]
+    return op.strides[along] == 1 and width <= 16 and op.alignment % width == 0 and all(s % width == 0 for s in steps)
+
+
+class Fragments:
+    """Writes the program on a tile of results; ``batch`` is the C variable of the tile's number in the batch.
+
+    total  C type of the sums in registers: float or int32.
+    """
+
+    def __init__(self, w: Writer, at: Space, names: Names, spec: ContractionSpec) -> None:
+        self.w, self.at, self.names = w, at, names
+        self.t = at.index_type
+        self.epilogue = Epilogue(w, at.program, names, at.shape, spec.accumulate, spec.result)
+        self._unsigned = spec.accumulate == "uint32"
+        self.total = "int32" if self._unsigned else "float"
+        self.m, self.n = prod(at.rows), prod(at.cols)
+
+    def batch(self) -> None:
+        """Writes the coordinates of the batch; once a tile."""
+        if prod(self.at.batch) > 1 and len(self.at.batch) > 1:
+            for d in range(len(self.at.batch)):
+                self.w.line(f"const {self.t} b{d} = {coordinate('batch', self.at.batch, d)};")
+
+    def direct(self, m: str, n: str, total: Sum, exact_m: bool, exact_n: bool) -> None:
+        """Writes the program on pair ``f`` of a fragment, inside of a loop over its pairs.
+
+        m, n are the row and column of its first result, ``total`` its sums; exact says that no tile reaches
+        past the last row or column.
+        """
+        w = self.w
+        w.line(f"const {self.t} m = {m}, n = {n};")
+        self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
+        missing = (lambda e: f"n + {e} >= {self.n}") if self.n % 2 else None
+        run = None
+        if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
+            run = Run(2, len(self.at.shape) - 1, "e", missing)
+            self.epilogue.results(self._position(), self._sum(total("e")), run)
+            return
+        w.line("#pragma unroll")  # neighbours that are in different rows of the columns' dimensions
+        w.open("for (int e = 0; e < 2; ++e)")
+        if missing:
+            w.line(f"if ({missing('e')}) continue;")
+        self.epilogue.results(self._position("n + e"), self._sum(total("e")), None)
+        w.close()
+
+    def put(self, to: Staging, name: str, row: str, col: str, total: Sum) -> None:
+        """Writes pair ``f``, whose first sum is at (row, col) of the tile, to a staging area."""
+        w = self.w
+        w.line(f"const int row = {row}, col = {col};")
+        if to.by_rows:
+            w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{{total('0')}, {total('1')}}}}});")
+        else:
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e')};")
+
+    def take(
+        self, source: Staging, name: str, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
+    ) -> None:
+        """Writes the program on what is staged, a run a thread; m, n are those of the staged row {r} and column {c}."""
+        w = self.w
+        runs = source.length // source.run
+        w.line("#pragma unroll 2")
+        w.open(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})")
+        slow, fast = ("r", "c") if source.by_rows else ("c", "r")
+        times = f" * {source.run}" if source.run > 1 else ""
+        w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
+        w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
+        self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
+        place = f"{name}[{slow}][{fast}]"
+        run = None
+        if source.run > 1:
+            w.line(f"const auto sums = load_shared<{source.run}>(&{place});")
+            along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
+            run = Run(source.run, along, "e")
+        self.epilogue.results(self._position(), self._sum("sums[e]" if run else place), run)
+        w.close()
+
+    def _leave(self, *conditions: list[str]) -> None:
+        outside = [text for group in conditions for text in group]
+        if outside:
+            self.w.line(f"if ({' || '.join(outside)}) continue;")
+
+    def _position(self, n: str = "n") -> list[str]:
+        """Writes the program's coordinates of result (m, n), and leaves where there is none."""
+        at = self.at
+        batch = [f"b{d}" if len(at.batch) > 1 else "batch" for d in range(len(at.batch))]
+        if prod(at.batch) == 1:
+            batch = ["0" for _ in at.batch]
+        used = [x.outer for x in at.results]
+        if not at.results:
+            first = len(at.batch)
+            used = [op.strides[first : first + len(at.rows)] for op in at.program.operands]
+            used += [x[first : first + len(at.rows)] for x in at.program.indices]
+        rows = self._coordinates("m", "m", at.rows, used)
+        if at.results:
+            rows, outside = self._placed(batch, rows)
+            self._leave(outside)
+        first = len(at.shape) - len(at.cols)
+        used = [x[first:] for x in (*(op.strides for op in at.program.operands), *at.program.indices)]
+        return [*batch, *rows, *self._coordinates("n", n, at.cols, used)]
+
+    def _coordinates(self, name: str, position: str, sizes: Sequence[int], used: Sequence[Sequence[int]]) -> list[str]:
+        if len(sizes) == 1:
+            return [position]
+        names = [f"{name}_{d}" for d in range(len(sizes))]
+        text = position if position.isidentifier() else f"({position})"
+        for d, each in enumerate(names):
+            if any(steps[d] for steps in used):
+                self.w.line(f"const {self.t} {each} = {coordinate(text, sizes, d)};")
+        return names
+
+    def _placed(self, batch: Sequence[str], rows: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The program's row coordinates given the rows', and the conditions under which there is no result."""
+        placed, outside = [], []
+        for d, x in enumerate(self.at.results):
+            text = linear([*zip(batch, x.batch), *zip(rows, x.outer)], x.start)
+            if not text.isidentifier() and not text.isdecimal():
+                self.w.line(f"const {self.t} h{d} = {text};")
+                text = f"h{d}"
+            placed.append(text)
+            low, high = x.ends(self.at.batch, self.at.rows, ())
+            if low < 0 or high >= x.size:
+                outside.append(f"{unsigned(self.t)}({text}) >= {x.size}")
+        return placed, outside
+
+    def _sum(self, text: str) -> str:
+        return f"uint32({text})" if self._unsigned else text
