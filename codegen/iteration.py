@@ -182,4 +182,5 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
 
 
 def _factor(name: str) -> str:
-    return name if name.replace("_", "a").isalnum() or (name.startswith("(") and name.endswith(")")) else f"({name})"
+    whole = name.startswith(("(", "min(")) and name.endswith(")")
+    return name if whole or name.replace("_", "a").isalnum() else f"({name})"

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) rgb_planes_kernel(
         const uint32 row = k / 16 % 48, col = k % 16 + k / 768 * 16;
         const uint32 r0 = row / 3;
         const uint32 r1 = row % 3;
-        pixels_v[u] = pixels[r0 * 151875 + r1 + (min(col0 + col, uint32(50624))) * 3];
+        pixels_v[u] = pixels[r0 * 151875 + r1 + min(col0 + col, uint32(50624)) * 3];
     }
     float mean_v[12];
     #pragma unroll
