@@ -163,6 +163,22 @@ def fp8_matmul(g: fg.Graph) -> fg.Tensor:
     return g.cast(rows(g) @ dense(g, strides=(1, 128)), "bfloat16")
 
 
+def dgrad(relu: bool = False, **how: Any) -> Build:
+    """The gradient of an image of 28 x 28."""
+
+    def build(g: fg.Graph) -> fg.Tensor:
+        size = 28 if how.get("stride", 1) == 1 else 14
+        loss = g.tensor("loss", (8, 128, size, size), layout="NHWC")
+        y = g.conv_dgrad(loss, g.tensor("w", (128, 64, 3, 3), layout="NHWC"), size=28, padding=1, **how)
+        return g.relu(y) if relu else y
+
+    return build
+
+
+def wgrad(g: fg.Graph) -> fg.Tensor:
+    return g.conv_wgrad(image(g), g.tensor("loss", (8, 128, 28, 28), layout="NHWC"), padding=1)
+
+
 def int8_conv(result: str) -> Build:
     """Integers: stored as they are summed, in 32 bits; or cast to float32 from there; or straight into float32."""
 
@@ -193,6 +209,9 @@ ROWS = (
     Row("conv hardswish", conv_then("hardswish"), "conv_fprop add relu mul mul"),
     Row("conv mish", conv_then("mish"), "conv_fprop softplus tanh mul"),
     Row("depthwise swish", depthwise_swish, "conv_fprop swish", NO_ENGINE),
+    Row("dgrad", dgrad(), "conv_dgrad"),
+    Row("strided dgrad relu", dgrad(relu=True, stride=2), "conv_dgrad relu"),
+    Row("wgrad", wgrad, "conv_wgrad"),
     Row("scale bias relu conv", scaled_conv, "mul add relu conv_fprop", UNSUPPORTED),
     Row("conv relu conv", conv_relu_conv, "conv_fprop relu conv_fprop", UNSUPPORTED, pieces=2),
     Row("matmul bias gelu", matmul_bias_gelu(256, 128, 512), "matmul add gelu"),
@@ -215,8 +234,6 @@ WAITING = {
     "conv + sum over K,H,W: accepted": "reduction",
     "matmul + row max: accepted": "reduction",
     "a reduction alone; after a pointwise op: refused": "reduction",
-    "dgrad; strided dgrad + relu: accepted": "conv_dgrad",
-    "wgrad: accepted": "conv_wgrad",
     "softmax: refused": "softmax",
     "layernorm alone: accepted; + gelu, * x: refused": "layernorm",
     "residual add + rmsnorm: refused": "rmsnorm",
@@ -308,6 +325,47 @@ def test_convolutions_attributes():
     assert (node.params["pre_padding"], node.params["post_padding"]) == ([1, 2], [0, 1])
     assert (node.params["stride"], node.params["dilation"]) == ([2, 1], [1, 3])
     assert str(node.params["convolution_mode"]).endswith(".CONVOLUTION")
+
+
+def test_gradients_say_how_large_they_are():
+    """Several sizes fit a stride: cuDNN is told which one, whether the gradient is stored or not."""
+    pytest.importorskip("cudnn")
+    graph = fg.Graph("gradients", io_dtype="float16")
+    loss, w = graph.tensor("loss", (2, 4, 5, 4), layout="NHWC"), graph.tensor("w", (4, 8, 3, 2), layout="NHWC")
+    how = {"padding": ((1, 0), (2, 1)), "stride": (2, 3), "dilation": (1, 2), "mode": "convolution"}
+    inner = graph.conv_dgrad(loss, w, size=(11, 11), **how)
+    graph.output(graph.relu(inner), name="dx")
+    image = graph.tensor("image", (2, 8, 11, 11), layout="NHWC")
+    graph.output(graph.conv_wgrad(image, loss, taps=(3, 2), **how), name="dw")
+    nodes = {n.node_type.name: n for n in described(graph).pygraph.nodes}
+    for kind, operands, (port, shape, strides) in (
+        ("CONV_DGRAD", ["loss", "filter"], ("DX", inner.shape, inner.strides)),
+        ("CONV_WGRAD", ["image", "loss"], ("DW", (4, 8, 3, 2), (48, 1, 16, 8))),
+    ):
+        node = nodes[kind]
+        assert list(node.inputs) == operands
+        assert (node.params["pre_padding"], node.params["post_padding"]) == ([1, 2], [0, 1])
+        assert (node.params["stride"], node.params["dilation"]) == ([2, 3], [1, 2])
+        assert str(node.params["convolution_mode"]).endswith(".CONVOLUTION")
+        assert (tuple(node.outputs[port].dim), tuple(node.outputs[port].stride)) == (shape, strides)
+
+
+@pytest.mark.parametrize(
+    ("io", "given", "node", "exact"),
+    [
+        ("float32", "float32", None, True),
+        ("float32", "tf32", None, False),
+        ("float32", "tf32", "float32", True),
+        ("float32", "float32", "tf32", False),
+        ("bfloat16", "float32", None, False),
+    ],
+)
+def test_tensor_cores_multiply_float32_where_it_was_asked_for(io, given, node, exact):
+    graph = fg.Graph("asked", io_dtype=io, compute_dtype=given)
+    a, b = graph.tensor("a", (8, 16)), graph.tensor("b", (16, 8))
+    graph.output(graph.matmul(a, b, compute_dtype=node), name="y")
+    view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
+    assert lowering.lower(view, Options(), graph.name).spec.multiplies_float32 is exact
 
 
 def test_one_dimensional_convolutions_are_images_of_height_one():

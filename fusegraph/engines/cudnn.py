@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusegraph.dtypes import float32
 from fusegraph.engines.base import Executable
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
-from fusegraph.ops.base import Kind
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
@@ -151,8 +149,8 @@ class CudnnExecutable(Executable):
                 graph.validate()
                 graph.build_operation_graph()
                 graph.create_execution_plans([modes.A, modes.FALLBACK])
-                if any(t.dtype == float32 for n in spec.nodes if n.kind is Kind.CONTRACTION for t in n.inputs):
-                    # float32 is multiplied as float32, as everywhere in fusegraph, not as tf32.
+                if spec.multiplies_float32:
+                    # As float32, as everywhere in fusegraph, not as tf32.
                     graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
                 graph.check_support()
         except Exception as error:  # its kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...

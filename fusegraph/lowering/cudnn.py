@@ -40,6 +40,12 @@ DATA_TYPES = {
     "int64": "INT64",
     "bool": "BOOLEAN",
 }
+#: Convolutions: cuDNN's keywords for the operands.
+_CONVOLUTIONS = {
+    "conv_fprop": ("image", "weight"),
+    "conv_dgrad": ("loss", "filter"),
+    "conv_wgrad": ("image", "loss"),
+}
 #: op -> {our attribute: cuDNN's keyword} for the attributes cuDNN's method takes.
 _KEYWORDS: dict[str, dict[str, str]] = {
     "relu": {"negative_slope": "negative_slope", "lower_clip": "lower_clip", "upper_clip": "upper_clip"},
@@ -117,6 +123,12 @@ class CudnnSpec:
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
 
+    @property
+    def multiplies_float32(self) -> bool:
+        """Whether float32 is multiplied by a node that does not ask for tf32."""
+        contractions = [n for n in self.nodes if n.kind is Kind.CONTRACTION and n.attributes["compute_dtype"] != "tf32"]
+        return any(t.dtype == float32 for n in contractions for t in n.inputs)
+
 
 @dataclass(frozen=True)
 class Described:
@@ -192,7 +204,7 @@ class _Builder:
     def __init__(self, spec: CudnnSpec, handle: Any) -> None:
         self.cudnn = frontend()
         self.spec = spec
-        self.one_dimensional = any(n.op.name == "conv_fprop" and n.inputs[0].rank == 3 for n in spec.nodes)
+        self.one_dimensional = any(n.op.name in _CONVOLUTIONS and n.inputs[0].rank == 3 for n in spec.nodes)
         every = {t for n in spec.nodes for t in (*n.inputs, n.output)}
         vectors = {t.shape[0] for t in every if t.rank == 1 and t.size > 1}
         alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
@@ -268,13 +280,12 @@ class _Builder:
         compute = self._compute_type(node)
         if node.op.name == "matmul":
             return self.graph.matmul(*operands, compute_data_type=compute, name=name)
-        if node.op.name == "conv_fprop":
+        if node.op.name in _CONVOLUTIONS:
             attributes = node.attributes
             one = (1,) * self.one_dimensional
             zero = (0,) * self.one_dimensional
-            return self.graph.conv_fprop(
-                image=operands[0],
-                weight=operands[1],
+            return getattr(self.graph, node.op.name)(
+                **dict(zip(_CONVOLUTIONS[node.op.name], operands)),
                 pre_padding=[*zero, *(p[0] for p in attributes["padding"])],
                 post_padding=[*zero, *(p[1] for p in attributes["padding"])],
                 stride=[*one, *attributes["stride"]],
@@ -324,11 +335,13 @@ class _Builder:
 
     def _result(self, node: Node, result: Any) -> Any:
         tensor = node.output
+        sizes, steps = self._shaped(tensor.shape, tensor.strides)
         if tensor in self.spec.writes:
-            sizes, steps = self._shaped(tensor.shape, tensor.strides)
             uid = self.uids[tensor] = self._next_uid()
             result.set_output(True).set_uid(uid).set_name(tensor.name)
             result.set_dim(sizes).set_stride(steps).set_data_type(self._stored_type(tensor.dtype))
         else:
             result.set_data_type(self.type(self.kept_dtype(node)))
+            if node.op.name in ("conv_dgrad", "conv_wgrad"):  # of several sizes that fit, cuDNN cannot know which
+                result.set_dim(sizes).set_stride(steps)
         return result

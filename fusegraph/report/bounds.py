@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -29,6 +28,14 @@ Array = np.ndarray[Any, Any]
 
 #: Relative error of the approximate instructions, used where everything is stored in 16 bits or fewer.
 APPROXIMATE = 2.0**-15
+#: Relative error of a sum in float32 as tensor cores make it: they align the terms and cut off what lies below a few
+#: guard bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), which costs less
+#: than four times what rounding does.
+TENSOR_CORE_UNIT = 2.0**-22
+#: The same for products of fp8 on sm_90, of whose sums the tensor cores keep 14 bits.
+FP8_UNIT = 2.0**-13
+#: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded or cut off.
+TF32_UNIT = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -38,11 +45,13 @@ class Rounding:
     materialized  names of tensors written to memory between kernels (rounded to their dtype).
     approximate   names of tensors computed with approximate instructions.
     strict        every intermediate is rounded.
+    coarse        names of sums of fp8 products that may be made by the tensor cores of sm_90, which keep 14 bits.
     """
 
     materialized: frozenset[str] = frozenset()
     approximate: frozenset[str] = frozenset()
     strict: bool = False
+    coarse: frozenset[str] = frozenset()
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
@@ -65,7 +74,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     tensor = node.output
     value = np.broadcast_to(apply(node, [v for v, _ in operands]), tensor.shape)
     if node.kind is Kind.CONTRACTION:
-        error = _contraction(graph, node, operands, value)
+        error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
     else:
         error = _propagated(node, operands, value)
     if not tensor.dtype.is_float:
@@ -118,30 +127,46 @@ def _slack(value: Array, error: Array) -> Array:
     return np.asarray(error + 2 * np.where(np.isfinite(value), np.abs(value), 0.0) * float64.unit_roundoff)
 
 
-def _contraction(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
-    """(K + 2) u sum |a||b|, plus what the factors' own errors bring."""
+def _contraction(
+    graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array, *, coarse: bool
+) -> Array:
+    """(K + 2) u sum |a||b|, plus what the factors' own errors and their rounding to tf32 bring."""
     if not node.output.dtype.is_float:
         if all(not e.any() for _, e in operands):
             return np.zeros(value.shape)
         return np.full(value.shape, np.inf)
     (a, ea), (b, eb) = ((np.asarray(v, np.float64), e) for v, e in operands)
     attributes = {**node.attributes}
-    products = a.shape[-1] if node.op.name == "matmul" else prod(node.inputs[1].shape[1:])
+    types = tuple(t.type for t in node.inputs)
+    assert node.op.products is not None
+    products = node.op.products(types, attributes)
 
     def sums(x: Array, y: Array) -> Array:
         return np.asarray(node.op.reference(np.abs(x), np.abs(y), **attributes))
 
-    dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-    unit = compute_dtype(dtypes[0], graph.compute_dtype).unit_roundoff if dtypes[0].is_float else 0.0
+    common = node.op.promoted(types)
+    compute = compute_dtype(common, graph.compute_dtype)
+    unit = compute.unit_roundoff if common.is_float else 0.0
+    if common.is_float and compute == float32 and (common != float32 or attributes["compute_dtype"] == "tf32"):
+        unit = FP8_UNIT if coarse else TENSOR_CORE_UNIT
+        if common == float32:
+            ea, eb = (e + _tf32_error(v) for v, e in ((a, ea), (b, eb)))
     magnitude = sums(a, b)
     finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
     error = (products + 2) * unit * magnitude + products * tiny(float32)
     # Whether a partial sum overflows depends on the order of summation.
-    largest = compute_dtype(dtypes[0], graph.compute_dtype).max * (1 - 2.0**-10)
+    largest = compute.max * (1 - 2.0**-10)
     error = np.where(finite > largest, np.inf, error)
     if ea.any() or eb.any():
         error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
     return np.where(np.isnan(error), np.inf, error)
+
+
+def _tf32_error(value: Array) -> Array:
+    """How far a factor may be from its value in tf32: subnormal numbers may become 0, the largest ones infinite."""
+    magnitude = np.where(np.isfinite(value), np.abs(value), 0.0)
+    error = np.where(magnitude < tiny(float32), magnitude, magnitude * TF32_UNIT)
+    return np.where(magnitude > float32.max * (1 - TF32_UNIT), np.inf, error)
 
 
 def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:

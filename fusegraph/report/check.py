@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from codegen.contraction_wgmma import WgmmaSchedule
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import ArgumentError
-from fusegraph.graph import Graph, Tensor
+from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
+from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
@@ -116,13 +118,22 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
     programs = [(g, getattr(g.lowered.spec, "program", None)) for g in plan.partition.groups]
     approximate = {n.output for g, program in programs if program is None or program.approximate for n in g.nodes}
+    units = [g for g, program in programs if program is None]
+    units += [k.group for k in plan.kernels if isinstance(k.choice.schedule, WgmmaSchedule)]
+    coarse = {n.output for g in units for n in g.nodes if _is_fp8(n)}
     stored = plan.partition.materialized
     live = plan.counterpart.items()
     return Rounding(
         frozenset(old.name for old, new in live if new in stored or new.is_constant),
         frozenset(old.name for old, new in live if new in approximate),
         strict,
+        frozenset(old.name for old, new in live if new in coarse),
     )
+
+
+def _is_fp8(node: Node) -> bool:
+    """Whether a node sums up products of fp8."""
+    return node.kind is Kind.CONTRACTION and all(t.dtype.is_float and t.dtype.itemsize == 1 for t in node.inputs)
 
 
 def compare(
