@@ -117,10 +117,7 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
 def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
     unit = 16 if parts.b.along_k else 64
-    across = isinstance(parts.a, Side) and not parts.a.along_k
     for groups in (2, 3, 1):
-        if across and groups > 2:
-            continue
         for cols in (256, 192, 128, 96, 64, 32, 16):
             if cols % unit or (cols > unit and cols >= 2 * _round_up(parts.cols, unit)):
                 continue
@@ -134,7 +131,7 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
                 stages = _most_stages(spec, parts, s, arch)
-                if stages >= (4 if gather else 2):
+                if stages >= 2:
                     yield replace(s, stages=stages)
 
 
@@ -146,7 +143,9 @@ def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: 
     stage = ROW_BYTES * (s.rows + s.cols)
     layout = _Layout(spec, parts, s)
     room = arch.shared_bytes_per_block - layout.staging_bytes - 1024
-    stages = min(8, max(room // (stage + 16), 0), max(2, parts.reduction.stages))
+    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
+    useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
+    stages = min(8, max(room // (stage + 16), 0), max(2, useful))
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 
@@ -171,8 +170,8 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     itemsize = spec.a.operand.dtype.itemsize
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     depth = -(-parts.reduction.stages // s.split)
-    # A wgmma spends as long on 16 columns more to get at the rows.
-    products = s.rows * (s.cols + 16) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
+    # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
+    products = s.rows * (s.cols + 16 + max(0, 128 - s.cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
     loads = ROW_BYTES * (s.rows + s.cols) / L2_RATE
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER
@@ -210,6 +209,11 @@ class _Layout:
             indices=tuple(new[n + m :]),
         )
         self.stores = tuple(st.operand for st in self.program.stores)
+        #: whether results are contiguous along rows: they are turned on their way through shared memory
+        self.turned = all(
+            op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
+            for op in self.stores
+        ) and not all(op.strides[-1] == 1 for op in self.stores)
         self.chunk = CHUNK_BYTES // max(op.dtype.itemsize for op in self.stores)
         while (s.cols // s.split) % self.chunk:
             self.chunk //= 2
@@ -231,10 +235,15 @@ class _Layout:
         itemsize = op.dtype.itemsize
         if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or self.parts.cols % 2:
             return None
-        if (col != 1 and self.parts.cols > 1) or op.alignment % 16 or self.chunk * itemsize < 16:
+        if op.alignment % 16 or self.chunk * itemsize < 16:
             return None
-        sizes = [self.parts.cols, self.parts.rows]
-        strides = [row * itemsize]
+        sizes, strides = [self.parts.cols, self.parts.rows], [row * itemsize]
+        box, contiguous = [self.chunk, GROUP_ROWS], col == 1 or self.parts.cols == 1
+        if self.turned:
+            sizes, strides = [self.parts.rows, self.parts.cols], [col * itemsize]
+            box, contiguous = [GROUP_ROWS, self.chunk], True
+        if not contiguous:
+            return None
         for size, stride in zip(reversed(self.batch), reversed(batch)):
             if size > 1:
                 sizes.append(size)
@@ -242,14 +251,14 @@ class _Layout:
         strides = [max(16, x) if size == 1 else x for size, x in zip(sizes[1:], strides)]
         if any(x % 16 or not x for x in strides):
             return None
-        box = (self.chunk, GROUP_ROWS, *(1 for _ in sizes[2:]))
-        width = self.chunk * itemsize
+        box += [1 for _ in sizes[2:]]
+        width = box[0] * itemsize
         return TensorMap(
             argument,
             op.dtype.ctype,
             tuple(sizes),
             tuple(strides),
-            box,
+            tuple(box),
             (1,) * len(sizes),
             width if width >= 32 else 0,
         )
@@ -275,8 +284,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap at base buffer c chunk e empty exchange f first full group i inside item j k k0
-    kk lane last m m0 memory mine n n0 piece previous q rank row shared stage sum t tap theirs tile total u
+    Barrier Ring Shared Tile TensorMap at base buffer c channel chunk e empty exchange f first full group i inside item
+    j k k0 kk lane last m m0 memory mine n n0 panel piece previous q rank row shared stage sum t tap theirs tile total u
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -288,7 +297,7 @@ class _Renderer:
         self.types = operand_types(spec)
         self.layout = _Layout(spec, self.parts, schedule)
         rank = range(8)
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobm" for d in rank)]
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobmp" for d in rank)]
         self.names, self.w = Names(taken), Writer()
         self.a, self.b = (self.names.unique(g.operand.name) for g in (spec.a, spec.b))
         layout = self.layout
@@ -387,7 +396,7 @@ class _Renderer:
         """The map of a factor with the box that one load brings."""
         k = self.parts.reduction
         if side.im2col:
-            box: tuple[int, ...] = (k.panel, extent_)
+            box: tuple[int, ...] = (k.panel, extent_) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
         else:
             first, second = (k.panel, min(extent_, 256)) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
             box = tuple(
@@ -433,7 +442,8 @@ class _Renderer:
         if layout.maps is not None:
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
-                dims = f"[{s.groups}][{STAGING}][{GROUP_ROWS}][{layout.chunk}]"
+                panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
+                dims = f"[{s.groups}][{STAGING}][{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
         w.line(f"Barrier full[{s.stages}], empty[{s.stages}];")
         w.close("};")
@@ -492,7 +502,7 @@ class _Renderer:
         if self.batch > 1 and len(self.parts.batch) > 1:
             for d in range(len(self.parts.batch)):
                 w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
-        if side.im2col:
+        if side.im2col and side.along_k:
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
@@ -506,6 +516,8 @@ class _Renderer:
             w.line(f"const int item = k * {k.per_stage} + u;")
             item = "item"
         self._walk(item)
+        for d in range(len(side.pixels)):
+            w.line(f"const int p{d} = {coordinate('c', side.pixels, d)};")
         self._load(side, "a", self.a_map, "m0", s.rows)
         self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
         if k.per_stage > 1:
@@ -571,7 +583,10 @@ class _Renderer:
         w.line(f"const bool inside = {' && '.join(conditions)};")
         w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
         tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
-        w.line(f"copy_async<16>({tile}, {self.a} + (base[i] + tap), inside ? 16 : 0);")
+        # Windows that overlap are copied again: from the L1 cache.
+        overlap = any(size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride))
+        copy = "copy_async_cached" if overlap else "copy_async<16>"
+        w.line(f"{copy}({tile}, {self.a} + (base[i] + tap), inside ? 16 : 0);")
         w.close()
         w.line("copy_async_arrive(shared.full[stage.index]);")
         w.close()
@@ -600,14 +615,18 @@ class _Renderer:
             values[f"b{d}"] = "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
         if side.im2col:
             values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
+            values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
 
         def text(term: str) -> str:
             return _tidy(term.format(**values))
 
         at = f"shared.{name}[stage.index]"
+        if side.im2col and not side.along_k:
+            self._load_windows_across(side, name, tensor_map, size, values)
+            return
         if side.im2col:
             coordinates = ", ".join(text(term) for term in side.terms)
-            offsets = ", ".join(text(term) for term in side.offsets)
+            offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
             target = f"{at}[u]" if k.per_stage > 1 else at
             w.line(f"tma_load_im2col({target}, {tensor_map}, full, {coordinates}, {offsets});")
             return
@@ -625,6 +644,28 @@ class _Renderer:
         w.line(f"tma_load({at}[{part}], {tensor_map}, full, {coordinates});")
         if size > across:
             w.close()
+
+    def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
+        """Panels of rows, each some channels of one tap, for the pixels of a stage."""
+        w, across = self.w, ROW_BYTES // self.itemsize
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {size // across}; ++i)")
+        w.line(f"const int panel = m0 / {across} + i;")
+        for d, tap in enumerate(side.taps[:-1]):
+            # Past the last row every tap is in range; the channel is not.
+            place = f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
+            w.line(f"const int t{d} = {place};") if tap > 1 else None
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        channels = side.taps[-1] * across
+        w.line(
+            f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
+            f"{side.map.sizes[0] if self.batch > 1 else channels};"
+        )
+        values["c"] = "channel"
+        coordinates = ", ".join(_tidy(term.format(**values)) for term in side.terms)
+        offsets = ", ".join(f"uint16({_tidy(term.format(**values))})" for term in side.offsets)
+        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full, {coordinates}, {offsets});")
+        w.close()
 
     # ---- the consumers
 
@@ -792,7 +833,10 @@ class _Renderer:
         w.close()
         for name, value in zip(self.staged, values):
             tile = f"&shared.{name}[{group}][buffer][0][0]"
-            w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
+            if layout.turned:
+                w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
+            else:
+                w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
         w.close()
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
@@ -803,7 +847,8 @@ class _Renderer:
         if self.batch > 1:
             several = len(layout.batch) > 1
             batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
-        where = ", ".join([f"{self._n0} + chunk * {layout.chunk}", rows, *reversed(batch)])
+        place = [f"{self._n0} + chunk * {layout.chunk}", rows]
+        where = ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
         for name, tensor_map in zip(self.staged, self.store_maps):
             w.line(f"tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
         w.line("tma_commit();")

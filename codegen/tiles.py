@@ -70,12 +70,17 @@ class Side:
     terms     one C expression a dimension of the map, innermost first, with the placeholders {c} (channel), {t0},
               {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
     offsets   for im2col the expressions of the tap's offsets, innermost first.
+    pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
+              whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
+    taps      and the sizes of (*taps, panels of channels), in which a panel of rows has its number.
     """
 
     map: TensorMap
     along_k: bool
     terms: tuple[str, ...]
     offsets: tuple[str, ...] = ()
+    pixels: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
 
     @property
     def im2col(self) -> bool:
@@ -117,6 +122,9 @@ def gathered(spec: ContractionSpec) -> Factors:
     if image is None:
         raise Unsupported("only the windows of an image are gathered")
     _check_elements(spec)
+    _check_limits(spec)
+    if image.across:
+        raise Unsupported("the rows of the first factor are no windows")
     channels, *taps = spec.inner
     steps = (gather.outer[0], gather.batch[0] if prod(spec.batch) > 1 else 0)
     if (gather.inner[0] != 1 and channels > 1) or channels * itemsize % 16:
@@ -148,10 +156,43 @@ def _check_elements(spec: ContractionSpec) -> None:
             raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
 
+def _check_limits(spec: ContractionSpec) -> None:
+    if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
+        raise Unsupported("phases of a strided convolution, or a filter turned around")
+
+
+def _across(spec: ContractionSpec) -> Factors:
+    """Backward to the filter: rows are (*taps, channels), the reduction runs over the windows."""
+    gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
+    assert image is not None
+    name, width = gather.operand.name, ROW_BYTES // itemsize
+    *taps, channels = spec.rows
+    if itemsize != 2:
+        raise Unsupported("only 16-bit factors may be stored across the reduction")
+    if channels % width or gather.outer[-1] != 1:
+        raise Unsupported(f"{name!r} has no {width} channels next to each other")
+    inner, along = collapse(spec.inner, [spec.b.inner], range(len(spec.inner)))
+    if len(inner) > 1:
+        raise Unsupported(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
+    cols, over = collapse(spec.cols, [spec.b.outer], range(len(spec.cols)))
+    batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
+    if len(batch) > 1 or len(cols) > 1:
+        raise Unsupported("batches that do not lie at equal distances")
+    b = _tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
+    start = f"{{b0}} * {first[0]} + {{c}}" if prod(batch) > 1 else "{c}"
+    total = (batch[0] - 1) * first[0] + channels
+    a = _windows(gather, image, start, total, spec.inner, tuple(taps), "p")
+    a = replace(a, along_k=False, pixels=spec.inner, taps=(*taps, channels // width))
+    return Factors(batch, prod(spec.rows), prod(cols), Reduction((), prod(spec.inner), width, 1), a, b)
+
+
 def factors(spec: ContractionSpec) -> Factors:
     """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
     _check_elements(spec)
+    _check_limits(spec)
     itemsize = spec.a.operand.dtype.itemsize
+    if spec.a.image is not None and spec.a.image.across:
+        return _across(spec)
     spec = _simplified(spec)
     rows, batch = spec.rows, spec.batch
     image = spec.a.image if spec.a.limits or len(rows) > 1 else None
@@ -163,16 +204,13 @@ def factors(spec: ContractionSpec) -> Factors:
     if spec.b.limits:
         raise Unsupported("a second factor with padding")
     channel = _channel(spec, image is not None)
-    reduction = _reduction(spec, channel, itemsize)
-    if image is not None:
-        a = _im2col(spec, channel, reduction)
-    else:
-        a = _tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
     b = _tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
+    a = None if image else _tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
+    # Rows of a tile that lie across the reduction hold a full panel.
+    reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
+    a = a or _im2col(spec, channel, reduction)
     if itemsize != 2 and not (a.along_k and b.along_k):
         raise Unsupported("only 16-bit factors may be stored across the reduction")
-    if reduction.per_stage > 1 and not (a.along_k and b.along_k):
-        raise Unsupported("several taps a stage need both factors stored along the reduction")
     return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
 
 
@@ -216,11 +254,11 @@ def _channel(spec: ContractionSpec, image: bool) -> int:
     return len(spec.inner) - 1
 
 
-def _reduction(spec: ContractionSpec, channel: int, itemsize: int) -> Reduction:
+def _reduction(spec: ContractionSpec, channel: int, itemsize: int, divisible: bool) -> Reduction:
     taps = tuple(size for d, size in enumerate(spec.inner) if d != channel)
     channels = spec.inner[channel]
     full = ROW_BYTES // itemsize
-    if prod(taps) == 1:
+    if prod(taps) == 1 or not divisible:
         return Reduction(taps, channels, full, 1)
 
     def cost(panel: int) -> float:
@@ -282,29 +320,45 @@ def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction) -> Side:
     """The windows of an image, gathered by the copy engine's im2col mode."""
     gather, image = spec.a, spec.a.image
     assert image is not None
+    channels, groups = spec.inner[channel], prod(spec.batch)
+    if gather.inner[channel] != 1 and channels > 1:
+        raise Unsupported(f"{gather.operand.name!r} is not stored with its channels next to each other")
+    if groups > 1 and channels % reduction.panel:
+        raise Unsupported(f"groups of {channels} channels are no multiple of {reduction.panel}")
+    start = f"{{b0}} * {channels} + {{c}}" if groups > 1 else "{c}"
+    return _windows(gather, image, start, groups * channels, spec.rows, spec.inner[1:], "o")
+
+
+def _windows(
+    gather: Gather,
+    image: Image,
+    start: str,
+    channels: int,
+    positions: Sequence[int],
+    taps: Sequence[int],
+    letter: str,
+) -> Side:
+    """An im2col map: ``start`` is the channel's expression, ``positions`` are (images, *output positions), the
+    coordinates of which the placeholders with this letter stand for.
+    """
     name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
-    rank, (images, *out) = len(image.sizes), spec.rows
-    if gather.inner[channel] != 1 and spec.inner[channel] > 1:
-        raise Unsupported(f"{name!r} is not stored with its channels next to each other")
-    groups = prod(spec.batch)
-    if groups > 1 and spec.inner[channel] % reduction.panel:
-        raise Unsupported(f"groups of {spec.inner[channel]} channels are no multiple of {reduction.panel}")
+    rank, (images, *out) = len(image.sizes), positions
     lower = tuple(-before for before in image.before)
     last = [low + (size - 1) * stride for low, size, stride in zip(lower, out, image.stride)]
     upper = tuple(end - (size - 1) for end, size in zip(last, image.sizes))
-    reach = [(taps - 1) * dilation for taps, dilation in zip(spec.inner[1:], image.dilation)]
+    reach = [(count - 1) * dilation for count, dilation in zip(taps, image.dilation)]
     bits = CORNER_BITS[rank]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     if any(not low <= corner <= high for corner in (*lower, *upper)) or any(r >= 2**bits for r in reach):
         raise Unsupported("a filter larger than the copy engine's im2col mode takes")
     if any(stride > 8 for stride in image.stride):
         raise Unsupported("a stride larger than the copy engine's im2col mode takes")
-    sizes = [groups * spec.inner[channel], *reversed(image.sizes), images]
-    strides = [s * itemsize for s in (*reversed(image.steps), gather.outer[0])]
+    sizes = [channels, *reversed(image.sizes), images]
+    image_step = (gather.inner if image.across else gather.outer)[0]
+    strides = [s * itemsize for s in (*reversed(image.steps), image_step)]
     strides = [max(16, s) if size == 1 else s for size, s in zip(sizes[1:], strides)]
     _check(name, sizes, strides, 0)
-    start = f"{{b0}} * {spec.inner[channel]} + {{c}}" if groups > 1 else "{c}"
-    spatial = [f"{{o{d + 1}}} * {image.stride[d]} - {image.before[d]}" for d in range(rank)]
+    spatial = [f"{{{letter}{d + 1}}} * {image.stride[d]} - {image.before[d]}" for d in range(rank)]
     offsets = [f"{{t{d}}} * {image.dilation[d]}" for d in range(rank)]
     tensor_map = TensorMap(
         0,
@@ -318,4 +372,4 @@ def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction) -> Side:
         tuple(reversed(lower)),
         tuple(reversed(upper)),
     )
-    return Side(tensor_map, True, (start, *reversed(spatial), "{o0}"), tuple(reversed(offsets)))
+    return Side(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kernel_cases import Case, check_cases, executable
-from test_contraction import Epilogue, convolution, matmul, plain, transposed
+from test_contraction import convolution, matmul, plain, transposed
 
 import fusegraph as fg
 from codegen import contraction_wgmma, render, schedules, target
@@ -26,8 +26,7 @@ def hopper(case: Case, pick: Pick | None = None) -> Case:
     """The case with the first wgmma schedule that a predicate takes."""
 
     def schedule(spec: Any) -> WgmmaSchedule:
-        every = [s for s in schedules(spec, HOPPER) if isinstance(s, WgmmaSchedule)]
-        assert every, f"no wgmma schedule: {contraction_wgmma.schedules(spec, HOPPER)}"
+        every = contraction_wgmma.schedules(spec, HOPPER)
         fitting = [s for s in every if pick is None or pick(s)]
         assert fitting, f"none of {every[:4]}"
         return fitting[0]
@@ -53,6 +52,11 @@ def bias(graph: fg.Graph, y: fg.Tensor) -> None:
 def channel_bias(graph: fg.Graph, y: fg.Tensor) -> None:
     b = graph.tensor("bias", (1, y.shape[1], *(1 for _ in y.shape[2:])), y.dtype)
     graph.output(graph.relu(y + b), name="y")
+
+
+def image(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = "bfloat16", second: Any = None, **more: Any) -> Case:
+    """A convolution with the channels of both factors next to each other."""
+    return convolution(x, w, dtype, second, layout="channels_last", filters="channels_last", **more)
 
 
 def everything(graph: fg.Graph, y: fg.Tensor) -> None:
@@ -96,6 +100,7 @@ def test_ragged():
     passes(cases, guard=True)
 
 
+@pytest.mark.slow
 def test_tiles():
     cases = []
     for groups in (1, 2, 3):
@@ -107,21 +112,14 @@ def test_tiles():
     passes(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [2, 4, 8])
 def test_clusters_share_the_reduction(split):
     deep = matmul((100, 64 * 4 * split + 24), (64 * 4 * split + 24, 128), "bfloat16", epilogue=bias)
-    image = convolution(
-        (2, 64, 9, 9),
-        (128, 64, 3, 3),
-        "bfloat16",
-        layout="channels_last",
-        filters="channels_last",
-        padding=1,
-        epilogue=channel_bias,
-    )
+    filtered = image((2, 64, 9, 9), (128, 64, 3, 3), padding=1, epilogue=channel_bias)
     cases = [hopper(deep, shape(split=split))]
     if split == 2:
-        cases += [hopper(image, shape(split=split)), hopper(deep, shape(split=split, groups=1))]
+        cases += [hopper(filtered, shape(split=split)), hopper(deep, shape(split=split, groups=1))]
     passes(cases)
 
 
@@ -137,6 +135,7 @@ def test_batches():
     passes([hopper(case) for case in cases])
 
 
+@pytest.mark.slow
 def test_epilogues():
     cases = [
         matmul((130, 72), (72, 144), "bfloat16", epilogue=everything),
@@ -161,6 +160,54 @@ def nchw(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.identity(y, dtype="float32"), name="y", layout="contiguous")
 
 
+def dgrad(shape: tuple[int, ...], filters: int, taps: tuple[int, ...], **attributes: Any) -> Case:
+    graph = fg.Graph("dgrad", io_dtype="bfloat16")
+    forward = fg.Graph("forward")
+    weights = (filters, shape[1] // attributes.get("groups", 1), *taps)
+    y = forward.conv_fprop(forward.tensor("x", shape), forward.tensor("w", weights), **attributes)
+    loss = graph.tensor("loss", y.shape, layout="channels_last")
+    w = graph.tensor("w", weights, layout="channels_last")
+    graph.output(graph.relu(graph.conv_dgrad(loss, w, size=shape[2:], **attributes)), name="dx", layout="channels_last")
+    return Case(graph, "contraction")
+
+
+def wgrad(shape: tuple[int, ...], filters: int, taps: tuple[int, ...], layout: str, **attributes: Any) -> Case:
+    graph = fg.Graph("wgrad", io_dtype="bfloat16")
+    forward = fg.Graph("forward")
+    weights = (filters, shape[1] // attributes.get("groups", 1), *taps)
+    y = forward.conv_fprop(forward.tensor("x", shape), forward.tensor("w", weights), **attributes)
+    x = graph.tensor("x", shape, layout="channels_last")
+    loss = graph.tensor("loss", y.shape, layout="channels_last")
+    graph.output(graph.conv_wgrad(x, loss, taps, **attributes) * 2.0, name="dw", layout=layout)
+    return Case(graph, "contraction")
+
+
+def test_backward_to_the_image():
+    cases = [
+        dgrad((2, 40, 12, 11), 64, (3, 3), padding=1),
+        dgrad((1, 64, 9, 9), 32, (1, 1)),
+        dgrad((2, 24, 10, 10), 24, (5, 5), padding=2),
+        dgrad((1, 16, 13, 12), 64, (3, 3), padding=((0, 1), (2, 0)), dilation=2),
+        dgrad((2, 32, 30), 64, (3,), padding=4),
+        dgrad((1, 128, 8, 8), 128, (3, 3), padding=1, groups=2),
+    ]
+    passes(hopper(case) for case in cases)
+
+
+def test_backward_to_the_filter():
+    cases = [
+        wgrad((2, 64, 12, 11), 40, (3, 3), "channels_last", padding=1),
+        wgrad((2, 128, 9, 9), 64, (3, 3), "channels_last", padding=1, stride=2),
+        wgrad((1, 64, 8, 9), 32, (1, 1), "channels_last"),
+        wgrad((1, 64, 7, 8), 24, (3, 3), "contiguous", dilation=2, padding=2),
+        wgrad((2, 64, 40), 16, (5,), "channels_last", stride=3),
+        wgrad((1, 128, 8, 8), 64, (3, 3), "channels_last", padding=1, groups=2),
+        wgrad((8, 64, 16, 16), 64, (3, 3), "channels_last", padding=1),
+    ]
+    passes(hopper(case) for case in cases)
+    passes([hopper(cases[-1], shape(split=2)), hopper(cases[0], shape(groups=3))])
+
+
 CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
     ((2, 64, 14, 14), (64, 64, 3, 3), {"padding": 1}),
     ((2, 128, 9, 11), (40, 128, 3, 3), {"stride": 2, "padding": 1}),
@@ -179,9 +226,7 @@ CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
 def test_convolutions():
     passes(
         hopper(
-            convolution(
-                x, w, "bfloat16", layout="channels_last", filters="channels_last", epilogue=channel_bias, **attributes
-            ),
+            image(x, w, epilogue=channel_bias, **attributes),
             shape(gather=False),
         )
         for x, w, attributes in CONVOLUTIONS
@@ -198,9 +243,7 @@ def test_gathered():
     ]
     passes(
         hopper(
-            convolution(
-                x, w, "bfloat16", layout="channels_last", filters="channels_last", epilogue=channel_bias, **attributes
-            ),
+            image(x, w, epilogue=channel_bias, **attributes),
             shape(groups=groups, gather=True),
         )
         for groups in (1, 3)
@@ -224,6 +267,7 @@ def test_bytes(types):
     passes([hopper(case) for case in cases])
 
 
+@pytest.mark.slow
 def test_infinities_and_nan_stay_where_they_belong():
     """What lies beyond the channels or the rows must not leak in."""
     cases = [
@@ -251,7 +295,7 @@ def spec(case: Case) -> Any:
 
 
 @pytest.mark.parametrize(
-    "case, reason",
+    ("case", "reason"),
     [
         (matmul((64, 64), (64, 64), "float32"), "tf32"),
         (matmul((64, 64), (64, 64), "int32"), "tensor cores do not multiply"),
@@ -275,7 +319,7 @@ def test_only_on_hopper():
 
 
 def test_few_channels_share_a_stage():
-    few = convolution((1, 8, 9, 9), (64, 8, 3, 3), "bfloat16", layout="channels_last", filters="channels_last")
+    few = image((1, 8, 9, 9), (64, 8, 3, 3))
     reduction = factors(spec(few)).reduction
     assert (reduction.panel, reduction.per_stage, reduction.stages) == (8, 8, 2)
     assert gathered(spec(few)).reduction.channels == 72

@@ -25,6 +25,13 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, int
                      : "memory");
 }
 
+// The same for 16 bytes that other threads of the block will copy as well, or soon again: they stay in the L1 cache.
+__device__ __forceinline__ void copy_async_cached(void* shared, const void* global, int valid = 16) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(valid)
+                 : "memory");
+}
+
 // The thread's copies since the last commit become a group, which may be empty.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -79,3 +79,34 @@ __device__ __forceinline__ void store_fragments(T* tile, int row, int column, co
         *reinterpret_cast<Vector<T, 2>*>(base + swizzle<bytes>(offset)) = v[f];
     }
 }
+
+// The same with the tile turned: Rows results of a column are neighbours, rows of the tile are columns of the results.
+template <int Rows, class T>
+__device__ __forceinline__ void store_fragments_turned(T* tile, int row, int column, const Vector<T, 2> (&v)[4]) {
+    constexpr int bytes = Rows * sizeof(T);
+    const int lane = threadIdx.x % 32;
+    unsigned char* const base = reinterpret_cast<unsigned char*>(tile);
+#if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ >= 900
+    if (sizeof(T) == 2) {
+        const int part = lane / 8;  // the fragment whose rows the lane's address is one of
+        const int offset = (column + part / 2 * 8 + lane % 8) * bytes + (row + part % 2 * 8) * int(sizeof(T));
+        union Registers {
+            Vector<T, 2> v[4];
+            uint32 r[4];
+        } registers;
+#pragma unroll
+        for (int f = 0; f < 4; ++f) registers.v[f] = v[f];
+        store_matrices_transposed(base + swizzle<bytes>(offset), registers.r);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int f = 0; f < 4; ++f) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int offset = (column + lane % 4 * 2 + f / 2 * 8 + e) * bytes +
+                               (row + lane / 4 + f % 2 * 8) * int(sizeof(T));
+            *reinterpret_cast<T*>(base + swizzle<bytes>(offset)) = v[f][e];
+        }
+    }
+}
