@@ -64,6 +64,21 @@ WRONG = {
     "past_the_end": (ANY, "is not in the block's shared memory", "tma_load(shared + 2048, map, full, 0, 0);"),
     "not_shared": (ANY, "is not in the block's shared memory", "tma_load(out, map, full, 0, 0);"),
     "wrong_rank": (ANY, "3 coordinates for a tensor map of 2", "tma_load(shared, map, full, 0, 0, 0);"),
+    "misaligned_coordinate": (
+        ANY,
+        r"tma_load at .*: coordinate 0 is -4; it must be a multiple of 8",
+        "tma_load(shared, map, full, -4, 0);",
+    ),
+    "misaligned_channel": (
+        ANY,
+        "coordinate 0 is 4; it must be a multiple of 8",
+        "tma_load_im2col(shared, im2col, full, 4, 0, 0, 0, uint16(0), uint16(0));",
+    ),
+    "misaligned_store": (
+        ANY,
+        "tma_store at .*: coordinate 0 is 1; it must be a multiple of 8",
+        "fence_async_shared(); tma_store(map, shared, 1, 0);",
+    ),
     "not_im2col": (ANY, "not for im2col", "tma_load_im2col(shared, map, full, 0, 0, 0, uint16(0));"),
     "not_tiled": (ANY, "the tensor map is for im2col", "tma_load(shared, im2col, full, 0, 0, 0, 0);"),
     "outside_corners": (

@@ -319,8 +319,9 @@ def _im2col(
         n, *origin = origins[number * count // 2 % len(origins)]
         offsets = [t * d for t, d in zip(tap, dilation)]
         places.append([number * channels % shape[-1], *origin[::-1], n, *offsets[::-1]])
-    places.append([-3, *places[0][1:]])  # a channel before the first
-    places.append([shape[-1] - 5, *places[-2][1:]])  # and past the last
+    unit = 16 // array.itemsize
+    places.append([-unit, *places[0][1:]])  # channels before the first
+    places.append([shape[-1] - unit, *places[-2][1:]])  # and past the last
     last = origins[-1]  # the pixels after it are in no image
     places.append([0, *last[:0:-1], last[0], *([0] * len(kernel))])
     if blocks > 1:
@@ -331,7 +332,7 @@ def _im2col(
 def load_cases() -> Iterator[Case]:
     """Tiled loads: ranks, swizzles, types, edges, steps."""
     half = sample((37, 72), np.float16)
-    edges = [(0, 0), (8, 3), (-5, -7), (70, 36), (65, -20), (72, 0), (-200, 5), (3, 1000)]
+    edges = [(0, 0), (8, 3), (-8, -7), (64, 36), (56, -20), (72, 0), (-200, 5), (16, 1000)]
     for swizzle in (0, 32, 64, 128):
         box = (swizzle // 2 or 40, 24)
         yield load(f"tile_2d_{swizzle}", half, describe(half, box, swizzle), edges)
@@ -344,27 +345,27 @@ def load_cases() -> Iterator[Case]:
     for dtype in (np.float32, np.float64, np.int8, np.int32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
         array = sample((20, 128), dtype)
         box = (128 // array.itemsize, 16)
-        yield load(f"tile_{dtypes.BY_NUMPY[array.dtype].name}", array, describe(array, box, 128), [(0, 0), (100, 9)])
+        yield load(f"tile_{dtypes.BY_NUMPY[array.dtype].name}", array, describe(array, box, 128), [(0, 0), (112, 9)])
     deep = sample((5, 9, 40), np.float32)
-    yield load("tile_3d", deep, describe(deep, (32, 4, 2), 128), [(0, 0, 0), (-8, 7, 4), (20, -3, -1), (39, 8, 4)])
+    yield load("tile_3d", deep, describe(deep, (32, 4, 2), 128), [(0, 0, 0), (-8, 7, 4), (20, -3, -1), (36, 8, 4)])
     deep = sample((3, 4, 5, 48), np.float16)
-    yield load("tile_4d", deep, describe(deep, (32, 2, 2, 2), 64), [(0, 0, 0, 0), (40, 4, 3, 2), (-9, -1, -1, -1)])
+    yield load("tile_4d", deep, describe(deep, (32, 2, 2, 2), 64), [(0, 0, 0, 0), (40, 4, 3, 2), (-8, -1, -1, -1)])
     deep = sample((2, 3, 3, 4, 24), np.float16)
-    yield load("tile_5d", deep, describe(deep, (16, 2, 2, 2, 2), 32), [(0,) * 5, (17, 3, 2, 2, 1), (-3, -1, 1, -1, 0)])
+    yield load("tile_5d", deep, describe(deep, (16, 2, 2, 2, 2), 32), [(0,) * 5, (16, 3, 2, 2, 1), (-8, -1, 1, -1, 0)])
     rows = sample((40, 64), np.float16)
     yield load("tile_steps", rows, describe(rows, (64, 9), 128, steps=(1, 3)), [(0, 0), (0, 2), (8, -4), (0, 30)])
     rows = sample((9, 12, 32), np.float16)
     stepped = describe(rows, (32, 4, 3), 64, steps=(1, 2, 4))
     yield load("tile_steps_3d", rows, stepped, [(0, 0, 0), (0, -3, -1), (16, 7, 5)])
     wide = sample((16, 256), np.float16)
-    yield _part(wide, replace(describe(wide[:, 32:152], (64, 8), 128), offset=64))
+    yield _part(wide, replace(describe(wide[:, 32:150], (64, 8), 128), offset=64))
     yield _broadcast(sample((1, 64), np.float16))
 
 
 def _part(array: Array, described: TensorMap) -> Case:
-    """A map of columns within an array."""
-    places = [(0, 0), (100, 10), (-8, -1)]
-    view = array[:, 32:152]
+    """A map of columns within an array, the last in the middle of 16 bytes."""
+    places = [(0, 0), (104, 10), (-8, -1)]
+    view = array[:, 32:150]
     case = load("tile_part", np.ascontiguousarray(view), described, places)
     return Case(case.source, (array, *case.arrays[1:]), (array, *case.expected[1:]))
 
@@ -400,25 +401,25 @@ def store_cases() -> Iterator[Case]:
     for swizzle in (0, 32, 64, 128):
         array = sample((37, 72), np.float16)
         box = (swizzle // 2 or 40, 8)
-        places = [(0, 0), (-6, 10), (60, 20), (8, 34), (100, 0)]
+        places = [(0, 0), (-8, 10), (56, 20), (8, 34), (104, 0)]
         yield store(f"store_2d_{swizzle}", array, describe(array, box, swizzle), places)
     array = sample((5, 9, 40), np.float32)
     yield store("store_3d", array, describe(array, (32, 4, 2), 128), [(0, 0, 0), (20, 7, 2), (-4, -2, 4)])
     array = sample((3, 4, 5, 48), np.float16)
-    yield store("store_4d", array, describe(array, (32, 2, 2, 2), 64), [(0, 0, 0, 0), (20, 3, 3, 2)])
+    yield store("store_4d", array, describe(array, (32, 2, 2, 2), 64), [(0, 0, 0, 0), (24, 3, 3, 2)])
     array = sample((2, 3, 3, 4, 24), np.float16)
-    yield store("store_5d", array, describe(array, (16, 2, 2, 2, 2), 32), [(0,) * 5, (12, 2, 2, 2, 1)])
+    yield store("store_5d", array, describe(array, (16, 2, 2, 2, 2), 32), [(0,) * 5, (16, 2, 2, 2, 1)])
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.int64):
         array = sample((20, 64), dtype)
         name = dtypes.BY_NUMPY[array.dtype].name
         box = (128 // array.itemsize, 8)
-        yield store(f"store_add_{name}", array, describe(array, box, 128), [(0, 0), (3, 10), (-4, -4)], add=True)
+        yield store(f"store_add_{name}", array, describe(array, box, 128), [(0, 0), (16, 10), (-8, -4)], add=True)
 
 
 def multicast_cases() -> Iterator[Case]:
     """Loads into several blocks of a cluster."""
     half = sample((37, 72), np.float16)
-    places = [(0, 0), (8, 3), (-5, -7), (70, 36)]
+    places = [(0, 0), (8, 3), (-8, -7), (64, 36)]
     yield multicast("multicast_2", half, describe(half, (64, 16), 128), places, 2)
     yield multicast("multicast_4", half, describe(half, (32, 16), 64), places, 4)
 

@@ -42,6 +42,11 @@ inline unsigned Worker::check_copy(Thread* self, const Copy& copy, TensorMapFiel
     if (map.rank != copy.rank)
         fail_format(self, nullptr, "%s at %s:%d: %d coordinates for a tensor map of %d dimensions", where.what,
                     where.file, where.line, copy.rank, map.rank);
+    // Rows of a box begin at multiples of 16 bytes in global memory too, outside the tensor as well.
+    const int unit = kBulkAlignment / map.element_bytes;
+    if (copy.coordinates[0] % unit)
+        fail_format(self, nullptr, "%s at %s:%d: coordinate 0 is %d; it must be a multiple of %d (16 bytes)", where.what,
+                    where.file, where.line, copy.coordinates[0], unit);
     if (copy.kind == kStoreAdd && !map.sum) refuse("elements of this type cannot be added");
     aligned(copy.shared, kTileAlignment, "shared");
     if (map.im2col)

@@ -2,9 +2,9 @@
 //
 // One thread starts a copy for all.  Loads report their bytes to a Barrier, always those of the whole box; what lies
 // outside the tensor arrives as zeros.  Stores are gathered in groups of the calling thread (tma_commit); what lies
-// outside the tensor is not written.  Coordinates count elements, innermost dimension first.  A box is dense in shared
-// memory, innermost dimension first, at a multiple of 128 bytes; the swizzle of the map then permutes units of 16
-// bytes by the bits of their shared-memory address.
+// outside the tensor is not written.  Coordinates count elements, innermost dimension first; the first is a multiple of
+// 16 bytes, or the instruction is illegal.  A box is dense in shared memory, innermost dimension first, at a multiple of
+// 128 bytes; the swizzle of the map then permutes units of 16 bytes by the bits of their shared-memory address.
 #pragma once
 #include "mbarrier.cuh"
 #include "types.cuh"
