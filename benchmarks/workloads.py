@@ -18,12 +18,13 @@ Build = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its name, logical shape, layout, and dtype where it is not the workload's."""
+    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's."""
 
     name: str
     shape: tuple[int, ...]
     layout: str = "contiguous"
     dtype: str | None = None
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,12 @@ class Workload:
         """The workload as a graph, None if it cannot be expressed yet."""
         if self.build is None:
             return None
-        graph = Graph(identifier(self.name), io_dtype=self.dtype)
-        tensors = [graph.tensor(i.name, i.shape, i.dtype, i.layout) for i in self.inputs]
+        compute = "tf32" if self.unit == "tf32" else "float32"
+        graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
+        tensors = [
+            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
+            for i in self.inputs
+        ]
         graph.output(self.build(graph, *tensors), name="out")
         return graph
 
@@ -73,9 +78,6 @@ def _short(dtype: str) -> str:
 
 def _no_op(name: str) -> str:
     return f"no {name} in the op table yet"
-
-
-_NO_TF32 = "a graph cannot ask for tf32 yet"
 
 
 def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -96,6 +98,14 @@ def _depthwise_swish(g: Graph, x: Tensor, w: Tensor) -> Tensor:
 
 def _linear_gelu(g: Graph, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
     return g.gelu_approx_tanh(a @ b + bias)
+
+
+def _dgrad(g: Graph, loss: Tensor, w: Tensor) -> Tensor:
+    return g.conv_dgrad(loss, w, padding=1)
+
+
+def _wgrad(g: Graph, x: Tensor, loss: Tensor) -> Tensor:
+    return g.conv_wgrad(x, loss, padding=1)
 
 
 def _conv_bias_relu(stride: int, padding: int) -> Build:
@@ -162,10 +172,15 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
     )
 
 
+def _weight(k: int, n: int) -> Input:
+    """The weight (N, K) of a linear layer, transposed."""
+    return Input("b", (k, n), strides=(1, k))
+
+
 def tensor_core_bound() -> Iterator[Workload]:
     """Workloads bound by the tensor cores."""
     operands: tuple[Input, ...]
-    plain = (Input("a", (8192, 8192)), Input("b", (8192, 8192)))
+    plain = (Input("a", (8192, 8192)), _weight(8192, 8192))
     yield Workload(
         "matmul 8192x8192x8192 bf16",
         "bfloat16",
@@ -181,11 +196,9 @@ def tensor_core_bound() -> Iterator[Workload]:
         if unit == "bf16":
             sizes += [(128, 8192, 8192), (16384, 1024, 4096)]
         for m, n, k in sizes:
-            operands = (Input("a", (m, k)), Input("b", (k, n)), Input("bias", (n,)))
-            build, missing = (_linear_gelu, "") if unit == "bf16" else (None, _NO_TF32)
+            operands = (Input("a", (m, k)), _weight(k, n), Input("bias", (n,)))
             name = f"matmul {m}x{n}x{k}+bias+gelu {unit}"
-            flops = 2 * m * n * k
-            yield Workload(name, dtype, operands, (m, n), "linear_gelu", build, flops, unit, missing=missing)
+            yield Workload(name, dtype, operands, (m, n), "linear_gelu", _linear_gelu, 2 * m * n * k, unit)
     for n, c, size, k, taps, stride, padding in (
         (64, 256, 56, 256, 3, 1, 1),
         (32, 128, 28, 128, 3, 1, 1),
@@ -203,7 +216,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         yield Workload(f"{base} bf16", "bfloat16", operands, (n, k, out, out), torch, build, flops, "bf16")
         if (n, c, size) == (64, 256, 56) and stride == 1:
             shape = (n, k, out, out)
-            yield Workload(f"{base} tf32", "float32", operands, shape, torch, None, flops, "tf32", missing=_NO_TF32)
+            yield Workload(f"{base} tf32", "float32", operands, shape, torch, build, flops, "tf32")
     image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
     flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
     loss = Input("loss", image, "NHWC")
@@ -213,10 +226,9 @@ def tensor_core_bound() -> Iterator[Workload]:
         (loss, Input("w", filters, "NHWC")),
         image,
         "dgrad",
-        None,
+        _dgrad,
         flops,
         "bf16",
-        missing=_no_op("conv_dgrad"),
     )
     yield Workload(
         "wgrad 3x3 64x256x56x56 256 filters bf16",
@@ -224,10 +236,9 @@ def tensor_core_bound() -> Iterator[Workload]:
         (Input("x", image, "NHWC"), loss),
         filters,
         "wgrad",
-        None,
+        _wgrad,
         flops,
         "bf16",
-        missing=_no_op("conv_wgrad"),
     )
     for batch, heads, length, size, causal in (
         (2, 32, 8192, 128, True),

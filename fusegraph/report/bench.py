@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FusegraphError
-from fusegraph.graph import Graph
+from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent, layout_strides
 from fusegraph.ops.base import Kind
 from fusegraph.report.plot import PARTS
@@ -105,11 +105,24 @@ def _products(graph: Graph) -> tuple[str, int]:
     flops, units = 0, set()
     for node in graph.nodes:
         if node.kind is Kind.CONTRACTION:
-            x, w = (t.shape for t in node.inputs[:2])
-            flops += 2 * node.output.size * (x[-1] if node.op.name == "matmul" else prod(w[1:]))
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
+            flops += 2 * _multiplications(node)
+            unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
+            units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
+
+
+def _multiplications(node: Node) -> int:
+    """Multiplications of a contraction; of a gradient those of the convolution."""
+    first, second = node.inputs
+    if node.op.name == "matmul":
+        return node.output.size * first.shape[-1]
+    result, taps = {
+        "conv_fprop": (node.output, second),
+        "conv_dgrad": (first, second),
+        "conv_wgrad": (second, node.output),
+    }[node.op.name]
+    return result.size * prod(taps.shape[1:])
 
 
 _UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}

@@ -2,7 +2,7 @@
 
 Only ops that are one torch function, or a line of them, are here; a graph with another op is refused with its name.
 Arithmetic that torch would do in a 16-bit float only because it is written as several functions is done in float32, as
-inside torch's own functions.  Products of float32 are of float32, not tf32.
+inside torch's own functions.  Products of float32 are of float32, not tf32, unless all of them may be.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, float64
+from fusegraph.dtypes import DType, float32, float64
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
@@ -97,6 +97,24 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
+class _Window:
+    """A convolution's attributes in torch's terms.
+
+    even     whether both sides of every dimension have the same padding, which torch can add by itself.
+    padding  what torch is told to add; around: what `torch.nn.functional.pad` adds before, if that is not enough.
+    dims     the spatial dimensions; flips: whether the filter is turned around in them.
+    """
+
+    def __init__(self, node: Node) -> None:
+        pads = node.attributes["padding"]
+        self.rank = len(pads)
+        self.even = all(before == after for before, after in pads)
+        self.padding = tuple(before if self.even else 0 for before, _ in pads)
+        self.around = [side for pair in reversed(pads) for side in pair]
+        self.dims = tuple(range(2, 2 + self.rank))
+        self.flips = node.attributes["mode"] == "convolution"
+
+
 class Eager:
     """A graph as calls of torch, on torch's GPU if it has one, else on the CPU.
 
@@ -178,26 +196,53 @@ class Eager:
         # A result wider than the operands: torch would round it to their dtype first.
         wider = node.output.dtype if node.output.dtype.unit_roundoff < promoted.unit_roundoff else promoted
         kind, result = getattr(self._torch, DTYPES[wider.name][0]), self._dtypes[node.output.dtype]
-        function = {"matmul": self._torch.matmul, "conv_fprop": self._convolution(node)}.get(node.op.name)
-        if function is None:
+        makers = {
+            "matmul": lambda _: self._torch.matmul,
+            "conv_fprop": self._convolution,
+            "conv_dgrad": self._input_gradient,
+            "conv_wgrad": self._filter_gradient,
+        }
+        if node.op.name not in makers:
             raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
+        function = makers[node.op.name](node)
         return lambda *xs: function(*(x.to(kind) for x in xs)).to(result)
 
     def _convolution(self, node: Node) -> Callable[..., Any]:
-        if node.op.name != "conv_fprop":
-            return lambda *_: None
         f, at = self._torch.nn.functional, node.attributes
-        rank = len(at["stride"])
-        convolve = (f.conv1d, f.conv2d, f.conv3d)[rank - 1]
-        even = all(before == after for before, after in at["padding"])
-        padding = tuple(before for before, _ in at["padding"]) if even else 0
-        around = [side for pair in reversed(at["padding"]) for side in pair]
-        flipped = tuple(range(2, 2 + rank))
+        window = _Window(node)
+        convolve = getattr(f, f"conv{window.rank}d")
 
         def run(x: Any, w: Any) -> Any:
-            w = w.flip(flipped) if at["mode"] == "convolution" else w
-            x = x if even else f.pad(x, around)
-            return convolve(x, w, None, at["stride"], padding, at["dilation"], at["groups"])
+            w = w.flip(window.dims) if window.flips else w
+            x = x if window.even else f.pad(x, window.around)
+            return convolve(x, w, None, at["stride"], window.padding, at["dilation"], at["groups"])
+
+        return run
+
+    def _input_gradient(self, node: Node) -> Callable[..., Any]:
+        at, window = node.attributes, _Window(node)
+        gradient = getattr(self._torch.nn.grad, f"conv{window.rank}d_input")
+        # torch pads both sides alike: else the gradient of the padded input, and of that the part inside.
+        ends = ((0, 0),) * window.rank if window.even else at["padding"]
+        sizes = [size + before + after for size, (before, after) in zip(at["size"], ends)]
+        shape = (*node.output.shape[:2], *sizes)
+        inside = (..., *(slice(before, before + size) for size, (before, _) in zip(at["size"], ends)))
+
+        def run(loss: Any, w: Any) -> Any:
+            w = w.flip(window.dims) if window.flips else w
+            return gradient(shape, w, loss, at["stride"], window.padding, at["dilation"], at["groups"])[inside]
+
+        return run
+
+    def _filter_gradient(self, node: Node) -> Callable[..., Any]:
+        f, at, window = self._torch.nn.functional, node.attributes, _Window(node)
+        gradient = getattr(self._torch.nn.grad, f"conv{window.rank}d_weight")
+
+        def run(x: Any, loss: Any) -> Any:
+            x = x if window.even else f.pad(x, window.around)
+            shape = node.output.shape
+            w = gradient(x, shape, loss, at["stride"], window.padding, at["dilation"], at["groups"])
+            return w.flip(window.dims) if window.flips else w
 
         return run
 
@@ -209,18 +254,22 @@ class Eager:
 
     @contextlib.contextmanager
     def exact(self) -> Iterator[None]:
-        """Within it torch's products of float32 are of float32 and summed in it, as those of the other engines.
+        """Within it torch's products of float32 are of float32 and summed in it, as those of the other engines; or of
+        tf32 if all of the graph's may be.
 
         The settings are torch's, of the whole process; they are put back afterwards.
         """
+        every = [n for n in self.graph.nodes if n.kind is Kind.CONTRACTION]
+        products = [n for n in every if n.op.promoted(tuple(t.type for t in n.inputs)) == float32]
+        tf32 = bool(products) and all(n.attributes["compute_dtype"] == "tf32" for n in products)
         backends = self._torch.backends
         matmul = backends.cuda.matmul
         names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
         before = [getattr(matmul, name) for name in names]
         try:
             for name in names:
-                setattr(matmul, name, False)
-            with backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+                setattr(matmul, name, tf32 and name == "allow_tf32")
+            with backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=tf32):
                 yield
         finally:
             for name, value in zip(names, before):
