@@ -7,7 +7,8 @@ gaps, are read where they lie.  Arrays on the CPU run on the cpu engine, arrays 
 framework's current stream.  The result is a new array of the same framework.  What was built is kept for the next call
 with arrays of the same form, the last `CACHE_SIZE` of them.
 
-Gradients are not computed: torch tensors that want one are refused.
+Nothing is recorded for automatic differentiation: torch tensors that want a gradient are refused.  `conv2d_input` and
+`conv2d_weight` are the gradients of `conv2d`, to be called by name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.convolution import smallest_sizes, spread
 from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, view
 
 #: Compiled calls that are kept, least recently used first out.
@@ -82,8 +84,8 @@ def conv2d(
     Raises ArgumentError for what is not an array or wants a gradient, ShapeError, DTypeError, AttributeValueError,
     DeviceError for arrays on different devices, ToolchainError if there is no compiler.
     """
-    attributes = _conv_attributes(stride, padding, dilation, groups, activation)
-    return _call(_conv2d, _conv_arrays(x, w, bias), attributes, stream)
+    attributes = _conv_attributes("conv2d", stride, padding, dilation, groups, activation)
+    return _call(_conv2d, _conv_arrays("conv2d", x, w, bias), attributes, stream)
 
 
 def conv2d_graph(
@@ -98,8 +100,77 @@ def conv2d_graph(
     activation: str | None = None,
 ) -> Graph:
     """The graph that `conv2d` runs for these arrays, to look at its kernels.  Raises as `conv2d` does."""
-    forms, _ = _forms(_conv_arrays(x, w, bias), 0)
-    return _conv2d(forms, _conv_attributes(stride, padding, dilation, groups, activation))
+    forms, _ = _forms(_conv_arrays("conv2d", x, w, bias), 0)
+    return _conv2d(forms, _conv_attributes("conv2d", stride, padding, dilation, groups, activation))
+
+
+def conv_transpose2d(
+    x: Any,
+    w: Any,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[Any] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """activation(transposed convolution of x (N, C, H, W) with w (C, K / groups, R, S) + bias (K,)): (N, K, P, Q).
+
+    P is (H - 1) * stride + (R - 1) * dilation + 1 - padding before and after + output_padding, and Q the like.
+    output_padding is smaller than the stride; padding, as of `conv2d`, takes from the result.  Arguments, dtypes and
+    errors are otherwise those of `conv2d`.
+    """
+    name = "conv_transpose2d"
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, activation)
+    attributes += (("output_padding", _integers(name, "output_padding", output_padding)),)
+    return _call(_conv_transpose2d, _conv_arrays(name, x, w, bias), attributes, stream)
+
+
+def conv2d_input(
+    size: int | Sequence[int],
+    w: Any,
+    loss: Any,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[Any] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    stream: Any = None,
+) -> Any:
+    """Gradient of `conv2d` with respect to x: an array (N, C, H, W), size being (H, W) or one number for both.
+
+    loss (N, K, P, Q) is the gradient with respect to conv2d's result, w (K, C / groups, R, S) its filter.  Arguments,
+    dtypes and errors are otherwise those of `conv2d`.
+    """
+    name = "conv2d_input"
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, None)
+    attributes += (("size", _integers(name, "size", size)),)
+    return _call(_conv2d_input, {"loss": loss, "w": w}, attributes, stream)
+
+
+def conv2d_weight(
+    x: Any,
+    taps: int | Sequence[int],
+    loss: Any,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[Any] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    stream: Any = None,
+) -> Any:
+    """Gradient of `conv2d` with respect to w: an array (K, C / groups, R, S), taps being (R, S) or one number for both.
+
+    loss (N, K, P, Q) is the gradient with respect to conv2d's result.  Arguments, dtypes and errors are otherwise those
+    of `conv2d`.
+    """
+    name = "conv2d_weight"
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, None)
+    attributes += (("taps", _integers(name, "taps", taps)),)
+    return _call(_conv2d_weight, {"x": x, "loss": loss}, attributes, stream)
 
 
 def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, stream: Any = None) -> Any:
@@ -139,6 +210,10 @@ def _finish(graph: Graph, result: Tensor, bias: Tensor | None, activation: str |
     """Adds bias and activation.  The result keeps its dtype; rounding to it comes last."""
     dtype = result.dtype
     if bias is not None:
+        if bias.rank == 3 and bias.shape != (result.shape[1], 1, 1):
+            raise ShapeError(
+                f"{graph.name}: bias has one element for each of the {result.shape[1]} channels, got {bias.size}"
+            )
         if bias.dtype.is_float != dtype.is_float:
             raise DTypeError(f"{graph.name}: bias is {bias.dtype}, the sums are {dtype}; cast one of them")
         result = graph.add(result, bias)
@@ -162,10 +237,44 @@ def _conv2d(forms: Forms, attributes: Attributes) -> Graph:
         values["padding"] = 0
     elif values["padding"] == "same":
         values["padding"] = _same_padding(w.shape[2:], values["stride"], values["dilation"])
-    bias = tensors.get("bias")
-    if bias is not None and bias.shape != (w.shape[0], 1, 1):
-        raise ShapeError(f"conv2d: bias has one element for each of the {w.shape[0]} filters, got {bias.size}")
-    return _finish(graph, graph.conv_fprop(x, w, **values), bias, activation)
+    return _finish(graph, graph.conv_fprop(x, w, **values), tensors.get("bias"), activation)
+
+
+def _conv_transpose2d(forms: Forms, attributes: Attributes) -> Graph:
+    values = dict(attributes)
+    activation, more = values.pop("activation"), values.pop("output_padding")
+    graph = Graph("conv_transpose2d")
+    tensors = _tensors(graph, forms)
+    x, w = tensors["x"], tensors["w"]
+    if x.rank != 4 or w.rank != 4:
+        raise ShapeError(
+            f"conv_transpose2d takes x (N, C, H, W) and w (C, K / groups, R, S), got x {list(x.shape)} and w "
+            f"{list(w.shape)}"
+        )
+    smallest = smallest_sizes(x.shape[2:], w.shape[2:], values["stride"], values["padding"], values["dilation"])
+    size = [a + b for a, b in zip(smallest, spread(more, 2, "output_padding", 0))]
+    result = graph.conv_dgrad(x, w, size=size if min(size) >= 0 else None, **values)
+    return _finish(graph, result, tensors.get("bias"), activation)
+
+
+def _conv2d_input(forms: Forms, attributes: Attributes) -> Graph:
+    graph, values = Graph("conv2d_input"), dict(attributes)
+    del values["activation"]
+    tensors = _tensors(graph, forms)
+    loss, w = tensors["loss"], tensors["w"]
+    if loss.rank != 4:
+        raise ShapeError(f"conv2d_input takes loss (N, K, P, Q), got {list(loss.shape)}")
+    return _finish(graph, graph.conv_dgrad(loss, w, **values), None, None)
+
+
+def _conv2d_weight(forms: Forms, attributes: Attributes) -> Graph:
+    graph, values = Graph("conv2d_weight"), dict(attributes)
+    del values["activation"]
+    tensors = _tensors(graph, forms)
+    x, loss = tensors["x"], tensors["loss"]
+    if x.rank != 4:
+        raise ShapeError(f"conv2d_weight takes x (N, C, H, W), got {list(x.shape)}")
+    return _finish(graph, graph.conv_wgrad(x, loss, **values), None, None)
 
 
 def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
@@ -198,11 +307,11 @@ def _product(graph: Graph, a: Tensor, b: Tensor, bias: Tensor | None, attributes
 # ---- arrays and attributes
 
 
-def _conv_arrays(x: Any, w: Any, bias: Any) -> dict[str, Any]:
+def _conv_arrays(function: str, x: Any, w: Any, bias: Any) -> dict[str, Any]:
     if bias is None:
         return {"x": x, "w": w}
     if len(view(bias, name="bias").shape) != 1:
-        raise ShapeError(f"conv2d: bias has one dimension (K,), got {list(view(bias, name='bias').shape)}")
+        raise ShapeError(f"{function}: bias has one dimension (K,), got {list(view(bias, name='bias').shape)}")
     _refuse_gradient(bias, "bias")
     return {"x": x, "w": w, "bias": _column(bias)}
 
@@ -255,31 +364,33 @@ def _executable(build: Builder, forms: Forms, attributes: Attributes, device: De
     return compile_graph(graph, "cuda", device=device.index) if device.is_cuda else compile_graph(graph, "cpu")
 
 
-def _conv_attributes(stride: Any, padding: Any, dilation: Any, groups: Any, activation: Any) -> Attributes:
+def _conv_attributes(
+    function: str, stride: Any, padding: Any, dilation: Any, groups: Any, activation: Any
+) -> Attributes:
     """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
-            raise AttributeValueError(f"conv2d: padding is integers, 'same' or 'valid', got {padding!r}")
+            raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {padding!r}")
     else:
-        padding = _integers("padding", padding)
+        padding = _integers(function, "padding", padding)
     return (
-        ("stride", _integers("stride", stride)),
+        ("stride", _integers(function, "stride", stride)),
         ("padding", padding),
-        ("dilation", _integers("dilation", dilation)),
-        ("groups", _integers("groups", groups)),
-        ("activation", _activation("conv2d", activation)),
+        ("dilation", _integers(function, "dilation", dilation)),
+        ("groups", _integers(function, "groups", groups)),
+        ("activation", _activation(function, activation)),
     )
 
 
-def _integers(what: str, value: Any) -> Any:
+def _integers(function: str, what: str, value: Any) -> Any:
     """An integer, or a tuple of what this gives; the op checks how many there are and their range."""
     if hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "shape", ()):
         return value.__index__()
     if isinstance(value, (tuple, list)):
-        return tuple(_integers(what, v) for v in value)
+        return tuple(_integers(function, what, v) for v in value)
     hint = "; a bias is given by name: bias=..." if hasattr(value, "shape") or value is None else ""
     raise AttributeValueError(
-        f"conv2d: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
+        f"{function}: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
     )
 
 

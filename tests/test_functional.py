@@ -14,7 +14,15 @@ import pytest
 import fusegraph as fg
 from fusegraph import functional
 from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
-from fusegraph.functional import conv2d, conv2d_graph, linear, matmul
+from fusegraph.functional import (
+    conv2d,
+    conv2d_graph,
+    conv2d_input,
+    conv2d_weight,
+    conv_transpose2d,
+    linear,
+    matmul,
+)
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
@@ -79,6 +87,57 @@ def test_conv2d_with_bias_and_activation() -> None:
     plan = graph.compile("cpu").plan
     assert plan is not None
     assert len(plan.kernels) == 1
+
+
+def scattered(
+    x: Array, w: Array, stride: Sequence[int], padding: Sequence[Sequence[int]], more: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Array:  # fmt: skip
+    """The definition of a transposed convolution: every element adds the filter, times itself, to the result."""
+    (n, c, *size), (_, per_group, *taps) = x.shape, w.shape
+    whole = [(s - 1) * a + (t - 1) * d + 1 + m for s, a, t, d, m in zip(size, stride, taps, dilation, more)]
+    y = np.zeros((n, groups * per_group, *whole))
+    for image, channel, row, col in np.ndindex(*x.shape):
+        first = channel // (c // groups) * per_group
+        for k, r, s in np.ndindex(*w.shape[1:]):
+            at = (row * stride[0] + r * dilation[0], col * stride[1] + s * dilation[1])
+            y[(image, first + k, *at)] += float(x[image, channel, row, col]) * float(w[channel, k, r, s])
+    (top, bottom), (left, right) = padding
+    return y[:, :, top : whole[0] - bottom, left : whole[1] - right]
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "stride", "padding", "more", "dilation", "groups"),
+    [
+        ((2, 3, 4, 5), (3, 4, 3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), 1),
+        ((1, 4, 3, 4), (4, 3, 4, 2), (2, 3), ((1, 0), (0, 2)), (0, 2), (1, 2), 2),
+        ((1, 2, 5, 3), (2, 1, 2, 2), (1, 1), ((0, 0), (1, 1)), (0, 0), (1, 1), 2),
+        ((1, 3, 3, 3), (3, 2, 1, 1), (3, 2), ((0, 0), (0, 0)), (2, 0), (1, 1), 1),
+    ],
+)
+def test_conv_transpose2d_adds_up_filters(
+    x_shape: Any, w_shape: Any, stride: Any, padding: Any, more: Any, dilation: Any, groups: int
+) -> None:
+    x, w = normal(*x_shape), normal(*w_shape)
+    y = conv_transpose2d(x, w, stride, padding, more, dilation, groups)
+    expected = scattered(x, w, stride, padding, more, dilation, groups)
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    bias = normal(expected.shape[1])
+    y = conv_transpose2d(x, w, stride, padding, more, dilation, groups, bias=bias, activation="relu")
+    np.testing.assert_allclose(y, np.maximum(expected + bias[:, None, None], 0), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_of_conv2d() -> None:
+    """conv2d is linear in x and in w: <conv2d(x, w), loss> = <x, conv2d_input> = <w, conv2d_weight>."""
+    x, w = normal(2, 6, 9, 8).astype(np.float64), normal(4, 3, 3, 2).astype(np.float64)
+    how: dict[str, Any] = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2), "groups": 2}
+    y = conv2d(x, w, **how)
+    loss = RNG.standard_normal(y.shape)
+    dx = conv2d_input((9, 8), w, loss, **how)
+    dw = conv2d_weight(x, (3, 2), loss, **how)
+    assert (dx.shape, dw.shape) == (x.shape, w.shape)
+    np.testing.assert_allclose([(x * dx).sum(), (w * dw).sum()], (y * loss).sum(), rtol=1e-12)
 
 
 def test_memory_order_is_kept_and_gaps_are_read_over() -> None:
@@ -170,9 +229,21 @@ BIAS = np.zeros(3, np.float32)
         (lambda: conv2d(X, W, 2, "same"), AttributeValueError, "'same' goes with stride 1, got stride 2"),
         (lambda: conv2d(X, W, groups=0), AttributeValueError, "groups is a positive integer"),
         (lambda: conv2d(X, W, groups=(1,)), AttributeValueError, "groups is a positive integer"),
-        (lambda: conv2d(X, W, bias=np.zeros(4, np.float32)), ShapeError, "each of the 3 filters, got 4"),
+        (lambda: conv2d(X, W, bias=np.zeros(4, np.float32)), ShapeError, "each of the 3 channels, got 4"),
         (lambda: conv2d(X, W, bias=np.zeros((1, 3), np.float32)), ShapeError, "bias has one dimension"),
         (lambda: conv2d(X.astype(np.int8), W.astype(np.int8), bias=BIAS), DTypeError, "bias is float32, the sums are"),
+        (
+            lambda: conv_transpose2d(X, W[:, :2]),
+            ShapeError,
+            "loss has 4 channels, one for each filter, but there are 3",
+        ),
+        (lambda: conv_transpose2d(X, X[:4], padding="same"), AttributeValueError, "conv_transpose2d: padding is an in"),
+        (lambda: conv_transpose2d(X[:, :1], W[:1], 2, 0, 2), ShapeError, "sizes that fit are 13 to 14"),
+        (lambda: conv_transpose2d(X[:, :1], W[:1], 1, 5), ShapeError, "over padding 5 \\+ 5 alone"),
+        (lambda: conv_transpose2d(X[:, :1], W[:1], bias=BIAS), ShapeError, "each of the 4 channels, got 3"),
+        (lambda: conv2d_input(9, W, X), ShapeError, "loss has 4 channels"),
+        (lambda: conv2d_weight(X, 2, X), ShapeError, "1 taps fit"),
+        (lambda: conv2d_weight(X, None, X), AttributeValueError, "conv2d_weight: taps is an integer"),
         (lambda: conv2d(X, W, activation="softmax"), AttributeValueError, "activation is None or one of relu"),
         (lambda: conv2d(X, W, activation=len), AttributeValueError, "activation is None or one of relu"),
         (lambda: conv2d(X[:, :, ::-1], W), ArgumentError, "input 'x' has a negative stride"),

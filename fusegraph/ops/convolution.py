@@ -17,6 +17,7 @@ from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.contraction import accumulator_result, factor_precision, widen, wrapped
 
 Array = np.ndarray[Any, Any]
+Sizes = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]
 
 
@@ -198,9 +199,16 @@ def _dgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any
     if values["size"] is not None:
         values["size"] = spread(values["size"], rank, "size", 0)
     elif len(w) == len(loss):
-        reach = _reach(w[2:], values["dilation"])
-        values["size"] = tuple(_smallest(loss[2 + d], reach[d], values, d) for d in range(rank))
+        values["size"] = smallest_sizes(loss[2:], w[2:], values["stride"], values["padding"], values["dilation"])
     return values
+
+
+def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Sizes:
+    """The smallest spatial sizes over which a window has so many positions; those that none has are negative."""
+    rank = len(positions)
+    how = {"stride": spread(stride, rank, "stride", 1), "padding": spread_padding(padding, rank)}
+    reach = _reach(taps, spread(dilation, rank, "dilation", 1))
+    return tuple(_smallest(positions[d], reach[d], how, d) for d in range(rank))
 
 
 def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
@@ -214,8 +222,6 @@ def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     for axis, (positions, taps, reach) in enumerate(zip(loss[2:], w[2:], _reach(w[2:], attributes["dilation"]))):
         if taps < 1 or positions < 1:
             raise ShapeError(f"spatial dimension {axis}: {taps} taps and {positions} positions; there are at least 1")
-        if _positions(size[axis], reach, attributes, axis) == positions:
-            continue
         before, after = attributes["padding"][axis]
         smallest = _smallest(positions, reach, attributes, axis)
         if smallest < 0:
@@ -223,12 +229,13 @@ def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
                 f"spatial dimension {axis}: a filter reaching over {reach} has more than {positions} positions over "
                 f"padding {before} + {after} alone"
             )
-        largest = (positions - 1) * attributes["stride"][axis] + reach - before - after + attributes["stride"][axis] - 1
-        raise ShapeError(
-            f"spatial dimension {axis}: a convolution of size {size[axis]} has "
-            f"{_positions(size[axis], reach, attributes, axis)} positions, the loss {positions}; sizes that fit are "
-            f"{smallest} to {largest}"
-        )
+        found = _positions(size[axis], reach, attributes, axis)
+        if found != positions:
+            largest = positions * attributes["stride"][axis] + reach - before - after - 1
+            raise ShapeError(
+                f"spatial dimension {axis}: a convolution of size {size[axis]} has {found} positions, the loss "
+                f"{positions}; sizes that fit are {smallest} to {largest}"
+            )
     return TensorType((loss[0], w[1] * groups, *size), accumulator_result(types, attributes["dtype"]))
 
 
