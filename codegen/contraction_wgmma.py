@@ -841,8 +841,9 @@ class _Renderer:
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         rows = "m0 + group * 64" if s.groups > 1 else "m0"
-        condition = f" && {rows} < {self.parts.rows}" if ragged_m and s.groups > 1 else ""
-        w.open(f"if (t == 0{condition})")
+        w.open("if (t == 0)")
+        # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
+        inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.groups > 1 else ""
         batch: list[str] = []
         if self.batch > 1:
             several = len(layout.batch) > 1
@@ -850,7 +851,7 @@ class _Renderer:
         place = [f"{self._n0} + chunk * {layout.chunk}", rows]
         where = ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
         for name, tensor_map in zip(self.staged, self.store_maps):
-            w.line(f"tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
+            w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
         w.line("tma_commit();")
         w.close()
         w.close()

@@ -22,14 +22,14 @@ HOPPER = target("sm_90a")
 Pick = Callable[[WgmmaSchedule], bool]
 
 
-def hopper(case: Case, pick: Pick | None = None) -> Case:
-    """The case with the first wgmma schedule that a predicate takes."""
+def hopper(case: Case, pick: Pick | None = None, **fields: Any) -> Case:
+    """The case with the first wgmma schedule that a predicate takes, some of its fields changed."""
 
     def schedule(spec: Any) -> WgmmaSchedule:
         every = contraction_wgmma.schedules(spec, HOPPER)
         fitting = [s for s in every if pick is None or pick(s)]
         assert fitting, f"none of {every[:4]}"
-        return fitting[0]
+        return replace(fitting[0], **fields)
 
     return replace(case, schedule=schedule, arch="sm_90a")
 
@@ -109,6 +109,24 @@ def test_tiles():
                 continue
             product = matmul((groups * 64 + 8, 72), (72, cols * 2 - 8), "bfloat16", b_strides=(1, 72), epilogue=bias)
             cases.append(hopper(product, shape(groups, cols)))
+    passes(cases)
+
+
+def test_blocks_go_through_several_tiles():
+    """The ring and the buffers of results go on from tile to tile."""
+    cases = [
+        hopper(matmul((64 * groups * 5 + 8, k), (k, 200), "bfloat16", epilogue=bias), shape(groups, 64), blocks=3)
+        for groups in (1, 2, 3)
+        for k in (64, 200)
+    ]
+    cases.append(hopper(image((3, 64, 14, 14), (128, 64, 1, 1), epilogue=channel_bias), shape(2, 128), blocks=1))
+    cases.append(
+        hopper(
+            image((3, 8, 14, 14), (64, 8, 5, 5), padding=2, epilogue=channel_bias),
+            shape(1, 64, gather=True),
+            blocks=2,
+        )
+    )
     passes(cases)
 
 
