@@ -76,6 +76,13 @@ class WgmmaSchedule:
     def threads(self) -> int:
         return (self.producers + self.groups) * GROUP
 
+    @property
+    def part(self) -> int:
+        """Columns of a tile that a block writes, with a split a multiple of 16; the last blocks may have none."""
+        if self.split == 1:
+            return self.cols
+        return next(p for p in range(16, self.cols + 1, 16) if p * self.split >= self.cols and self.cols % p == 0)
+
 
 def operand_types(spec: ContractionSpec) -> tuple[str, str]:
     """How wgmma sees the factors' elements.  Raises Unsupported for those it cannot multiply."""
@@ -121,18 +128,25 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
         for cols in (256, 192, 128, 96, 64, 32, 16):
             if cols % unit or (cols > unit and cols >= 2 * _round_up(parts.cols, unit)):
                 continue
-            if groups == 3 and cols > (128 if gather else 192):
+            if cols > _most_cols(groups, gather):
                 continue
             tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
-            for split in (1, 2, 4, 8):
+            for split in range(1, 9):
                 if split > 1 and (
-                    gather or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols % (16 * split)
+                    gather or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
                 ):
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
                 stages = _most_stages(spec, parts, s, arch)
                 if stages >= 2:
                     yield replace(s, stages=stages)
+
+
+def _most_cols(groups: int, gather: bool) -> int:
+    """Columns whose sums fit the registers that a thread of such a block starts with."""
+    if gather:
+        return {1: 256, 2: 192, 3: 128}[groups]
+    return 192 if groups == 3 else 256
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -159,7 +173,7 @@ GATHER, PANEL_ROW = 16.0, 2.0
 #: that it exchanges in a cycle.
 EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
 #: The share of the multiprocessors that clusters of a size can use: those of a cluster are neighbours.
-CLUSTERED = {1: 1.0, 2: 1.0, 4: 0.88, 8: 0.75}
+CLUSTERED = {1: 1.0, 2: 1.0, 3: 0.9, 4: 0.88, 5: 0.8, 6: 0.75, 7: 0.75, 8: 0.75}
 
 
 def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
@@ -177,7 +191,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         loads = max(loads, (s.rows + s.cols) * parts.reduction.per_stage * PANEL_ROW)
-    epilogue = EPILOGUE * s.cols / s.split / 8 * max(1, len(spec.program.operands)) + 800
+    epilogue = EPILOGUE * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles * s.split // int(s.blocks * CLUSTERED[s.split]))
     exchange = EXCHANGE + s.rows * s.cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
     return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)
@@ -215,7 +229,7 @@ class _Layout:
             for op in self.stores
         ) and not all(op.strides[-1] == 1 for op in self.stores)
         self.chunk = CHUNK_BYTES // max(op.dtype.itemsize for op in self.stores)
-        while (s.cols // s.split) % self.chunk:
+        while s.part % self.chunk:
             self.chunk //= 2
 
     @cached_property
@@ -636,13 +650,14 @@ class _Renderer:
             w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
             return
         across = ROW_BYTES // self.itemsize
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {size // across}; ++i)") if size > across else None
-        part = "i" if size > across else "0"
-        values["o"] = f"{origin} + i * {across}" if size > across else origin
+        several = size > across
+        if several:
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {size // across}; ++i)")
+            values["o"] = f"{origin} + i * {across}"
         coordinates = ", ".join(text(term) for term in side.terms)
-        w.line(f"tma_load({at}[{part}], {tensor_map}, full, {coordinates});")
-        if size > across:
+        w.line(f"tma_load({at}[{'i' if several else 0}], {tensor_map}, full, {coordinates});")
+        if several:
             w.close()
 
     def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
@@ -728,20 +743,26 @@ class _Renderer:
         if s.split == 1:
             w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()
+        idle = s.part * s.split > s.cols
         if s.split > 1:
-            self._exchange()
+            self._publish()
+            if idle:
+                w.open(f"if (rank < {s.cols // s.part})")
+            self._add_up()
         if self.layout.maps is None:
             self._direct()
         else:
             self._staged()
+        if idle:
+            w.close()
         self._end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
-    def _exchange(self) -> None:
-        """The blocks of a cluster add up their sums: each gets the columns of one part, always in the same order."""
+    def _publish(self) -> None:
+        """Shows the sums of a block to the others of its cluster."""
         w, s = self.w, self.s
-        each, threads = s.cols // s.split // 2, s.groups * GROUP
+        threads = s.groups * GROUP
         w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
         w.line(f"{self.register_type}* const exchange = reinterpret_cast<{self.register_type}*>(memory);")
         w.line(f"const int mine = threadIdx.x - {s.producers * GROUP};")
@@ -750,6 +771,11 @@ class _Renderer:
         w.line("#pragma unroll")
         w.line(f"for (int i = 0; i < {s.cols // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
         w.line("cluster_sync();")
+
+    def _add_up(self) -> None:
+        """A block adds up its part of the columns, always in the same order."""
+        w, s = self.w, self.s
+        each, threads = s.part // 2, s.groups * GROUP
         w.line(f"{self.register_type} total[{each}] = {{}};")
         w.line("#pragma unroll")
         w.open(f"for (int q = 0; q < {s.split}; ++q)")
@@ -792,7 +818,7 @@ class _Renderer:
     @property
     def _n0(self) -> str:
         """The first column of the tile that a block writes."""
-        return f"n0 + rank * {self.s.cols // self.s.split}" if self.s.split > 1 else "n0"
+        return f"n0 + rank * {self.s.part}" if self.s.split > 1 else "n0"
 
     @property
     def _barrier(self) -> str:
@@ -808,7 +834,7 @@ class _Renderer:
         """Results through shared memory: a consumer writes a chunk of columns, TMA copies it out meanwhile."""
         w, s, layout = self.w, self.s, self.layout
         self._batch_coordinates()
-        chunks = s.cols // s.split // layout.chunk
+        chunks = s.part // layout.chunk
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         w.line("#pragma unroll")
         w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
@@ -862,7 +888,7 @@ class _Renderer:
         self._batch_coordinates()
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.cols // s.split}; j += 16)")
+        w.open(f"for (int j = 0; j < {s.part}; j += 16)")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 4; ++f)")
         self._column = "j"
