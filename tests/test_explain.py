@@ -7,9 +7,10 @@ import json
 import pytest
 
 import fusegraph as fg
+from codegen import target
 from fusegraph.cli import main
 from fusegraph.lowering.base import Options
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.artifacts import json_text
 from fusegraph.report.explain import count_text, describe, explain_text, size_text
 
@@ -123,6 +124,37 @@ def test_sizes_in_words():
     assert [count_text(n, "kernel") for n in (0, 1, 2)] == ["0 kernels", "1 kernel", "2 kernels"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "arch", "form", "reasons"),
+    [
+        ("bfloat16", "sm_90a", "wgmma", {}),
+        ("bfloat16", "sm_80", "mma", {"wgmma": "sm_80 has no warpgroup matrix products"}),
+        ("float32", "sm_90a", "simt", dict.fromkeys(("wgmma", "mma"), "float32 products are exact unless")),
+        ("float32", "sm_80", "simt", {"wgmma": "sm_80 has no warpgroup", "mma": "float32 products are exact unless"}),
+    ],
+)
+def test_why_a_contraction_has_no_faster_form(dtype, arch, form, reasons):
+    graph = fg.Graph("product", io_dtype=dtype)
+    graph.output(graph.relu(graph.tensor("a", (64, 64)) @ graph.tensor("b", (64, 64))), name="y")
+    facts = describe(plan(graph, choose=by_cost_model(target(arch))), target(arch))
+    (kernel,) = facts["kernels"]
+    assert kernel["schedule"]["type"] == form
+    told = kernel["declined_forms"]
+    assert list(told) == list(reasons)
+    assert all(told[name].startswith(reason) for name, reason in reasons.items())
+    lines = [line.strip() for line in explain_text(facts, 200).splitlines()]
+    expected = [f"no {name}: {reason}" for name, reason in told.items()]
+    if len(set(told.values())) < len(told):
+        expected = [f"no wgmma or mma: {told['mma']}"]
+    assert [line for line in lines if line.startswith("no ")] == expected
+
+
+def test_other_families_have_no_forms():
+    graph = fg.Graph("pointwise")
+    graph.output(graph.relu(graph.tensor("a", (64, 64))), name="y")
+    assert [k["declined_forms"] for k in describe(plan(graph))["kernels"]] == [{}]
+
+
 # --- the command
 
 
@@ -166,6 +198,16 @@ def test_the_text_in_a_pipe(file, capsys):
         }
         for decision in graph["decisions"]:
             assert decision["reason"] in words
+
+
+def test_forms_of_the_architecture_asked_for(file, capsys):
+    told = {}
+    for arch in ("sm_80", "sm_90a"):
+        assert main(["explain", f"{file}:second", "--arch", arch, "--json"]) == 0
+        (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+        told[arch] = [k["declined_forms"]["wgmma"] for k in graph["kernels"]]
+    assert told["sm_80"] == ["sm_80 has no warpgroup matrix products"] * 2
+    assert told["sm_90a"] == ["float32 products are exact unless the graph asks for tf32"] * 2
 
 
 def test_options_reach_the_plan(file, capsys):

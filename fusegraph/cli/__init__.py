@@ -210,7 +210,11 @@ def bench_command(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Workloads to time instead: board (the default).", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Workloads to time instead: board (the default), memory-bound, tensor-core.",
+            show_default=False,
+        ),
     ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Workloads whose name it is found in.", show_default=False)
@@ -219,7 +223,7 @@ def bench_command(
         list[str] | None,
         typer.Option(
             metavar="NAME[,NAME...]",
-            help="Of cudnn, torch, compile (torch.compile), cupy, none. Default: all; for a file cudnn.",
+            help="Of cudnn, torch, compile, compile-max, cupy, plain, none. Default: all; for a file cudnn.",
             show_default=False,
         ),
     ] = None,

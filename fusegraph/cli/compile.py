@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fusegraph
+from codegen import PORTABLE, target
 from fusegraph.cli.console import note, print_json, print_table, progress, say
 from fusegraph.engines.cuda import DEFAULT_ARCH, CudaExecutable
 from fusegraph.errors import CompileError, FusegraphError, GraphError
@@ -196,7 +197,7 @@ _MAKERS = {"cuda": _compile_cuda, "cpu": _compile_cpu, "reference": _compile_ref
 def _write(
     job: _Job, plan: Plan, built: Sequence[Mapping[str, Any]], cubins: Mapping[str, bytes], versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    facts = describe(plan)
+    facts = describe(plan, target(job.arch) if job.arch else PORTABLE)
     for kernel, its_facts, more in zip(plan.kernels, facts["kernels"], built):
         its_facts.update(source=_source_name(kernel), **more)
     return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.kernels]), **cubins}, versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen import target
 from fusegraph.cli.console import columns, print_json, say
 from fusegraph.engines.cuda import DEFAULT_ARCH, nvrtc_options
 from fusegraph.errors import FileError
@@ -46,7 +47,7 @@ def explain_file(
         else:
             say("\n\n".join(k.source.code.rstrip() for _, k in found))
         return 0
-    facts = [describe(p) for p in plans]
+    facts = [describe(p, target(arch)) for p in plans]
     if as_json:
         print_json({"graphs": facts})
     else:

@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import schedule_data, schedule_from_data, schedule_text
+from codegen import PORTABLE, contraction, schedule_data, schedule_from_data, schedule_text
+from codegen.arch import Arch
+from codegen.spec import ContractionSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -15,8 +17,9 @@ from fusegraph.plan import Kernel, Plan
 _MOST_LISTED = 24
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.
+def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
+    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``arch`` is the architecture that the
+    plan's schedules were chosen for.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
     simplified_away        nodes of the graph as built that need no computation any more.
@@ -31,7 +34,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
-        "kernels": [describe_kernel(kernel) for kernel in plan.kernels],
+        "kernels": [describe_kernel(kernel, arch) for kernel in plan.kernels],
         "kernels_unfused": len(plan.graph.nodes),
         "bytes_unfused": _unfused_bytes(plan.graph),
         "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
@@ -53,11 +56,13 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) ->
     }
 
 
-def describe_kernel(kernel: Kernel) -> dict[str, Any]:
+def describe_kernel(kernel: Kernel, arch: Arch = PORTABLE) -> dict[str, Any]:
     """A kernel: ``name, family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
-    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one).
+    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
+    ``declined_forms``: of a contraction why it has none of the faster forms of kernel, by their names.
     """
     group, source = kernel.group, kernel.source
+    schedule = schedule_data(kernel.choice.schedule)
     return {
         "name": kernel.name,
         "family": group.family,
@@ -68,9 +73,17 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
         "grid": list(source.grid),
         "block": list(source.block),
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
-        "schedule": schedule_data(kernel.choice.schedule),
+        "schedule": schedule,
         "chosen_by": kernel.choice.reason,
+        "declined_forms": _declined_forms(group.lowered.spec, arch, schedule["type"]),
     }
+
+
+def _declined_forms(spec: Any, arch: Arch, taken: str) -> dict[str, str]:
+    """Why a contraction has none of the forms that are faster than the one taken."""
+    if not isinstance(spec, ContractionSpec):
+        return {}
+    return {form: reason for form, reason in contraction.declined(spec, arch).items() if form != taken}
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
@@ -152,6 +165,8 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
         schedule = f"{_schedule(kernel['schedule'])} ({kernel['chosen_by']})"
         lines += wrapped(f"schedule {schedule}", width, "    ", " " * 12)
+        for reason, forms in _by_reason(kernel["declined_forms"]).items():
+            lines += wrapped(f"no {' or '.join(forms)}: {reason}", width, "    ", " " * 12)
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
@@ -162,6 +177,11 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         for name, place in facts["workspace"].items():
             lines.append(f"    {name}: {size_text(place['bytes'])} at offset {place['offset']}")
     return "\n".join(lines) + "\n"
+
+
+def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:
+    """The forms that are declined for a reason, by reason."""
+    return {reason: [f for f, why in declined.items() if why == reason] for reason in declined.values()}
 
 
 def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
