@@ -144,6 +144,7 @@ class _Renderer:
             "sum",
             "stage",
             "inside",
+            "term",
             "fetch",
             *"mnkijce",
             "k0",
@@ -205,7 +206,7 @@ class _Renderer:
         self._sums()
         if self.k:
             depth = w.depth
-            conditions = [self._within(x, []) for x in spec.terms if not any(x.inner)]
+            conditions = [self._within(x, ()) for x in spec.terms if not any(x.inner)]
             if conditions:
                 w.line()
                 w.open(f"if ({' && '.join(conditions)})")
@@ -222,9 +223,10 @@ class _Renderer:
             return ["0"] * len(self.spec.batch)
         return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
 
-    def _within(self, x: Limit, outer: Sequence[str]) -> str:
-        """The condition that a limit on batch and outer coordinates is kept."""
-        return f"{unsigned(self.t)}({linear([*zip(self._batch(), x.batch), *zip(outer, x.outer)], x.start)}) < {x.size}"
+    def _within(self, x: Limit, outer: Sequence[str], inner: Sequence[str] = ()) -> str:
+        """The condition that a limit is kept."""
+        number = linear([*zip(self._batch(), x.batch), *zip(outer, x.outer), *zip(inner, x.inner)], x.start)
+        return f"{unsigned(self.t)}({number}) < {x.size}"
 
     # ---- global memory -> registers -> shared memory
 
@@ -280,23 +282,30 @@ class _Renderer:
         """Reads this thread's elements of the tile at k0 into registers, zero outside."""
         w, gather, p = self.w, side.gather, side.label
         w.open("")
+        terms = [x for x in self.spec.terms if any(x.inner)]
+
+        def reduction(position: str) -> tuple[list[str], str]:
+            coords, offset = self._reduction(gather, position)
+            if terms:
+                kept = [self._within(x, (), coords) for x in terms]
+                w.line(f"const bool term = {' && '.join(kept)};  // whether there is a product")
+            return coords, offset
+
         if side.along_k:
-            coords, offset = self._reduction(gather, f"k0 + {p}_k")
+            coords, offset = reduction(f"k0 + {p}_k")
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {side.count}; ++i)")
         if not side.along_k:
-            coords, offset = self._reduction(gather, f"k0 + {p}_k + i * {side.step}")
+            coords, offset = reduction(f"k0 + {p}_k + i * {side.step}")
         conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
         if not side.exact:
             conditions.append(f"{p}_inside{side.at}")
         for number, x in enumerate(gather.limits):
             place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        for x in self.spec.terms:
-            if any(x.inner):
-                place = linear([*zip(self._batch(), x.batch), *zip(coords, x.inner)], x.start)
-                conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)])
+        if terms:
+            conditions.append("term")
+        offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)]).replace(" + -", " - ")
         value = factor(gather.operand, f"{side.pointer}[{offset}]", self.spec.accumulate)
         if len(conditions) > 1:
             w.line(f"const bool inside = {' && '.join(conditions)};")

@@ -1,4 +1,8 @@
-"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (halo tiles)."""
+"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (halo tiles).
+
+With a stride of 1 the gradient of a convolution's input is one too: of the loss, with the filter turned around and its
+two channel dimensions exchanged.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,12 @@ MAX_FILTERS = 8
 
 def suits(node: Node, graph: Graph) -> str | None:
     """Why a contraction is no direct convolution with few channels; None if it is."""
-    if node.op.name != "conv_fprop":
+    if node.op.name not in ("conv_fprop", "conv_dgrad"):
         return "not a convolution"
+    if node.op.name == "conv_dgrad" and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
+        return "the gradient of a convolution with strides or more padding than its filter reaches over"
     x, w = node.inputs
-    channels, filters = w.shape[1], w.shape[0] // node.attributes["groups"]
+    channels, filters, _ = _channels(node)
     products = channels * prod(w.shape[2:])
     if channels > MAX_CHANNELS or filters > MAX_FILTERS:
         return f"{channels} channels and {filters} filters a group are a matrix product"
@@ -33,6 +39,25 @@ def suits(node: Node, graph: Graph) -> str | None:
     if node.output.size == 0 or x.size == 0:
         return "empty"
     return fits(_geometry(node, graph))
+
+
+def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
+    """Channels and filters of a group, and the filter's strides over (group, filter, channel)."""
+    w = node.inputs[1]
+    outer, inner = w.strides[:2]
+    each = w.shape[0] // node.attributes["groups"]
+    if node.op.name == "conv_dgrad":
+        return each, w.shape[1], (each * outer, inner, outer)
+    return w.shape[1], each, (each * outer, outer, inner)
+
+
+def _before(node: Node) -> tuple[int, ...]:
+    """The padding in front."""
+    padding = tuple(p[0] for p in node.attributes["padding"])
+    if node.op.name != "conv_dgrad":
+        return padding
+    taps, dilation = node.inputs[1].shape[2:], node.attributes["dilation"]
+    return tuple((count - 1) * step - p for count, step, p in zip(taps, dilation, padding))
 
 
 def _geometry(node: Node, graph: Graph) -> WindowSpec:
@@ -50,9 +75,9 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
         outer, channel, *spatial = tensor.strides
         return (outer, inner * channel, channel, *three(tuple(spatial), 0))
 
-    channels, filters = w.shape[1], w.shape[0] // groups
+    channels, filters, w_strides = _channels(node)
     x_strides = strides(x, channels)
-    w_outer, w_channel, *w_spatial = w.strides
+    turned = node.op.name == "conv_dgrad"
     real = "double" if graph.compute_dtype.name == "float64" else "float"
     return WindowSpec(
         name="window",
@@ -65,10 +90,10 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
         taps=three(w.shape[2:], 1),
         stride=three(attributes["stride"], 1),
         dilation=three(attributes["dilation"], 1),
-        before=three(tuple(p[0] for p in attributes["padding"]), 0),
-        flip=attributes["mode"] == "convolution",
+        before=three(_before(node), 0),
+        flip=(attributes["mode"] == "convolution") != turned,
         x=Operand(x.name, x.dtype, x_strides),
-        w=Operand(w.name, w.dtype, (filters * w_outer, w_outer, w_channel, *three(tuple(w_spatial), 0))),
+        w=Operand(w.name, w.dtype, (*w_strides, *three(w.strides[2:], 0))),
         accumulate=accumulator(node, real),
         result=compute_type(node.output.dtype, real),
         program=Program(),

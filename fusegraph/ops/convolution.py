@@ -49,14 +49,14 @@ def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], fi
     if attributes["mode"] not in ("cross_correlation", "convolution"):
         raise AttributeValueError(f"mode is 'cross_correlation' or 'convolution', got {attributes['mode']!r}")
     groups = attributes["groups"]
-    if groups is not None and (isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1):
+    if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1:
         raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
     return {
         **attributes,
         "stride": spread(attributes["stride"], rank, "stride", 1),
         "dilation": spread(attributes["dilation"], rank, "dilation", 1),
         "padding": spread_padding(attributes["padding"], rank),
-        "groups": groups if groups is None else groups.__index__(),
+        "groups": groups.__index__(),
         "compute_dtype": factor_precision(types, attributes["compute_dtype"]),
     }
 
@@ -98,11 +98,10 @@ _COMMON = {
 
 
 def _fprop_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    values = _normalized(types, attributes, "x (N, C, spatial...)")
-    shape_w = types[1].shape
-    if values["groups"] is None and len(shape_w) == len(types[0].shape):
-        values["groups"] = max(types[0].shape[1] // shape_w[1], 1) if shape_w[1] else 1
-    return values
+    groups, x, w = attributes["groups"], types[0].shape, types[1].shape
+    if groups is None:
+        groups = max(x[1] // w[1], 1) if len(x) == len(w) > 2 and w[1] else 1
+    return _normalized(types, {**attributes, "groups": groups}, "x (N, C, spatial...)")
 
 
 def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
