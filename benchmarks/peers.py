@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from benchmarks import models
 
 Array = Any
 
@@ -27,6 +30,7 @@ def functions(torch: Any) -> dict[str, Any]:
         return torch.nn.grad.conv2d_weight(x, (loss.shape[1], x.shape[1], 3, 3), loss, padding=1)
 
     return {
+        **{name: _layer(torch, name) for name in _layers()},
         "sigmoid_fma": lambda a, b, c: torch.sigmoid(a + b * c),
         "gelu_tanh": lambda a, bias, b: f.gelu(a + bias) * torch.tanh(b) + a,
         "softmax": lambda x: torch.softmax(x, -1),
@@ -62,6 +66,7 @@ def alone(torch: Any) -> dict[str, Any]:
         return lambda x, w, bias: f.conv2d(x, w, None, stride=stride, padding=padding)
 
     return {
+        **{name: _layer(torch, name, alone=True) for name in _layers() if "+" in name},
         "depthwise_swish": lambda x, w: f.conv2d(x, w, padding=1, groups=w.shape[0]),
         "conv1x1_bias_relu": conv(1, 0),
         "conv3x3s1_bias_relu": conv(1, 1),
@@ -69,3 +74,44 @@ def alone(torch: Any) -> dict[str, Any]:
         "conv7x7s2_bias_relu": conv(2, 3),
         "linear_gelu": lambda a, b, bias: a @ b,
     }
+
+
+def _layers() -> Iterator[str]:
+    """The names `Workload.torch` of `benchmarks.models`, each once."""
+    yield from dict.fromkeys(w.torch for w in models.layers())
+
+
+def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array]:
+    """A layer by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then ``+`` and every step of its epilogue.
+
+    The bias goes into torch's own function, which adds it as cheaply as torch can.
+    """
+    f = torch.nn.functional
+    product, *steps = name.split("+")
+    functions: dict[str, Callable[[Array, Iterator[Array]], Array]] = {
+        "bias": lambda y, operands: y + next(operands),
+        "add": lambda y, operands: y + next(operands),
+        "scale": lambda y, operands: y * next(operands),
+        "mul": lambda y, operands: y * next(operands),
+        "relu": lambda y, _: torch.relu(y),
+        "swish": lambda y, _: f.silu(y),
+        "gelu": lambda y, _: f.gelu(y),
+        "gelu(tanh)": lambda y, _: f.gelu(y, approximate="tanh"),
+    }
+
+    def run(first: Array, second: Array, *rest: Array) -> Array:
+        operands = iter(rest)
+        left = [] if alone else list(steps)
+        bias = next(operands) if left[:1] == ["bias"] else None
+        if product == "matmul":
+            y = first @ second if bias is None else torch.addmm(bias, first, second)
+        else:
+            stride, padding = (int(word[1:]) for word in product.split()[1:])
+            groups = first.shape[1] // second.shape[1]
+            bias = None if bias is None else bias.reshape(-1)
+            y = f.conv2d(first, second, bias, stride=stride, padding=padding, groups=groups)
+        for step in left[bias is not None :]:
+            y = functions[step](y, operands)
+        return y
+
+    return run

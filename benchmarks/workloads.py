@@ -7,73 +7,11 @@ then show the peers alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 
-from codegen.naming import identifier
+from benchmarks import models
+from benchmarks.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
-
-Build = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's."""
-
-    name: str
-    shape: tuple[int, ...]
-    layout: str = "contiguous"
-    dtype: str | None = None
-    strides: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One row of the board.
-
-    build        (graph, *tensors) -> the result; None if a graph cannot express it yet.
-    missing      why there is no build: "no OP in the op table yet", or what else.
-    torch        name of the function in `benchmarks.peers` that computes the same with torch.
-    output       shape of the result.
-    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
-                 that bounds them.
-    extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
-    """
-
-    name: str
-    dtype: str
-    inputs: tuple[Input, ...]
-    output: tuple[int, ...]
-    torch: str
-    build: Build | None = None
-    flops: int = 0
-    unit: str = ""
-    extra_bytes: int = 0
-    missing: str = ""
-
-    @property
-    def bytes(self) -> int:
-        """Device-memory traffic that no implementation can avoid."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2}
-        each = [prod(i.shape) * size[i.dtype or self.dtype] for i in self.inputs]
-        return sum(each) + prod(self.output) * size[self.dtype] + self.extra_bytes
-
-    def graph(self) -> Graph | None:
-        """The workload as a graph, None if it cannot be expressed yet."""
-        if self.build is None:
-            return None
-        compute = "tf32" if self.unit == "tf32" else "float32"
-        graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
-        tensors = [
-            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
-            for i in self.inputs
-        ]
-        graph.output(self.build(graph, *tensors), name="out")
-        return graph
-
-
-def _short(dtype: str) -> str:
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
 
 
 def _no_op(name: str) -> str:
@@ -121,32 +59,32 @@ def memory_bound() -> Iterator[Workload]:
     for dtype in ("float32", "bfloat16"):
         n = 1 << 26
         abc = tuple(Input(name, (n,)) for name in "abc")
-        yield Workload(f"sigmoid(a+b*c) 64Mi {_short(dtype)}", dtype, abc, (n,), "sigmoid_fma", _sigmoid_fma)
+        yield Workload(f"sigmoid(a+b*c) 64Mi {short(dtype)}", dtype, abc, (n,), "sigmoid_fma", _sigmoid_fma)
     for dtype in ("float32", "bfloat16"):
         shape = (8192, 8192)
         operands = (Input("a", shape), Input("bias", (8192,)), Input("b", shape))
-        name = f"gelu(a+bias)*tanh(b)+a 8192x8192 {_short(dtype)}"
+        name = f"gelu(a+bias)*tanh(b)+a 8192x8192 {short(dtype)}"
         yield Workload(name, dtype, operands, shape, "gelu_tanh", _gelu_tanh)
     for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
         for dtype in ("bfloat16", "float32"):
-            name = f"softmax {rows}x{cols} {_short(dtype)}"
+            name = f"softmax {rows}x{cols} {short(dtype)}"
             yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", missing=_no_op("softmax"))
     for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
                 operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
-                name = f"{op.replace('_', '+')} {rows}x{cols} {_short(dtype)}"
+                name = f"{op.replace('_', '+')} {rows}x{cols} {short(dtype)}"
                 missing = _no_op(op.removesuffix("_gelu"))
                 yield Workload(name, dtype, operands, (rows, cols), op, missing=missing)
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)
         operands = (Input("x", image, "NHWC"), Input("weight", (256,)), Input("bias", (256,)))
-        name = f"batchnorm training+relu 64x256x56x56 NHWC {_short(dtype)}"
+        name = f"batchnorm training+relu 64x256x56x56 NHWC {short(dtype)}"
         yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size, missing=_no_op("batchnorm"))
     for dtype in ("bfloat16", "float32"):
-        name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {_short(dtype)}"
+        name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {short(dtype)}"
         pooled = (64, 256, 28, 28)
         yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool", missing=_no_op("maxpool"))
     for height, width in ((1024, 2048), (8192, 16384)):
@@ -172,15 +110,10 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
     )
 
 
-def _weight(k: int, n: int) -> Input:
-    """The weight (N, K) of a linear layer, transposed."""
-    return Input("b", (k, n), strides=(1, k))
-
-
 def tensor_core_bound() -> Iterator[Workload]:
     """Workloads bound by the tensor cores."""
     operands: tuple[Input, ...]
-    plain = (Input("a", (8192, 8192)), _weight(8192, 8192))
+    plain = (Input("a", (8192, 8192)), transposed("b", 8192, 8192))
     yield Workload(
         "matmul 8192x8192x8192 bf16",
         "bfloat16",
@@ -196,7 +129,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         if unit == "bf16":
             sizes += [(128, 8192, 8192), (16384, 1024, 4096)]
         for m, n, k in sizes:
-            operands = (Input("a", (m, k)), _weight(k, n), Input("bias", (n,)))
+            operands = (Input("a", (m, k)), transposed("b", k, n), Input("bias", (n,)))
             name = f"matmul {m}x{n}x{k}+bias+gelu {unit}"
             yield Workload(name, dtype, operands, (m, n), "linear_gelu", _linear_gelu, 2 * m * n * k, unit)
     for n, c, size, k, taps, stride, padding in (
@@ -264,4 +197,6 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "board": board,
     "memory-bound": memory_bound,
     "tensor-core": tensor_core_bound,
+    "models": models.drawn,
+    "layers": models.layers,
 }

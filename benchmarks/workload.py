@@ -1,0 +1,78 @@
+"""A workload: a graph of ours and torch code of the same, over the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from codegen.naming import identifier
+from fusegraph.graph import Graph, Tensor
+
+Build = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: str = "contiguous"
+    dtype: str | None = None
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of a suite.
+
+    build        (graph, *tensors) -> the result; None if a graph cannot express it yet.
+    missing      why there is no build: "no OP in the op table yet", or what else.
+    torch        name of the function in `benchmarks.peers` that computes the same with torch.
+    output       shape of the result.
+    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
+                 that bounds them.
+    extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
+    """
+
+    name: str
+    dtype: str
+    inputs: tuple[Input, ...]
+    output: tuple[int, ...]
+    torch: str
+    build: Build | None = None
+    flops: int = 0
+    unit: str = ""
+    extra_bytes: int = 0
+    missing: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Device-memory traffic that no implementation can avoid."""
+        size = {"float32": 4, "bfloat16": 2, "float16": 2}
+        each = [prod(i.shape) * size[i.dtype or self.dtype] for i in self.inputs]
+        return sum(each) + prod(self.output) * size[self.dtype] + self.extra_bytes
+
+    def graph(self) -> Graph | None:
+        """The workload as a graph, None if it cannot be expressed yet."""
+        if self.build is None:
+            return None
+        compute = "tf32" if self.unit == "tf32" else "float32"
+        graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
+        tensors = [
+            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
+            for i in self.inputs
+        ]
+        graph.output(self.build(graph, *tensors), name="out")
+        return graph
+
+
+def transposed(name: str, k: int, n: int) -> Input:
+    """The weight (N, K) of a linear layer as a factor (K, N)."""
+    return Input(name, (k, n), strides=(1, k))
+
+
+def short(dtype: str) -> str:
+    """What rows call a dtype."""
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
