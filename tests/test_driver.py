@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 from typing import Any
@@ -14,7 +13,7 @@ from driver_double import CAPTURING, double, library, log, raises, run_double, r
 from codegen.dtypes import ALL, bfloat16, float32
 from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
-from fusegraph.runtime import arrays, dlpack, driver, entry_points, launch, replay
+from fusegraph.runtime import arrays, dlpack, driver, launch, replay
 from fusegraph.runtime.arrays import CPU, DeviceArray, cuda_device
 
 TILED = TensorMap(1, "bfloat16", (100, 50), (256,), (64, 32), (1, 2), 128, offset=16)
@@ -62,35 +61,6 @@ def test_importing_the_runtime_imports_no_framework_and_no_bindings():
         "import sys, fusegraph.runtime.arrays, fusegraph.runtime.launch\n"
         "assert not {'cuda.bindings.driver', 'torch', 'cupy', 'jax'} & set(sys.modules)"
     )
-
-
-# --- structures of the driver --------------------------------------------------------------------------------------
-
-
-def test_launch_structures_are_those_of_the_driver():
-    """Against cuda.bindings, field by field, as bytes."""
-    cuda = pytest.importorskip("cuda.bindings.driver")
-    theirs = cuda.CUlaunchConfig()
-    (theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ), theirs.sharedMemBytes = (1, 2, 3), 7
-    (theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ), theirs.hStream = (4, 5, 6), cuda.CUstream(0x55)
-    ours = entry_points.LaunchConfig((1, 2, 3), (4, 5, 6), 7, 0x55, None, 0)
-    assert bytes(ours) == ctypes.string_at(theirs.getPtr(), ctypes.sizeof(ours))
-    theirs.numAttrs = 9
-    assert bytes(ours)[:48] + b"\x09" == ctypes.string_at(theirs.getPtr(), 49)
-
-    cluster = cuda.CUlaunchAttribute()
-    cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    dimensions = cluster.value.clusterDim
-    dimensions.x, dimensions.y, dimensions.z = 2, 3, 4
-    dependent = cuda.CUlaunchAttribute()
-    dependent.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    dependent.value.programmaticStreamSerializationAllowed = 1
-    for number, values, attribute in (
-        (entry_points.CLUSTER_DIMENSION, (2, 3, 4), cluster),
-        (entry_points.PROGRAMMATIC_STREAM_SERIALIZATION, (1,), dependent),
-    ):
-        mine = entry_points.LaunchAttribute(number, 0, values)
-        assert bytes(mine) == ctypes.string_at(attribute.getPtr(), ctypes.sizeof(mine))
 
 
 # --- the double ----------------------------------------------------------------------------------------------------

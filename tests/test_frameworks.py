@@ -49,10 +49,10 @@ def tensors(torch: Any) -> list[Any]:
     return [torch.zeros(shape) for shape in SHAPES.values()]
 
 
-def addresses(reader: frameworks.Reader, arrays: Sequence[Any]) -> list[int] | None:
+def addresses(reader: frameworks.Reader, arrays: Sequence[Any]) -> tuple[int, ...] | None:
     """What a reader says, checked against torch."""
     found = reader(arrays, 0)
-    assert found is None or found == [x.data_ptr() for x in arrays]
+    assert found is None or found == tuple(x.data_ptr() for x in arrays)
     return found
 
 
@@ -217,7 +217,7 @@ def test_cupy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=ndarray))  # type: ignore[arg-type]
     read = frameworks.reader("cupy", arguments(cuda_device(1)), cuda_device(1))
     a, b, c = (ndarray(shape, 256 * k, device_id=1) for k, shape in enumerate(SHAPES.values(), 1))
-    assert read((a, b, c), 0) == [256, 512, 768]
+    assert read((a, b, c), 0) == (256, 512, 768)
     transposed = ndarray((4, 6), device_id=1)
     transposed.strides = (4, 16)
     for wrong in (
@@ -275,7 +275,7 @@ def device_array(shape: tuple[int, ...], /, **changes: Any) -> DeviceArray:
 def test_device_arrays() -> None:
     read = frameworks.reader("fusegraph", arguments(cuda_device(0)), cuda_device(0))
     a, b, c = (device_array(shape, pointer=256 * k) for k, shape in enumerate(SHAPES.values(), 1))
-    assert read((a, b, c), 0) == [256, 512, 768]
+    assert read((a, b, c), 0) == (256, 512, 768)
     assert read((a, b, c), 5) is None  # their contents are complete on another stream
     for changes in (
         {"shape": (6, 4)},

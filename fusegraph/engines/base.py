@@ -19,9 +19,12 @@ from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
-Queue = Callable[[list[int], int], None]
+Queue = Callable[[tuple[int, ...], int], None]
 
 _JAX = ("jax", "jaxlib")
+
+#: How many calls' addresses are known to be in order; programs use the same few buffers again and again.
+_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ class Executable(ABC):
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._exclusive = exclusive_pairs(self._inputs, self._outputs)
-        self._recent: tuple[list[int], Queue | None] = ([], None)
+        self._names = [t.name for t in graph.inputs]
+        self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
+        #: addresses of calls that have been checked -> what queues the kernels for them
+        self._known: dict[tuple[int, ...], Queue] = {}
 
     @property
     def workspace_bytes(self) -> int:
@@ -84,41 +90,71 @@ class Executable(ABC):
         return None
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        arrays = args if not named and len(args) == len(self._inputs) else bind(self.graph, args, named)
+        arrays = self._bind(args, named) if named or len(args) != self._count else args
         kind = type(arrays[0]) if arrays else np.ndarray
         call = self._calls.get(kind) or self._prepare(kind)
-        handle = call.current_stream(self.device.index) if stream is None else as_stream(stream)
-        if out is not None:
-            results = (out,) if type(out) is kind else bind_outputs(self.graph, out)
-            addresses = call.read(arrays + results, handle) if len(results) == len(self._outputs) else None
-        elif (addresses := call.read_inputs(arrays, handle) if call.makers else None) is not None:
-            results = tuple([make() for make in call.makers])
-            addresses += [call.address_of(x) for x in results]
-        if addresses is None or not self._queue(addresses, handle):
-            results = self._look_and_run(call, arrays, out, handle)
-        return results[0] if len(results) == 1 else results
+        handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
+        # The way of nearly every call, by itself: one output, given, and addresses that were given before.
+        if type(out) is kind and self._single:
+            addresses = call.read((*arrays, out), handle)
+            if addresses is not None:
+                queue = self._known.get(addresses)
+                if queue is not None:
+                    queue(addresses, handle)
+                    return out
+        results = self._results(call, arrays, out, handle)
+        return results[0] if self._single else results
 
-    def _queue(self, addresses: list[int], stream: int) -> bool:
+    def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
+        """The outputs of any call."""
+        results: tuple[Any, ...]
+        if out is not None:
+            results = bind_outputs(self.graph, out)
+            addresses = call.read((*arrays, *results), stream)
+        elif call.makers and (addresses := call.read_inputs(arrays, stream)) is not None:
+            results = tuple([make() for make in call.makers])
+            addresses += tuple([call.address_of(x) for x in results])
+        else:
+            addresses = None
+        if addresses is None:
+            return self._look_and_run(call, arrays, out, stream)
+        queue = self._known.get(addresses)
+        if queue is not None:
+            queue(addresses, stream)
+        elif not self._queue(addresses, stream):
+            return self._look_and_run(call, arrays, out, stream)
+        return results
+
+    def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """One array an input.  Raises ArgumentError."""
+        if len(args) + len(named) == len(self._names):
+            try:
+                return args + tuple([named[name] for name in self._names[len(args) :]])
+            except KeyError:
+                pass
+        return bind(self.graph, args, named)
+
+    def _queue(self, addresses: tuple[int, ...], stream: int) -> bool:
         """Starts the computation, unless something is wrong with the addresses.
 
-        What is found out about them is kept for the next call, which often has the same.
+        What they must be depends on nothing else, so that addresses once found right are right in every later call,
+        whatever lies there then.
         """
-        recent, queue = self._recent
-        if addresses == recent:
-            addresses = recent  # the same numbers as objects: quicker to compare from here on
-        else:
-            bits = reduce(or_, addresses, 0)
-            if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
-                return False  # no memory, or misaligned
-            for first, second, low, high in self._exclusive:
-                if low < addresses[first] - addresses[second] < high:
-                    return False
-            queue = self._select(bits)
-            self._recent = (addresses, queue)
+        bits = reduce(or_, addresses, 0)
+        if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
+            return False  # no memory, or misaligned
+        for first, second, low, high in self._exclusive:
+            if low < addresses[first] - addresses[second] < high:
+                return False
+        queue = self._select(bits)
+        if queue is not None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[addresses] = queue
         self._start(queue, addresses, stream)
         return True
 
-    def _start(self, queue: Queue | None, addresses: list[int], stream: int) -> None:
+    def _start(self, queue: Queue | None, addresses: tuple[int, ...], stream: int) -> None:
         if queue is not None:
             queue(addresses, stream)
         else:
@@ -136,7 +172,7 @@ class Executable(ABC):
         outputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._outputs, results)]
         if out is not None:
             check_overlaps(self._inputs, inputs, self._outputs, outputs)
-        addresses = inputs + outputs
+        addresses = (*inputs, *outputs)
         self._start(self._select(reduce(or_, addresses, 0)), addresses, stream)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 

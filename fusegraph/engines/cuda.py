@@ -127,7 +127,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return _Loaded(plan, queue, constants)
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        self._variant(inputs, outputs).queue([*inputs, *outputs], stream)
+        self._variant(inputs, outputs).queue((*inputs, *outputs), stream)
 
     def _select(self, bits: int) -> Queue:
         return self._variant_for(bits).queue
@@ -158,7 +158,7 @@ class _Workspaces:
 
     def address(self, size: int, stream: int) -> int:
         """Where the intermediates of a call on a stream lie."""
-        if driver.is_capturing(stream, self._device):
+        if stream and driver.is_capturing(stream, self._device):
             # A captured graph may be replayed beside other calls: its intermediates are its own.
             buffer = driver.allocate(size, self._device)
             self._captured.append(buffer)

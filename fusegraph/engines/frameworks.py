@@ -4,6 +4,9 @@ A `Reader` is made once for the arguments of a graph and a framework.  It knows 
 declares them and gives their addresses; whatever else it is given (other types, other shapes, wrong dtypes) it leaves
 to the views and checks of `arguments`, which can say what is wrong.  Nothing is remembered of an array: torch tensors
 can change their shape, their memory and even their device in place.
+
+What a reader does with every array is written out, array after array, in a function made for their number: loops over
+arrays and what is expected of them take half of its time.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from fusegraph.layout import same_strides
 from fusegraph.runtime.arrays import Device, DeviceArray, torch_dtype
 
 #: (arrays, stream that will use them) -> their addresses, or None if one of them is not exactly as declared.
-Reader = Callable[[Sequence[Any], int], list[int] | None]
+Reader = Callable[[Sequence[Any], int], tuple[int, ...] | None]
 _Check = Callable[..., bool]
 
 #: How often a reader may learn what its tensors look like to torch, see `_torch_reader`.
@@ -62,6 +65,24 @@ def _recognises_nothing(arrays: Sequence[Any], stream: int) -> None:
     return None
 
 
+def _unrolled(count: int, address: str, test: str = "", **names: Any) -> Reader:
+    """The reader of ``count`` arrays whose addresses are ``address`` if ``test`` is true of each.
+
+    Both are expressions with {x} for an array and {i} for its number; ``names`` is what they mention.
+    """
+    arrays = [f"x{i}" for i in range(count)]
+    lines = ["def read(arrays, stream):"]
+    if arrays:
+        lines.append(f"    {', '.join(arrays)}, = arrays")
+    if test and arrays:
+        tests = " and ".join(test.format(x=x, i=i) for i, x in enumerate(arrays))
+        lines.append(f"    if not ({tests}): return None")
+    lines.append(f"    return ({''.join(address.format(x=x) + ', ' for x in arrays)})")
+    exec("\n".join(lines), names)
+    made: Reader = names["read"]
+    return made
+
+
 # ---- torch
 
 
@@ -78,18 +99,19 @@ def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> 
     guards = _guards(torch)
     lessons = _LESSONS if guards is not None else 0
     check: _Check = _never
+    addresses_of = _unrolled(len(expected), "{x}.data_ptr()")
 
-    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
+    def read(arrays: Sequence[Any], stream: int) -> tuple[int, ...] | None:
         nonlocal check, lessons
         if check(*arrays):
-            return [x.data_ptr() for x in arrays]
+            return addresses_of(arrays, stream)
         try:
             for x, (shape, strides, dtype) in zip(arrays, expected):
                 if type(x) not in kinds or x.dtype is not dtype or x.shape != shape or x.device != place:
                     return None
                 if x.is_neg() or not (x.stride() == strides or same_strides(shape, x.stride(), strides)):
                     return None
-            addresses = [x.data_ptr() for x in arrays]
+            addresses = addresses_of(arrays, stream)
         except RuntimeError:  # sparse, or without memory of its own
             return None
         if lessons:
@@ -136,34 +158,32 @@ def _guards(torch: Any) -> Callable[..., Any] | None:
 
 
 def _cupy_reader(cupy: Any, arguments: Sequence[Argument], device: Device) -> Reader:
-    kind, index = cupy.ndarray, device.index
-    expected = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arguments]
-
-    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
-        addresses = []
-        for x, (shape, strides, dtype) in zip(arrays, expected):
-            if type(x) is not kind or x.shape != shape or x.strides != strides or x.dtype != dtype:
-                return None
-            memory = x.data
-            if memory.device_id != index:
-                return None
-            addresses.append(memory.ptr)
-        return addresses
-
-    return read
+    expected: dict[str, object] = {}
+    for i, argument in enumerate(arguments):
+        expected[f"shape{i}"], expected[f"dtype{i}"] = argument.shape, argument.dtype.numpy
+        expected[f"strides{i}"] = tuple(s * argument.dtype.itemsize for s in argument.strides)
+    return _unrolled(
+        len(arguments),
+        "{x}.data.ptr",
+        "type({x}) is kind and {x}.shape == shape{i} and {x}.strides == strides{i} and {x}.dtype == dtype{i}"
+        " and {x}.data.device_id == index",
+        kind=cupy.ndarray,
+        index=device.index,
+        **expected,
+    )
 
 
 def _device_array_reader(arguments: Sequence[Argument], device: Device) -> Reader:
-    expected = [(a.shape, a.strides, a.dtype) for a in arguments]
-
-    def read(arrays: Sequence[Any], stream: int) -> list[int] | None:
-        addresses = []
-        for x, (shape, strides, dtype) in zip(arrays, expected):
-            if type(x) is not DeviceArray or x.stream != stream or x.dtype is not dtype or x.device is not device:
-                return None
-            if x.shape != shape or x.strides != strides:
-                return None
-            addresses.append(x.pointer)
-        return addresses
-
-    return read
+    expected: dict[str, object] = {}
+    for i, argument in enumerate(arguments):
+        expected[f"shape{i}"], expected[f"dtype{i}"] = argument.shape, argument.dtype
+        expected[f"strides{i}"] = argument.strides
+    return _unrolled(
+        len(arguments),
+        "{x}.pointer",
+        "type({x}) is kind and {x}.stream == stream and {x}.device is device and {x}.dtype is dtype{i}"
+        " and {x}.shape == shape{i} and {x}.strides == strides{i}",
+        kind=DeviceArray,
+        device=device,
+        **expected,
+    )

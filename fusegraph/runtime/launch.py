@@ -8,21 +8,14 @@ new into memory that is laid out already and enters the driver once a kernel.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import driver, tensor_map
-from fusegraph.runtime.entry_points import (
-    CLUSTER_DIMENSION,
-    PROGRAMMATIC_STREAM_SERIALIZATION,
-    LaunchAttribute,
-    LaunchConfig,
-    context_test,
-    entry_point,
-    failure,
-)
+from fusegraph.runtime.entry_points import context_test
 
 _DEFAULT_SHARED = 48 * 1024  # shared memory a block may use without asking for more
 _MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -117,7 +110,17 @@ class Launch:
     Raises DeviceError if the GPU cannot run it.
     """
 
-    __slots__ = ("_alone", "attributes", "block", "function", "grid", "n_pointers", "parameters", "shared_bytes")
+    __slots__ = (
+        "_alone",
+        "block",
+        "cluster",
+        "dependent",
+        "function",
+        "grid",
+        "n_pointers",
+        "parameters",
+        "shared_bytes",
+    )
 
     def __init__(
         self,
@@ -145,14 +148,9 @@ class Launch:
         if min(cluster) < 1 or any(size % part for size, part in zip(grid, cluster)):
             raise DeviceError(f"kernel {function.name} cannot run a grid of {grid} in clusters of {cluster}")
         function.reserve_shared(shared_bytes)
-        attributes: list[tuple[int, tuple[int, ...]]] = []
-        if blocks > 1:
-            if blocks > _PORTABLE_CLUSTER:
-                function.allow_large_clusters()
-            attributes.append((CLUSTER_DIMENSION, cluster))
-        if dependent:
-            attributes.append((PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
-        self.attributes = tuple(attributes)
+        if blocks > _PORTABLE_CLUSTER:
+            function.allow_large_clusters()
+        self.cluster, self.dependent = cluster, dependent
         self._alone: LaunchSequence | None = None
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:
@@ -160,7 +158,7 @@ class Launch:
         if self._alone is None:
             step = self, range(self.n_pointers)
             self._alone = LaunchSequence([step], self.n_pointers, device=self.function.module.device)
-        self._alone(list(pointers), stream)
+        self._alone(tuple(pointers), stream)
 
 
 class LaunchSequence:
@@ -170,13 +168,15 @@ class LaunchSequence:
     ``fixed`` ones, then one for each of ``offsets``, that many bytes into the call's workspace.  ``steps`` pairs each
     launch with the positions of its arguments in the table.  ``device`` is the kernels' CUDA ordinal.
 
+    Addresses that come as a tuple are recognised if the call before had the same.
+
     A call does not wait, and may be made from several threads: the driver copies the arguments before it returns but
     lets go of the GIL meanwhile, so each call takes a slot of argument memory off a list (``list.pop`` and ``append``
     are atomic) and puts it back afterwards.  A slot keeps what the last call wrote; what is the same is not written
     again.
     """
 
-    __slots__ = ("_device", "_free", "_is_current", "_launch", "fixed", "n_arrays", "offsets", "steps")
+    __slots__ = ("_device", "_free", "_is_current", "fixed", "n_arrays", "offsets", "steps")
 
     def __init__(
         self,
@@ -196,10 +196,9 @@ class LaunchSequence:
                     f"kernel {launch.function.name} takes {launch.n_pointers} arguments, not {positions} of {size}"
                 )
         self._device, self._is_current = device, context_test(device)
-        self._launch = entry_point("cuLaunchKernelEx")
         self._free = [_Slot(self)]
 
-    def __call__(self, addresses: list[int], stream: int, workspace: int = 0) -> None:
+    def __call__(self, addresses: Sequence[int], stream: int, workspace: int = 0) -> None:
         """Queue the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
         if not self._is_current():
             with driver.using(self._device):
@@ -215,24 +214,24 @@ class LaunchSequence:
                 slot.write_workspace(workspace)
             if slot.stream != stream:
                 slot.write_stream(stream)
-            launch = self._launch
-            for call in slot.calls:
-                if code := launch(*call):
-                    raise self._failure(code, slot.calls.index(call))
+            for launch in slot.launches:
+                code = launch()[0]
+                if code:
+                    raise self._failure(code, slot.launches.index(launch))
         finally:
             self._free.append(slot)
 
-    def _failure(self, code: int, step: int) -> DeviceError:
+    def _failure(self, code: Any, step: int) -> DeviceError:
         launch = self.steps[step][0]
         doing = f"launch {launch.function.name}, grid {launch.grid}, block {launch.block}"
-        return failure("cuLaunchKernelEx", code, doing)
+        return driver.error("cuLaunchKernelEx", code, doing)
 
 
 class _Slot:
     """The argument memory of one call: the table, and for every kernel its configuration, parameters and tensor maps.
 
-    ``calls`` are the arguments of cuLaunchKernelEx.  A kernel's parameters are addresses of entries of the table, so
-    that each address is written once however many kernels take it.
+    ``launches`` enter the driver, one a kernel, and return a CUresult in a tuple.  A kernel's parameters are addresses
+    of entries of the table, so that each address is written once however many kernels take it.
     """
 
     __slots__ = (
@@ -243,8 +242,8 @@ class _Slot:
         "_start",
         "_table",
         "addresses",
-        "calls",
         "configs",
+        "launches",
         "stream",
         "workspace",
     )
@@ -254,18 +253,13 @@ class _Slot:
         self._start = sequence.n_arrays + len(sequence.fixed)
         self._table: Any = (ctypes.c_uint64 * (self._start + len(self._offsets)))()
         self._table[self._n_arrays : self._start] = [*sequence.fixed]
-        self.addresses: list[int] | None = None
+        self.addresses: tuple[int, ...] | None = None
         self.workspace, self.stream = 0, 0
         self._maps: list[_Map] = []
         self._keep: list[object] = []
-        self.configs = [_config(launch, self._keep) for launch, _ in sequence.steps]
-        self.calls = [
-            (
-                ctypes.c_void_p(ctypes.addressof(config)),
-                ctypes.c_void_p(int(launch.function.handle)),
-                ctypes.c_void_p(self._parameters(launch, positions)),
-                None,
-            )
+        self.configs = [_config(launch) for launch, _ in sequence.steps]
+        self.launches = [
+            _prepared(config, launch.function.handle, self._parameters(launch, positions))
             for config, (launch, positions) in zip(self.configs, sequence.steps)
         ]
 
@@ -283,7 +277,7 @@ class _Slot:
         self._keep.append(array)
         return ctypes.addressof(array)
 
-    def write(self, addresses: list[int]) -> None:
+    def write(self, addresses: Sequence[int]) -> None:
         """The arrays' addresses."""
         self.addresses = None  # until all of them are written
         if len(addresses) != self._n_arrays:
@@ -291,11 +285,11 @@ class _Slot:
         try:
             self._table[: self._n_arrays] = addresses
         except TypeError as error:
-            raise ArgumentError(f"a launch takes addresses, not {addresses!r}: {error}") from error
+            raise ArgumentError(f"a launch takes addresses, not {list(addresses)}: {error}") from error
         for item in self._maps:
             if item.position < self._start:
                 item.write(self._table[item.position])
-        self.addresses = addresses[:]
+        self.addresses = tuple(addresses)
 
     def write_workspace(self, workspace: int) -> None:
         """The addresses of intermediates."""
@@ -309,7 +303,7 @@ class _Slot:
     def write_stream(self, stream: int) -> None:
         """The stream of every kernel."""
         for config in self.configs:
-            config.stream = stream
+            config.hStream = stream
         self.stream = stream
 
 
@@ -338,12 +332,32 @@ class _Map:
         self._address = address
 
 
-def _config(launch: Launch, keep: list[object]) -> Any:
-    """A kernel's LaunchConfig for stream 0; what it points to is appended to ``keep``."""
-    attributes = (LaunchAttribute * max(len(launch.attributes), 1))()
-    for attribute, (number, values) in zip(attributes, launch.attributes):
-        attribute.id = number
-        attribute.value[: len(values)] = values
-    keep.append(attributes)
-    pointer = ctypes.addressof(attributes) if launch.attributes else None
-    return LaunchConfig(launch.grid, launch.block, launch.shared_bytes, None, pointer, len(launch.attributes))
+def _prepared(config: Any, function: Any, parameters: int) -> Callable[[], tuple[Any]]:
+    """The launch of a function, to be called without arguments: the road that every launch takes into the driver.
+
+    parameters   the address of an array with the address of every parameter.
+    """
+    return partial(driver.bindings().cuLaunchKernelEx, config, function, parameters, 0)
+
+
+def _config(launch: Launch) -> Any:
+    """A kernel's CUlaunchConfig, for stream 0."""
+    cuda = driver.bindings()
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    attributes = []
+    if launch.cluster != (1, 1, 1):
+        cluster = cuda.CUlaunchAttribute()
+        cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = cluster.value.clusterDim
+        size.x, size.y, size.z = launch.cluster
+        attributes.append(cluster)
+    if launch.dependent:
+        dependent = cuda.CUlaunchAttribute()
+        dependent.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(dependent)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 from fusegraph.runtime import driver
-from fusegraph.runtime.entry_points import context_test, entry_point, failure
+from fusegraph.runtime.entry_points import context_test
 
 
 class Replay:
@@ -22,18 +21,18 @@ class Replay:
         with driver.using(device):
             self._executable = driver.call("cuGraphInstantiate", graph, 0, doing="instantiate a CUDA graph")
         driver.release_with(self, "cuGraphExecDestroy", self._executable, device)
-        self._launch, self._handle = entry_point("cuGraphLaunch"), ctypes.c_void_p(int(self._executable))
+        self._launch: Callable[[Any, int], tuple[Any]] = driver.bindings().cuGraphLaunch
         self._is_current = context_test(device)
 
     def __call__(self, stream: int = 0) -> None:
         """Queue the graph on ``stream``.  Raises DeviceError."""
         if self._is_current():
-            code = self._launch(self._handle, ctypes.c_void_p(stream))
+            code = self._launch(self._executable, stream)[0]
         else:
             with driver.using(self._device):
-                code = self._launch(self._handle, ctypes.c_void_p(stream))
+                code = self._launch(self._executable, stream)[0]
         if code:
-            raise failure("cuGraphLaunch", code, "launch a CUDA graph")
+            raise driver.error("cuGraphLaunch", code, "launch a CUDA graph")
 
 
 def record(work: Callable[[int], object], device: int = 0, keep: object = None) -> Replay:

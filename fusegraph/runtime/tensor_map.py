@@ -75,16 +75,14 @@ def encode(block: int, described: TensorMap, address: int, kernel: str) -> None:
         _constant(cuda.CUtensorMapL2promotion, "L2_PROMOTION_L2_128B"),
         _constant(cuda.CUtensorMapFloatOOBfill, "FLOAT_OOB_FILL_NONE"),  # zeros
     ]
-    code = entry_point(function, releases_gil=False)(*arguments)
+    code = entry_point(function)(*arguments)
     if code:
         raise failure(function, code, f"describe a tensor of kernel {kernel} to TMA ({described})")
 
 
 def move(block: int, address: int, kernel: str) -> None:
     """Point the encoded map at ``block`` to a tensor at another address.  Raises DeviceError."""
-    code = entry_point("cuTensorMapReplaceAddress", releases_gil=False)(
-        ctypes.c_void_p(block), ctypes.c_void_p(address)
-    )
+    code = entry_point("cuTensorMapReplaceAddress")(ctypes.c_void_p(block), ctypes.c_void_p(address))
     if code:
         doing = f"point a tensor map of kernel {kernel} to address {address:#x}"
         raise failure("cuTensorMapReplaceAddress", code, doing)
