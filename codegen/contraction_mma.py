@@ -29,8 +29,8 @@ def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
 #: What the kernel's own variables are called.
 TAKEN = frozenset(
     """
-    Shared batch c col e exchange f fetch filling first i inside j k k0 kk last load_parts m m0 memory n n0 next part
-    piece q r rank round_to_tf32 row shared stage staged stash sum sums t theirs tile total v warp_col warp_row
+    Shared along batch c col e exchange f fetch filling first i inside j k k0 kk last load_parts m m0 memory n n0 next
+    part piece q r rank round_to_tf32 row shared stage staged stash sum sums t theirs tile total v warp_col warp_row
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 #: And those of either factor, after its letter and a "_".

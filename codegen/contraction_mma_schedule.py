@@ -256,7 +256,9 @@ def _way(spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Seq
     )
     itemsize = ELEMENTS[product][1]
     along, across = (_vector(merged, batch, outer, inner, itemsize, along_k=k) for k in (True, False))
-    near_k = prod(outer) == 1 or (prod(inner) > 1 and abs(merged.inner[-1]) <= abs(merged.outer[-1]))
+    # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
+    near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
+    near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
     found = [Way(merged, batch, outer, inner, product, True, along, along > 1 or near_k)]
     if itemsize == 2 and across > 1:
         found.append(Way(merged, batch, outer, inner, product, False, across, False))
@@ -364,19 +366,25 @@ def _possible(parts: Ways, s: MmaSchedule, arch: Arch) -> bool:
     sides = ((parts.a, s.rows), (parts.b, s.cols))
     if not all(way.fills(size, s.inner, s.threads) for way, size in sides):
         return False
-    return _registers(parts, s) <= MOST_REGISTERS and shared_bytes(parts, s) <= arch.shared_bytes_per_block
+    return _registers(parts, s, arch) <= MOST_REGISTERS and shared_bytes(parts, s) <= arch.shared_bytes_per_block
 
 
-def _registers(parts: Ways, s: MmaSchedule) -> int:
+def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
     """Registers of a thread, roughly."""
     sums = s.warp_rows * s.warp_cols // 32
     fragments = 2 * (s.warp_rows + s.warp_cols) // 16 * 4
+    if arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
+        # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
+        fragments = fragments * (7 if s.inner > 64 else 5) // 2
     kept = 0
     for way, size in ((parts.a, s.rows), (parts.b, s.cols)):
         count = way.count(size, s.inner, s.threads)
         kept += (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
         if not way.copied:  # on their way from global memory; single elements take a register each
             kept += count * max(4, way.piece if way.vector == 1 else 4)
+            dtype = way.gather.operand.dtype
+            if dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert:
+                kept += 24  # to convert them takes some steps of integers and floats
     return sums + fragments + kept + OTHER_REGISTERS
 
 
@@ -408,7 +416,7 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> flo
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
-    resident = max(1, arch.blocks_per_sm(s.threads, min(255, _registers(parts, s)), shared_bytes(parts, s)))
+    resident = max(1, arch.blocks_per_sm(s.threads, min(255, _registers(parts, s, arch)), shared_bytes(parts, s)))
     together = min(resident, -(-blocks // arch.sm_count_hint))
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)

@@ -188,10 +188,10 @@ class TileLoader:
         if not way.along_k:
             if several:
                 self._loop("i", self.count)
-            coords = self._inner([(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
+            coords, along = self._inner([(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
             if vectors:
                 self._loop("v", self.vectors)
-            self._copy(coords, 0)
+            self._copy(coords, along, 0)
         else:
             over_k = several and not way.threads_along_k
             if over_k:
@@ -199,29 +199,33 @@ class TileLoader:
             piece = [(f"{p}_piece", way.piece), ("i" if over_k else "0", self.step * way.piece)]
             together = way.granule == way.piece
             if together:
-                coords = self._inner(piece, common)
+                coords, along = self._inner(piece, common)
             if vectors:
                 self._loop("v", self.vectors)
             if not together:
-                coords = self._inner([*piece, ("v" if vectors else "0", way.vector)], common)
+                coords, along = self._inner([*piece, ("v" if vectors else "0", way.vector)], common)
             if several and way.threads_along_k:
                 self._loop("i", self.count)
-            self._copy(coords, way.vector if together and vectors else 0)
+            self._copy(coords, along, way.vector if together and vectors else 0)
         while w.depth > depth:
             w.close()
 
-    def _inner(self, within: Sequence[tuple[str, int]], common: Sequence[str]) -> list[str]:
-        """Writes the place in the reduction ``within`` the stage; returns the factor's coordinates there.
+    def _inner(self, within: Sequence[tuple[str, int]], common: Sequence[str]) -> tuple[list[str], str]:
+        """Writes the place in the reduction ``within`` the stage; returns the factor's coordinates and offset there.
 
-        ``common`` are those of the stage's first place if the others differ in the last one alone.
+        ``common`` are the coordinates of the stage's first place if the others differ in the last one alone.
         """
-        way, place = self.way, linear(within)
+        w, way, place = self.w, self.way, linear(within)
         if common:
-            text = f"{common[-1]} + {place}"
-            backwards = -1 in (way.gather.inner[-1], *(x.inner[-1] for x in way.gather.limits))
-            return [*common[:-1], f"({text})" if backwards else text]
-        self.w.line(f"const {self.t} k0 = k * {self.inner} + {place};")
-        return self._coordinates()
+            coords = [*common[:-1], f"({common[-1]} + {place})"]
+        else:
+            w.line(f"const {self.t} k0 = k * {self.inner} + {place};")
+            coords = self._coordinates()
+        offset = linear(list(zip(coords, way.gather.inner)))
+        if len(coords) == 1:
+            return coords, offset
+        w.line(f"const {self.t} along = {offset};")
+        return coords, "along"
 
     def _coordinates(self) -> list[str]:
         """Writes the factor's coordinates at place ``k0`` of the reduction."""
@@ -234,8 +238,11 @@ class TileLoader:
                 self.w.line(f"const {self.t} {name} = {coordinate('k0', way.inner, d)};")
         return names
 
-    def _copy(self, coords: Sequence[str], apart: int) -> None:
-        """One copy.  Vectors of a piece whose coordinates are the piece's lie ``apart`` terms from one to the next."""
+    def _copy(self, coords: Sequence[str], along: str, apart: int) -> None:
+        """One copy, from the coordinates of the reduction whose offset is ``along``.
+
+        Vectors of a piece which share these lie ``apart`` terms from one to the next.
+        """
         w, way, p, gather = self.w, self.way, self.label, self.way.gather
         source = gather.operand.dtype
         conditions = []
@@ -248,7 +255,7 @@ class TileLoader:
         if len(conditions) > 1:
             w.line(f"const bool inside = {' && '.join(conditions)};")
             inside = "inside"
-        terms = [(f"{p}_base{self.base_at}", 1), *zip(coords, gather.inner)]
+        terms = [(f"{p}_base{self.base_at}", 1), (along, 1)]
         if apart:
             terms.append(("v", apart * gather.inner[-1]))
         place = f"{self.pointer} + ({linear(terms)})"
@@ -316,20 +323,20 @@ class TileLoader:
     def lane(self) -> None:
         """Where the row of the warp's first fragment lies of which a lane gives ldmatrix the address."""
         w, way, p, width = self.w, self.way, self.label, self.row_bytes
-        start, lines = ("warp_row", "row") if self.first else ("warp_col", "column")
+        start, lines = ("warp_row", "rows") if self.first else ("warp_col", "columns")
         # ldmatrix takes four matrices of 8 x 16 bytes.  Those of A: two below each other, two to the right of them;
         # those of B: two to the right of each other, two below them (`mma.cuh`).
         outer, half = ("lane % 16", "lane / 16") if self.first else ("lane % 8 + lane / 16 * 8", "lane / 8 % 2")
-        note = f"// the lane's {lines} of the warp's first fragment"
+        w.line(f"// Which of the {lines} of the warp's first fragment a lane gives ldmatrix the address of.")
         if way.along_k:
-            w.line(f"const int {p}_lane = swizzle<{width}>(({start} + {outer}) * {width} + {half} * 16);  {note}")
+            w.line(f"const int {p}_lane = swizzle<{width}>(({start} + {outer}) * {width} + {half} * 16);")
             return
         inner, half = ("(lane % 8 + lane / 16 * 8)", "lane / 8 % 2") if self.first else ("lane % 16", "lane / 16")
         across = width // way.itemsize
         panel = f"{start} / {across} * {self.inner * width} + " if self.tile > across else ""
         within = f"{start} % {across}" if self.tile > across else start
         place = f"{inner} * {width} + {within} * {way.itemsize} + {half} * 16"
-        w.line(f"const int {p}_lane = {panel}swizzle<{width}>({place});  {note}")
+        w.line(f"const int {p}_lane = {panel}swizzle<{width}>({place});")
 
     def parts(self) -> None:
         """Loads the fragments of step ``kk`` from ``stage``."""
