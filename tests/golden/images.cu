@@ -15,12 +15,11 @@ extern "C" __global__ void __launch_bounds__(256) images_kernel(
     float* __restrict__ y,
     bool* __restrict__ mask)
 {
-    const uint32 v = blockIdx.x * 256 + threadIdx.x;
-    const uint32 col = v % 4 * 16;
-    const uint32 row = v / 4;
-    const Vector<float, 16> scale_v = load<16>(scale + col);
-    const Vector<float, 16> shift_v = load<16>(shift + col);
-    const Vector<float16, 16> x_v = load<16>(x + row * 64 + col);
+    const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 16;
+    const Vector<float16, 16> x_v = load<16>(x + i);
+    const uint32 i1 = i % 64;
+    const Vector<float, 16> scale_v = load<16>(scale + i1);
+    const Vector<float, 16> shift_v = load<16>(shift + i1);
     Vector<float, 16> y_v;
     Vector<bool, 16> mask_v;
     #pragma unroll
@@ -31,6 +30,6 @@ extern "C" __global__ void __launch_bounds__(256) images_kernel(
         y_v[e] = y_2;
         mask_v[e] = y_2 > 0.0f;
     }
-    store(y + row * 64 + col, y_v);
-    store(mask + row * 64 + col, mask_v);
+    store(y + i, y_v);
+    store(mask + i, mask_v);
 }

@@ -2,7 +2,7 @@
 //     mul = mul(a, column)
 //     add = add(mul, b)
 //     y = relu(add)
-// 1023 x 1021 elements, 4 a vector, 2 vectors in flight a thread
+// 1023 x 1021 elements, 4 a vector, 1 vector in flight a thread
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
@@ -14,42 +14,24 @@ extern "C" __global__ void __launch_bounds__(256) ragged_kernel(
     float* __restrict__ y)
 {
     constexpr uint32 size = 1044483;
-    const uint32 v = blockIdx.x * 256 + threadIdx.x;
-    if (v >= 130688) return;
-    const uint32 at = v % 1021 * 4;  // in a cycle of columns
-    const uint32 first = v / 1021 * 8168 + at;
+    const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
+    if (i >= size) return;
+    const Vector<float, 4> a_v = load<4>(a + i, size - i);
+    const uint32 i0 = i / 1021;
+    const uint32 last = i + 3 < size ? i + 3 : size - 1;
+    const uint32 last0 = last / 1021;
+    const Vector<float, 2> column_v = {column[i0], column[last0]};
     Vector<float, 4> b_v;
-    const uint32 at1 = at % 1021;
-    const uint32 at_left = 1021 - at1;
+    const uint32 i1 = i % 1021;
+    const uint32 left = 1021 - i1;
     #pragma unroll
-    for (int e = 0; e < 4; ++e) b_v[e] = b[(e < at_left ? at1 : at1 - 1021) + e];
-    Vector<float, 4> a_v[2];
-    Vector<float, 2> column_v[2];
+    for (int e = 0; e < 4; ++e) if (i + e < size) b_v[e] = b[(e < left ? i1 : i1 - 1021) + e];
+    Vector<float, 4> y_v;
     #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-        const uint32 i = first + u * 4084;
-        if (i < size) {
-            a_v[u] = load<4>(a + i, size - i);
-            const uint32 i0 = i / 1021;
-            const uint32 last = i + 3 < size ? i + 3 : size - 1;
-            const uint32 last0 = last / 1021;
-            column_v[u] = Vector<float, 2>{column[i0], column[last0]};
-        }
+    for (int e = 0; e < 4; ++e) {
+        const float mul = a_v[e] * (e < left ? column_v[0] : column_v[1]);
+        const float add = mul + b_v[e];
+        y_v[e] = math::relu(add);
     }
-    #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-        const uint32 i = first + u * 4084;
-        if (i < size) {
-            const uint32 i1 = i % 1021;
-            const uint32 left = 1021 - i1;
-            Vector<float, 4> y_v;
-            #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float mul = a_v[u][e] * (e < left ? column_v[u][0] : column_v[u][1]);
-                const float add = mul + b_v[e];
-                y_v[e] = math::relu(add);
-            }
-            store(y + i, y_v, size - i);
-        }
-    }
+    store(y + i, y_v, size - i);
 }
