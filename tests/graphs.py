@@ -26,6 +26,7 @@ from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.errors import FusegraphError
 from fusegraph.lowering.base import Options
+from fusegraph.ops.convolution import smallest_sizes
 from fusegraph.plan import plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 from fusegraph.runtime import driver, nvrtc
@@ -317,6 +318,7 @@ class _Author:
 
     def write_graph(self) -> None:
         compute = ', compute_dtype="float64"' if self.chance(10) else ""
+        compute = compute or (', compute_dtype="tf32"' if self.chance(10) else "")
         self.write(f'g = fg.Graph("{self.draw.pick(("fuzz", "relu", "size"))}"{compute})')
         self.dtypes = [self.draw.pick(FLOATS), self.draw.pick(FLOATS), self.draw.pick(DTYPES)]
         self.base = self.base_shape()
@@ -573,11 +575,31 @@ class _Author:
             padding.append((before, after))
         filters = groups * per_group
         dtype = self.draw.pick((self.tensor(x).dtype.name, *self.dtypes))
-        w = self.input((filters, channels // groups, *taps), dtype)
         mode = ', mode="convolution"' if self.chance(20) else ""
-        self.define(
-            f"g.conv_fprop({x}, {w}, stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{mode})"
-        )
+        how = f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{mode}"
+        kind = self.draw.pick(("fprop", "fprop", "dgrad", "wgrad"))
+        if kind == "dgrad" and self.backward(x, per_group, groups, taps, how, dtype):
+            return
+        if kind == "wgrad":
+            reach = [(t - 1) * d + 1 for t, d in zip(taps, dilation)]
+            out = [(n + sum(p) - r) // s + 1 for n, p, r, s in zip(spatial, padding, reach, stride)]
+            loss = self.input((shape[0], filters, *out), dtype)
+            self.define(f"g.conv_wgrad({x}, {loss}, taps={taps}, {how})")
+            return
+        w = self.input((filters, channels // groups, *taps), dtype)
+        self.define(f"g.conv_fprop({x}, {w}, {how})")
+
+    def backward(self, loss: str, per_group: int, groups: int, taps: Sequence[int], how: str, dtype: str) -> bool:
+        """A transposed convolution of a tensor, if the padding leaves a result that is not too large."""
+        filters, *positions = self.tensor(loss).shape[1:]
+        keys: dict[str, Any] = eval(f"dict({how})")
+        smallest = smallest_sizes(positions, taps, keys["stride"], keys["padding"], keys["dilation"])
+        size = [n + self.draw.integer(0, s - 1) for n, s in zip(smallest, keys["stride"])]
+        if min(smallest) < 1 or self.tensor(loss).shape[0] * groups * per_group * prod(size) > 100_000:
+            return False
+        w = self.input((filters, per_group, *taps), dtype)
+        self.define(f"g.conv_dgrad({loss}, {w}, size={size}, {how})")
+        return True
 
     # ---- outputs
 

@@ -1,4 +1,4 @@
-"""Random graphs of pointwise, conv_fprop and matmul nodes: fused kernels against the reference.
+"""Random graphs of pointwise nodes, convolutions, their gradients and matmuls: fused kernels against the reference.
 
 A failing graph is printed as builder code, as small as it can be made.  With FUSEGRAPH_FUZZ=random in the environment
 the graphs differ from run to run.
@@ -32,7 +32,7 @@ from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import ProgramBuilder
-from fusegraph.ops import TABLE
+from fusegraph.ops import TABLE, Kind
 from fusegraph.passes import memory, simplify
 from fusegraph.report.check import check_executable, run
 
@@ -97,7 +97,7 @@ def test_the_generator_reaches_everything() -> None:
         dtypes |= {t.dtype.name for t in graph.tensors.values()}
         several += len(graph.outputs) > 1
         shared += any(len(graph.consumers(n.output)) > 1 for n in graph.nodes)
-        anchors += any(n.op.name in ("matmul", "conv_fprop") for n in graph.nodes)
+        anchors += any(n.kind is Kind.CONTRACTION for n in graph.nodes)
         masks += any(n.op.name == "binary_select" for n in graph.nodes)
         layouts += "strides=" in str(recipe) or "channels_last" in str(recipe)
         strict += recipe.strict
