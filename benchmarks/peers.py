@@ -88,11 +88,13 @@ def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array
     """
     f = torch.nn.functional
     product, *steps = name.split("+")
-    functions: dict[str, Callable[[Array, Iterator[Array]], Array]] = {
-        "bias": lambda y, operands: y + next(operands),
-        "add": lambda y, operands: y + next(operands),
-        "scale": lambda y, operands: y * next(operands),
-        "mul": lambda y, operands: y * next(operands),
+    stride, padding = (int(word[1:]) for word in product.split()[1:]) if product != "matmul" else (0, 0)
+    biased = steps[:1] == ["bias"] and not alone
+    after = [] if alone else steps[biased:]
+    functions: dict[str, Callable[[Array, list[Array]], Array]] = {
+        "add": lambda y, operands: y + operands.pop(0),
+        "scale": lambda y, operands: y * operands.pop(0),
+        "mul": lambda y, operands: y * operands.pop(0),
         "relu": lambda y, _: torch.relu(y),
         "swish": lambda y, _: f.silu(y),
         "gelu": lambda y, _: f.gelu(y),
@@ -100,17 +102,15 @@ def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array
     }
 
     def run(first: Array, second: Array, *rest: Array) -> Array:
-        operands = iter(rest)
-        left = [] if alone else list(steps)
-        bias = next(operands) if left[:1] == ["bias"] else None
+        operands = list(rest)
+        bias: Array = operands.pop(0) if biased else None
         if product == "matmul":
-            y = first @ second if bias is None else torch.addmm(bias, first, second)
+            y = torch.addmm(bias, first, second) if biased else first @ second
         else:
-            stride, padding = (int(word[1:]) for word in product.split()[1:])
             groups = first.shape[1] // second.shape[1]
-            bias = None if bias is None else bias.reshape(-1)
-            y = f.conv2d(first, second, bias, stride=stride, padding=padding, groups=groups)
-        for step in left[bias is not None :]:
+            flat = bias.reshape(-1) if biased else None
+            y = f.conv2d(first, second, flat, stride=stride, padding=padding, groups=groups)
+        for step in after:
             y = functions[step](y, operands)
         return y
 

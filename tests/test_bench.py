@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import runpy
@@ -10,6 +11,8 @@ import signal
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +20,16 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
+from benchmarks import models, summary
+from benchmarks.models import NETWORKS, Conv, Linear
 from benchmarks.peers import alone, functions
 from benchmarks.workloads import SUITES, board
+from codegen.arch import arch
 from fusegraph.cli import main
+from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DeviceError, FileError, NotSupportedError
 from fusegraph.ops import TABLE
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import artifacts, bench
 from fusegraph.report.bench import Bench, GraphWorkload, Row, document
 from fusegraph.report.plot import standings, svg
@@ -45,7 +53,7 @@ ENVIRONMENT = {
 
 
 def test_every_workload_is_whole():
-    workloads = board()
+    workloads = [*board(), *models.layers()]
     names = [w.name for w in workloads]
     assert len(set(names)) == len(names) > 50
     torch = SimpleNamespace(nn=SimpleNamespace(functional=None))
@@ -93,7 +101,7 @@ def test_products_alone_are_what_they_say():
             seen.append(("matmul", self.name, other.name))
 
     table = alone(SimpleNamespace(nn=SimpleNamespace(functional=Functional())))
-    for workload in board():
+    for workload in [*board(), *models.drawn()]:
         graph = workload.graph()
         if graph is None or workload.torch not in table:
             continue
@@ -103,7 +111,113 @@ def test_products_alone_are_what_they_say():
         if node.op.name == "conv_fprop":
             (stride, _), ((padding, _), _) = node.attributes["stride"], node.attributes["padding"]
             assert seen[-1][3:] == (None, stride, padding, node.attributes["groups"])
-    assert len(seen) > 8
+    assert len(seen) > 40
+
+
+def test_the_draw():
+    """The same 40 everywhere and always: the ratios of another draw say nothing about those measured before."""
+    drawn = [w.name for w in models.drawn()]
+    assert len(set(drawn)) == len(drawn) == 40
+    for network in NETWORKS:
+        found = [[w.name for w in network.variants(layer) if w.name in drawn] for layer in network.layers]
+        assert sum(map(bool, found)) == sum(map(len, found)) == network.draw, "of each layer at most one"
+    text = "\n".join(drawn)
+    assert sha256(text.encode()).hexdigest()[:16] == "696a8ad9f59bf126", text
+    assert all(w.bytes <= 4e9 for w in models.layers())
+
+
+def test_layers_are_those_of_the_networks():
+    """Multiplications of a pass, with as many of each layer as there are, are those published (without norms)."""
+    resnet = [1, *(1, 3, 1, 3, 2), *(n for d in (4, 6, 3) for n in (1, 1, 1, d, d - 1, d - 1)), 1]
+    convnext = [1, *(3, 3, 3), *(n for d in (3, 9, 3) for n in (1, d, d, d)), 1]
+    vgg = [1, 1, 1, 1, 1, 2, 1, 2, 3, 1, 1, 1]
+    # Of a language model those of a token are its parameters without the table of embeddings.
+    gpt2 = [12, 12, 12, 12, 1, *[0] * 5]
+    llama = [32, 64, 32, 32, 32, 32, 1, *[0] * 7]
+    published = {
+        "ResNet-50": (resnet, 4.09e9),
+        "ConvNeXt-T": (convnext, 4.46e9),
+        "VGG-16": (vgg, 15.47e9),
+        "GPT-2": (gpt2, 124.4e6 - 1024 * 768),  # positions; its embeddings are the head's weight
+        "Llama-8B": (llama, 8.03e9 - 128256 * 4096),
+    }
+    for network in NETWORKS:
+        if network.name == "odd":
+            continue
+        counts, expected = published[network.name]
+        firsts = [next(iter(network.variants(layer))) for layer in network.layers]
+        flops = [GraphWorkload(w.graph()).flops for w in firsts]
+        total = sum(count * f / 2 for count, f in zip(counts, flops, strict=True))
+        assert total == pytest.approx(expected, rel=5e-3), network.name
+
+
+def test_the_draw_is_planned_for_hopper():
+    """Each is one kernel, of tensor cores unless it is depthwise."""
+    forms: dict[str, int] = {}
+    for workload in models.drawn():
+        (kernel,) = plan(workload.graph(), choose=by_cost_model(arch("sm_90a"))).kernels
+        form = type(kernel.choice.schedule).__name__
+        forms[form] = forms.get(form, 0) + 1
+        assert ("depthwise" in workload.name) == (form == "RingSchedule"), workload.name
+    assert set(forms) == {"WgmmaSchedule", "MmaSchedule", "RingSchedule"}
+    assert forms["WgmmaSchedule"] >= 30
+
+
+class TorchByNumPy:
+    """As much of torch as the layers call, in float64."""
+
+    def __init__(self) -> None:
+        self.nn = SimpleNamespace(functional=self)
+
+    def addmm(self, bias, a, b):
+        return bias + a @ b
+
+    def relu(self, y):
+        return np.maximum(y, 0)
+
+    def silu(self, y):
+        return y / (1 + np.exp(-y))
+
+    def gelu(self, y, approximate="none"):
+        if approximate == "tanh":
+            return y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        return y / 2 * (1 + np.vectorize(math.erf)(y / np.sqrt(2)))
+
+    def conv2d(self, x, w, bias, stride, padding, groups):
+        side = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, side), w.shape[2:], (2, 3))
+        n, _, height, width, *taps = windows[:, :, ::stride, ::stride].shape
+        windows = windows[:, :, ::stride, ::stride].reshape(n, groups, -1, height, width, *taps)
+        y = np.einsum("ngchwrs,gkcrs->ngkhw", windows, w.reshape(groups, -1, *w.shape[1:])).reshape(
+            n, -1, height, width
+        )
+        return y if bias is None else y + bias[:, None, None]
+
+
+def small(layer: Conv | Linear) -> Conv | Linear:
+    """A layer with the same steps, of few elements."""
+    if isinstance(layer, Linear):
+        return replace(layer, rows=3, k=5, n=4)
+    if layer.groups > 1:
+        return replace(layer, channels=4, groups=4, filters=4, size=9)
+    return replace(layer, channels=3, filters=4, size=2 * layer.taps + 1)
+
+
+def test_torch_code_of_layers_computes_what_their_graphs_do():
+    torch = TorchByNumPy()
+    tables = functions(torch), alone(torch)
+    every = {w.torch: w for n in NETWORKS for layer in n.layers for w in [small(layer).workload(n.name, 2, "bf16")]}
+    assert set(every) == {w.torch for w in models.layers()}
+    rng = np.random.default_rng(0)
+    for name, workload in every.items():
+        graph = workload.graph()
+        arrays = [rng.standard_normal(i.shape).astype(t.dtype.numpy) for i, t in zip(workload.inputs, graph.inputs)]
+        values = evaluate(graph, {i.name: a for i, a in zip(workload.inputs, arrays)})
+        operands = [a.astype(np.float64) for a in arrays]
+        np.testing.assert_allclose(tables[0][name](*operands), values[graph.outputs[0]], rtol=1e-9, err_msg=name)
+        if "+" in name:
+            product = values[graph.nodes[0].output]
+            np.testing.assert_allclose(tables[1][name](*operands), product, rtol=1e-9, err_msg=name)
 
 
 def test_floors_of_any_graph():
@@ -511,6 +625,32 @@ def test_the_picture():
     assert all(left + w < width for w in ours)
 
 
+def test_a_run_in_a_sentence(tmp_path, capsys):
+    told = result()
+    assert summary.ratios(told["rows"]) == {"one & <two>": 1.25, "later": 0.0}
+    said = "Over the one row with a peer the ratio's geometric mean is 1.25, the worst 1.25 (one & <two>)"
+    assert summary.sentence(told["rows"]) == f"{said}; 1 more runs only on peers."
+    rows = [
+        {"workload": name, "engine": engine, "median_us": us, "floor_us": 1.0}
+        for name, *times in (
+            ("a", 10.0, 20.0, 30.0),
+            ("b", 10.0, 5.0, None),
+            ("c", 10.0, 90.0, 80.0),
+            ("d", 1.0, None, None),
+        )
+        for engine, us in zip(("cuda", "cudnn", "torch"), times)
+    ]
+    assert summary.ratios(rows) == {"a": 2.0, "b": 0.5, "c": 8.0}
+    said = "Over the 3 rows with a peer the ratio's geometric mean is 2.00, the worst 0.50 (b)."
+    assert summary.sentence(rows) == said
+    assert summary.sentence([]) == summary.sentence(rows[-3:]) == ""
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"rows": rows}))
+    assert summary.main([str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: {said}\n  0.50  b\n"
+    assert summary.main([]) == 2
+
+
 def test_the_picture_of_nothing():
     nothing = document(ENVIRONMENT, "--suite memory-bound", 15, [], complete=True)
     assert ElementTree.fromstring(svg(nothing)).tag.endswith("svg")
@@ -526,6 +666,8 @@ def tool(tmp_path, monkeypatch):
     names = module["main"].__globals__
     monkeypatch.setitem(names, "README", readme)
     monkeypatch.setitem(names, "RESULTS", results)
+    if "PAGES" in names:  # no page but this one is written
+        monkeypatch.setitem(names, "PAGES", {readme: names["readme_makers"]})
     return SimpleNamespace(main=module["main"], readme=readme, results=results)
 
 
