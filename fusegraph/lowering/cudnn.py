@@ -154,6 +154,11 @@ def accept(view: GroupView, options: Options) -> None:
             structural = node.kind is Kind.CONTRACTION or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
                 raise Refusal(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
+        if node.op.name.startswith("conv_") and node.output in view.writes and node.output.dtype.name == "int32":
+            raise Refusal(
+                "cuDNN 9 takes convolutions of int8 that store their int32 sums, but writes other numbers "
+                f"({node.name!r}); cast the sums to float32"
+            )
         for tensor in (*node.inputs, node.output):
             if tensor.size == 0:
                 raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
