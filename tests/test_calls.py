@@ -16,6 +16,7 @@ import numpy as np
 from driver_double import CAPTURING, library, log, raises, run_double
 
 import fusegraph as fg
+from fusegraph.engines import base
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
@@ -34,6 +35,10 @@ def arrays(count: int, device: int = 0) -> list[DeviceArray]:
 
 def shifted(array: DeviceArray, nbytes: int) -> DeviceArray:
     return DeviceArray(array.pointer + nbytes, array.shape, array.strides, array.dtype, array.device, array)
+
+
+def layout_of(array: DeviceArray) -> tuple[Any, ...]:
+    return array.shape, array.strides, array.dtype, array.device
 
 
 def launched(lib: Any) -> list[str]:
@@ -98,6 +103,54 @@ def double_calls() -> None:
         assert launched(lib) == [f"(nil): {pointers(a, b, c, y)}"]
     half = DeviceArray(DeviceArray.empty((128, 16), "float32").pointer, a.shape, a.strides, a.dtype, a.device, None)
     executable(half, b, c, out=shifted(half, 64 * 16 * 4))  # they touch
+
+
+def double_many_addresses() -> None:
+    """Addresses are remembered, up to a number; what is wrong with some is found every time."""
+    lib = library()
+    lib.double_pointers(4)
+    executable = graph_of_three()
+    a, b, c, y = arrays(4)
+    large = DeviceArray.empty((base._KNOWN + 80, 64), "float32")
+    outputs = [shifted(DeviceArray(large.pointer, *layout_of(y), large), 16 * i) for i in range(base._KNOWN + 8)]
+    for _ in range(2):
+        for z in outputs:
+            lib.double_clear()
+            executable(a, b, c, out=z)
+            assert launched(lib) == [f"(nil): {pointers(a, b, c, z)}"]
+            assert 0 < len(executable._known) <= base._KNOWN
+    for _ in range(2):
+        for z in (a, shifted(c, 16)):
+            with raises(ArgumentError, "overlaps input"):
+                executable(a, b, c, out=z)
+        executable(a, b, c, out=y)
+    # The same address with another shape, or as another argument, is no known call.
+    flat = DeviceArray(y.pointer, (64 * 16,), (1,), y.dtype, y.device, y)
+    with raises(ArgumentError, "has shape [1024]"):
+        executable(a, b, c, out=flat)
+    with raises(ArgumentError, "overlaps input 'a'"):
+        executable(y, b, c, out=y)
+
+
+def double_two_outputs() -> None:
+    """In the graph's order, given or allocated."""
+    lib = library()
+    lib.double_pointers(3)
+    graph = fg.Graph("two")
+    x = graph.tensor("x", (64, 16))
+    graph.output(graph.exp(x), name="y")
+    graph.output(graph.tanh(x), name="z")
+    executable = graph.compile("cuda")
+    a, y, z = arrays(3)
+    launched(lib)
+    for out in ((y, z), [y, z], {"z": z, "y": y}):
+        assert executable(a, out=out) == (y, z)
+        assert launched(lib) == [f"(nil): {pointers(a, y, z)}"]
+    first, second = executable(x=a)
+    assert launched(lib) == [f"(nil): {pointers(a, first, second)}"]
+    for wrong, message in ((y, "2 outputs ['y', 'z'], out= has 1"), ((y, y), "overlaps output 'y'")):
+        with raises(ArgumentError, message):
+            executable(a, out=wrong)
 
 
 def double_ordering() -> None:
@@ -224,7 +277,7 @@ def double_lifetimes() -> None:
 
 
 def double_host_time() -> None:
-    """Generous, for slow and busy machines: about 3 us of Python is what a call takes."""
+    """Generous, for slow and busy machines: about 2 us is what a call takes besides the driver."""
     library()
     ctypes.CDLL("libcuda.so.1").double_pointers(0)
     executable = graph_of_three()

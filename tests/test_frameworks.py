@@ -272,6 +272,21 @@ def device_array(shape: tuple[int, ...], /, **changes: Any) -> DeviceArray:
     return DeviceArray(**{**fields, **changes})
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 40])
+def test_any_number_of_arrays(count: int) -> None:
+    shape = (3, 5)
+    graph = fg.Graph("many")
+    tensors = [graph.tensor(f"x{i}", shape) for i in range(count)]
+    device = cuda_device(0)
+    read = frameworks.reader("fusegraph", [Argument(t, "input", "cuda", device) for t in tensors], device)
+    given = [device_array(shape, pointer=256 * k) for k in range(1, count + 1)]
+    assert read(given, 0) == tuple(256 * k for k in range(1, count + 1))
+    for wrong in range(count):
+        changed = [*given]
+        changed[wrong] = device_array((5, 3), pointer=256)
+        assert read(changed, 0) is None
+
+
 def test_device_arrays() -> None:
     read = frameworks.reader("fusegraph", arguments(cuda_device(0)), cuda_device(0))
     a, b, c = (device_array(shape, pointer=256 * k) for k, shape in enumerate(SHAPES.values(), 1))
