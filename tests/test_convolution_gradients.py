@@ -28,6 +28,7 @@ from fusegraph.ops import TABLE, TensorType
 from fusegraph.plan import plan
 from fusegraph.report.bounds import Rounding, bounded
 from fusegraph.report.check import compare, random_inputs
+from fusegraph.report.compare import compare_engines
 
 Array = np.ndarray[Any, Any]
 Epilogue = Callable[[fg.Graph, fg.Tensor], None]
@@ -456,6 +457,13 @@ def test_what_need_not_be_tested_is_not():
     assert conditions(stride=3, padding=0) == (True, True, True)  # 2, 1 and 1 taps; 6, 5 and 5 elements
 
 
+def test_rows_are_written_together_where_they_are_neighbours():
+    """NCHW: with a stride along the height alone, elements of a row of the image still lie side by side."""
+    cases = [gradient("dgrad", (2, 6, 9, 16), (4, 6, 3, 3), padding=1, stride=stride) for stride in ((2, 1), (1, 2), 2)]
+    assert [["h2", "store(y"][k] in code(case) for case in cases for k in range(2)] == [False, True, *[True, False] * 2]
+    check_cases(cases, guard=True)
+
+
 def test_phases_without_taps_are_not_computed():
     text = code(gradient("dgrad", (1, 32, 8, 8), (32, 32, 1, 1), stride=2))
     assert "if (uint32(b0) < 1 && uint32(b1) < 1) {" in text
@@ -490,6 +498,16 @@ def test_kernels_compile_without_spills(name):
         gradient(k, *p[:2], d, **p[2]).graph for k in KINDS for p in PROBLEMS[3:9] for d in ("float32", "float64")
     ]
     assert [k.name for k in compile_for(name, graphs) if k.spill_bytes] == []
+
+
+def test_torch_agrees():
+    pytest.importorskip("torch")
+    for kind, dtype in itertools.product(KINDS, ("float32", "bfloat16")):
+        for number, (image, filters, how) in enumerate(PROBLEMS):
+            layouts = {"layout": LAYOUTS[number % 2], "other": LAYOUTS[number // 2 % 2]}
+            case = gradient(kind, image, filters, dtype, **layouts, **how)
+            (result,) = compare_engines(case.graph, ["torch"]).engines
+            assert (result.status, result.ok) == ("ran", True), (kind, image, filters, how, result)
 
 
 # ---- tf32
