@@ -1,9 +1,8 @@
 """The driver's functions that calls go through, with as little as possible between.
 
 A call enters the driver twice: it asks for the thread's context, and it launches.  Both go through ``cuda.bindings``
-with objects that were made when the kernel was built, so that none of them has to be converted.  ctypes is as quick
-with a function that does nothing, but launches of kernels and graphs were measured to take 1 to 2 us longer through it;
-it is for functions whose structures ``cuda.bindings`` would make anew at every call.
+with objects that were made when the kernel was built, so that none of them has to be converted.  ctypes is for
+functions whose structures ``cuda.bindings`` would make anew at every call.
 """
 
 from __future__ import annotations
