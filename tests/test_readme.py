@@ -1,4 +1,5 @@
-"""README.md is true: generated parts are current, commands and code run, CI does what it tells people to do."""
+"""README.md and codegen/HOPPER.md are true: generated parts are current, commands and code run, CI does what it tells
+people to do, mistakes are caught as told."""
 
 from __future__ import annotations
 
@@ -8,15 +9,26 @@ import runpy
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import fusegraph as fg
+from codegen import contraction_wgmma, render, target
+from codegen.contraction_wgmma import WgmmaSchedule
 from fusegraph.cli import app
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.errors import KernelError
+from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+HOPPER = (ROOT / "codegen" / "HOPPER.md").read_text()
 CI = (ROOT / ".ci" / "run").read_text()
+HOPPER_ARCH = target("sm_90a")
 SOURCES = [file for package in ("fusegraph", "codegen") for file in (ROOT / package).rglob("*.py")]
 
 
@@ -29,11 +41,75 @@ def command(name: str) -> list[str]:
 
 def test_generated_parts_are_current() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
-    assert tool["updated"](README) == README, "run python tools/readme.py"
+    pages = tool["pages"]()
+    assert len(pages) == 2
+    for path, text in pages.items():
+        assert text == path.read_text(), "run python tools/readme.py"
+        sections = re.findall(r"<!-- generated: (\w+) -->", text)
+        makers = tool["PAGES"][path](text)
+        assert sorted(sections) == sorted(makers)
+        assert text.count("<!-- end -->") == len(sections)
+        for name in sections:
+            broken = re.sub(rf"(<!-- generated: {name} -->\n).*?(?=<!-- end -->)", r"\1stale\n", text, flags=re.DOTALL)
+            assert broken != text
+            assert tool["updated"](broken, makers) == text
     assert tool["main"](["--check"]) == 0
-    assert README.count("<!-- generated:") == README.count("<!-- end -->") == 5
-    assert "__global__" in README
-    assert tool["updated"](README.replace("sigmoid", "sigmoidal")) != README.replace("sigmoid", "sigmoidal")
+
+
+def test_the_page_on_hopper_shows_the_whole_kernel() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
+    graph = tool["page_graph"](HOPPER)
+    code = tool["hopper"](graph)
+    cut = tool["parts"](code)
+    assert "".join(cut.values()) == code
+    shown = re.findall(r"<!-- generated: (\w+) -->", HOPPER)
+    assert [name for name in shown if name in cut] == list(cut)
+    (kernel,) = plan(graph).kernels
+    assert tool["SCHEDULE"] in contraction_wgmma.schedules(kernel.group.lowered.spec, HOPPER_ARCH)
+    with pytest.raises(ValueError, match="no line 'struct Shared'"):
+        tool["parts"](code.replace("struct Shared", "struct Other"))
+
+
+def damaged(before: str, after: str) -> CpuExecutable:
+    """A small product whose kernel has a text replaced; consumer 1 has no rows in the last row of tiles."""
+    graph = fg.Graph("matmul_bias_gelu", io_dtype="bfloat16")
+    x, w = graph.tensor("x", (264, 128)), graph.tensor("w", (128, 256))
+    graph.output(graph.gelu(x @ w + graph.tensor("bias", (256,))), name="y")
+    made = CpuExecutable(graph, Options(), lazy=True, arch="sm_90a")
+    assert made.plan is not None
+    (kernel,) = made.plan.kernels
+    spec = replace(kernel.group.lowered.spec, name=kernel.name)
+    schedule = WgmmaSchedule(groups=2, cols=64, stages=4, split=1, band=8, blocks=1)
+    source = render(spec, schedule, HOPPER_ARCH)
+    assert before in source.code
+    source = replace(source, code=source.code.replace(before, after))
+    made.plan = replace(made.plan, kernels=(replace(kernel, source=source),))
+    made._plans[made._options.alignment] = made.plan
+    return made
+
+
+def test_the_cpu_catches_the_mistakes_that_the_page_tells_of() -> None:
+    sound, unfenced, uncounted, unannounced = made = [
+        damaged("gelu", "gelu"),
+        damaged("fence_async_shared();", ""),
+        damaged("tma_commit();", "if (m0 + group * 64 < 264) tma_commit();"),
+        damaged("barrier_expect(full, 24576);", "barrier_expect(full, 24560);"),
+    ]
+    build_together(made)
+    assert check_executable(sound).ok
+    page = re.sub(r"\d+", "N", " ".join(HOPPER.split()))
+    with pytest.raises(KernelError) as raised:
+        check_executable(unfenced)
+    told = re.sub(r"\d+", "N", str(raised.value).partition("): ")[2])
+    assert told.startswith("tma_store")
+    assert told in page
+    with pytest.raises(KernelError, match="16 bytes more than barrier_expect announced"):
+        check_executable(unannounced)
+    result = check_executable(uncounted)
+    assert not result.ok
+    message = "output 'y' depends on the order of threads: a barrier is missing"
+    assert message in str(result)
+    assert message in page
 
 
 def test_ci_runs_the_readmes_test_command() -> None:

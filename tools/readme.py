@@ -1,7 +1,8 @@
 """Writes the parts of README.md that the program itself knows: the kernel shown, explain's output, the ops, the dtypes,
-the tables of what was measured; and draws the pictures of benchmarks/results.
+the tables of what was measured; the kernel that codegen/HOPPER.md explains; and draws the pictures of
+benchmarks/results.
 
-python tools/readme.py            brings README.md and the pictures up to date
+python tools/readme.py            brings both pages and the pictures up to date
 python tools/readme.py --check    exits with 1 and a difference if they are not
 """
 
@@ -12,23 +13,28 @@ import difflib
 import inspect
 import io
 import json
+import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
+from textwrap import dedent
 from typing import Any
 
+from codegen.contraction_wgmma import WgmmaSchedule
 from fusegraph.dtypes import ALL
 from fusegraph.graph import Graph
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
-from fusegraph.plan import plan
+from fusegraph.plan import Choice, plan
 from fusegraph.report.plot import Standing, standings, svg
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+HOPPER = ROOT / "codegen" / "HOPPER.md"
 RESULTS = ROOT / "benchmarks" / "results"
 _SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -41,15 +47,22 @@ def kernel() -> str:
 
 
 def explain() -> str:
-    """What ``fusegraph explain examples/conv_bias_relu.py`` prints."""
+    """What ``fusegraph explain examples/conv_bias_relu.py --arch sm_90a`` prints where nothing was tuned."""
     from fusegraph.cli import main
 
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
-        status = main(["explain", "examples/conv_bias_relu.py"])
+    command = ["explain", "examples/conv_bias_relu.py", "--arch", "sm_90a"]
+    printed, before = io.StringIO(), os.environ.get("FUSEGRAPH_AUTOTUNE")
+    os.environ["FUSEGRAPH_AUTOTUNE"] = "0"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
+            status = main(command)
+    finally:
+        del os.environ["FUSEGRAPH_AUTOTUNE"]
+        if before is not None:
+            os.environ["FUSEGRAPH_AUTOTUNE"] = before
     assert status == 0
     text = "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
-    return f"```console\n$ fusegraph explain examples/conv_bias_relu.py\n{text}\n```\n"
+    return f"```console\n$ fusegraph {' '.join(command)}\n{text}\n```\n"
 
 
 def dtypes() -> str:
@@ -171,17 +184,101 @@ def pictures(folder: Path) -> dict[Path, str]:
     return {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
 
 
+# --- codegen/HOPPER.md
+
+#: Of both kernels that the page shows.
+SCHEDULE = WgmmaSchedule(groups=2, cols=256, stages=4, split=1, band=8, blocks=132)
+
+#: How the parts begin into which the page cuts the first kernel: with the first such line after the part before began.
+PARTS = {
+    "head": "// ",
+    "shared": "struct Shared",
+    "barriers": "if (threadIdx.x == 0) {",
+    "producer": "if (group < 0) {",
+    "products": "} else {",
+    "epilogue": "#pragma unroll\n            for (int chunk",
+    "stores": "fence_async_shared();",
+}
+
+
+def page_graph(text: str) -> Graph:
+    """The graph in the page's Python block."""
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, HOPPER.name, "exec"), names)
+    graph: Graph = names["graph"]
+    return graph
+
+
+def convolution() -> Graph:
+    """The convolution whose windows the page shows."""
+    graph = Graph("conv", io_dtype="bfloat16")
+    x, w = graph.tensor("x", (64, 256, 56, 56), layout="NHWC"), graph.tensor("w", (256, 256, 3, 3), layout="KRSC")
+    graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y")
+    return graph
+
+
+def hopper(graph: Graph) -> str:
+    """The CUDA C of a graph's only kernel with `SCHEDULE`."""
+    (only,) = plan(graph, choose=lambda *_: Choice(SCHEDULE)).kernels
+    return only.source.code
+
+
+def parts(code: str) -> dict[str, str]:
+    """The text of a kernel cut into `PARTS`, nothing left out.  ValueError if one is not there."""
+    starts = [0]
+    for name, first in PARTS.items():
+        match = re.compile(rf"^ *{re.escape(first)}", re.MULTILINE).search(code, starts[-1] + (len(starts) > 1))
+        if match is None:
+            raise ValueError(f"the kernel of {HOPPER.name} has no line {first!r}, with which part {name!r} begins")
+        starts.append(match.start())
+    return {name: code[start:end] for name, start, end in zip(PARTS, starts[1:], [*starts[2:], len(code)])}
+
+
+def excerpt(code: str, first: str, last: str) -> str:
+    """The lines from the one that begins with ``first`` to the next one that begins with ``last``, as a code block."""
+    match = re.search(rf"^ *{re.escape(first)}(?s:.*?)^ *{re.escape(last)}.*?\n", code, re.MULTILINE)
+    if match is None:
+        raise ValueError(f"a kernel of {HOPPER.name} has no lines from {first!r} to {last!r}")
+    return _cuda(match[0])
+
+
+def _cuda(text: str) -> str:
+    return f"```cuda\n{dedent(text).strip(chr(10))}\n```\n"
+
+
 # --- files
 
+Makers = Mapping[str, Callable[[], str]]
 
-def updated(text: str) -> str:
-    """README.md's text with every generated section as it should be."""
-    makers = {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, measurements)}
+
+def readme_makers(_: str) -> Makers:
+    """What makes the sections of README.md, by their names."""
+    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, measurements)}
+
+
+def hopper_makers(text: str) -> Makers:
+    """What makes the sections of codegen/HOPPER.md, by their names."""
+    cut = parts(hopper(page_graph(text)))
+    windows = partial(excerpt, hopper(convolution()), "const int t0", "tma_load(shared.b")
+    return {**{name: partial(_cuda, cut[name]) for name in cut}, "windows": windows}
+
+
+PAGES: dict[Path, Callable[[str], Makers]] = {README: readme_makers, HOPPER: hopper_makers}
+
+
+def updated(text: str, makers: Makers) -> str:
+    """A page's text with every generated section as it should be."""
     return _SECTION.sub(lambda m: m[1] + makers[m[2]]() + m[4], text)
 
 
+def pages() -> dict[Path, str]:
+    """The text that every page should have."""
+    return {path: updated(path.read_text(), makers(path.read_text())) for path, makers in PAGES.items()}
+
+
 def main(arguments: list[str]) -> int:
-    wanted = {README: updated(README.read_text()), **pictures(RESULTS)}
+    wanted = {**pages(), **pictures(RESULTS)}
     stale = [picture for picture in sorted(RESULTS.glob("*.svg")) if picture not in wanted]
     if arguments == ["--check"]:
         before = {path: path.read_text() if path.exists() else "" for path in wanted}
