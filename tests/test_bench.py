@@ -445,7 +445,7 @@ def test_no_gpu(capsys, monkeypatch, tmp_path):
         (["--only", "("], "is no regular expression"),
         (["--only", "no such workload"], "is found in no workload's name"),
         (["--peers", "tpu"], "'tpu' is none of cudnn, torch, compile, compile-max, cupy, plain, none"),
-        (["--suite", "other"], "there is no suite 'other'; there are: board, memory-bound, tensor-core"),
+        (["--suite", "other"], "there is no suite 'other'; there are: board, memory-bound, tensor-core, models, layers"),
         (["x.py", "--suite", "board"], "give a file or --suite, not both"),
         ([str(ROOT / "examples" / "sigmoid_fma.py"), "--peers", "cudnn,torch"], "'torch' is none of cudnn, none; the"),
         (["--json", "."], "is a folder; give the name of a file"),
@@ -666,8 +666,7 @@ def tool(tmp_path, monkeypatch):
     names = module["main"].__globals__
     monkeypatch.setitem(names, "README", readme)
     monkeypatch.setitem(names, "RESULTS", results)
-    if "PAGES" in names:  # no page but this one is written
-        monkeypatch.setitem(names, "PAGES", {readme: names["readme_makers"]})
+    monkeypatch.setitem(names, "PAGES", {readme: names["readme_makers"]})  # no other page is written
     return SimpleNamespace(main=module["main"], readme=readme, results=results)
 
 
