@@ -445,7 +445,7 @@ def test_no_gpu(capsys, monkeypatch, tmp_path):
         (["--only", "("], "is no regular expression"),
         (["--only", "no such workload"], "is found in no workload's name"),
         (["--peers", "tpu"], "'tpu' is none of cudnn, torch, compile, compile-max, cupy, plain, none"),
-        (["--suite", "other"], "there is no suite 'other'; there are: board, memory-bound, tensor-core, models, layers"),
+        (["--suite", "other"], "there is no suite 'other'; there are: board, memory-bound, tensor-core, models"),
         (["x.py", "--suite", "board"], "give a file or --suite, not both"),
         ([str(ROOT / "examples" / "sigmoid_fma.py"), "--peers", "cudnn,torch"], "'torch' is none of cudnn, none; the"),
         (["--json", "."], "is a folder; give the name of a file"),
