@@ -179,7 +179,7 @@ def test_paths_of_the_architecture_exist() -> None:
     assert len(lines) <= 12
     folder = ROOT
     for line in lines:
-        names = re.findall(r"\b[a-z]+(?:/|\.py)", re.split(r"\s{3,}(?=[^\s.]+ )", line.strip())[0])
+        names = re.findall(r"\b[a-z_]+(?:/|\.py)", re.split(r"\s{3,}(?=[^\s.]+ )", line.strip())[0])
         assert names, line
         if not line.startswith(" "):
             folder = ROOT / names[0]

@@ -143,10 +143,11 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
     ]
     ran = [s.ours for s in every if s.ours is not None]
     if ran:
+        ratios = runpy.run_path(str(ROOT / "benchmarks" / "summary.py"))["sentence"](document["rows"])
         build = median(row["build_s"] for row in ran)
         host = median(row["host_us"] for row in ran)
         lines += [f"Over the {len(ran)} rows of fusegraph the median cold build took {build:.2f} s, the median call "
-                  f"kept the host for {host:.1f} us.", ""]  # fmt: skip
+                  f"kept the host for {host:.1f} us. {ratios}".rstrip(), ""]  # fmt: skip
     return "\n".join(lines) + "\n" + _how_to(path.stem, document.get("options", "--suite board"))
 
 

@@ -212,7 +212,7 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Workloads to time instead: board (the default), memory-bound, tensor-core.",
+            help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers.",
             show_default=False,
         ),
     ] = None,
