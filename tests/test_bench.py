@@ -692,7 +692,7 @@ def test_tables(tool, capsys):
     ]
     for word in ("Pretended GPU, 2026-01-02", "`0123456789ab`", "driver 13.0", "fusegraph 0.1.0", "results/gpu.svg",
                  "(benchmarks/results/gpu.json)", "--suite memory-bound --json benchmarks/results/gpu.json", "0.20 s",
-                 "5.0 us"):  # fmt: skip
+                 "5.0 us", summary.sentence(result()["rows"])):  # fmt: skip
         assert word in text
     assert "torch None" not in text
     assert (tool.results / "gpu.svg").read_text() == svg(result())
