@@ -172,8 +172,8 @@ GATHER, PANEL_ROW = 16.0, 2.0
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
 #: that it exchanges in a cycle.
 EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
-#: The share of the multiprocessors that clusters of a size can use: those of a cluster are neighbours.
-CLUSTERED = {1: 1.0, 2: 1.0, 3: 0.9, 4: 0.88, 5: 0.8, 6: 0.75, 7: 0.75, 8: 0.75}
+#: Clusters of a size that 132 multiprocessors hold at a time: those of a cluster are neighbours.
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
 def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
@@ -192,7 +192,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         loads = max(loads, (s.rows + s.cols) * parts.reduction.per_stage * PANEL_ROW)
     epilogue = EPILOGUE * s.part / 8 * max(1, len(spec.program.operands)) + 800
-    rounds = -(-tiles * s.split // int(s.blocks * CLUSTERED[s.split]))
+    rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
     exchange = EXCHANGE + s.rows * s.cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
     return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)
 
