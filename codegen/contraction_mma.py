@@ -29,8 +29,9 @@ def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
 #: What the kernel's own variables are called.
 TAKEN = frozenset(
     """
-    Shared along batch c col e exchange f fetch filling first i inside j k k0 kk last load_parts m m0 memory n n0 next
-    part piece q r rank round_to_tf32 row shared stage staged stash sum sums t theirs tile total v warp_col warp_row
+    along batch c col e exchange f fetch filling first i inside j k k0 kk last left load_parts m m0 memory n n0 next
+    part piece q r rank right round_to_tf32 row Shared shared stage staged stash sum sums t theirs tile total u v
+    warp_col warp_row
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 #: And those of either factor, after its letter and a "_".
@@ -168,8 +169,8 @@ class _Renderer:
                 side.stash()
             w.close("};")
 
-    def _loop(self, counter: str, count: int) -> None:
-        self.w.line("#pragma unroll")
+    def _loop(self, counter: str, count: int, *, unroll: bool = True) -> None:
+        self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
         self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
 
     # ---- multiply
@@ -193,10 +194,12 @@ class _Renderer:
         first, last = ("first", "last") if s.split > 1 else ("0", str(self.depth))
         ahead = s.stages - 1
         w.line()
+        w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
         w.line(f"{self.fragments.total} sum[{self.fragments_m}][{2 * self.fragments_n}][4] = {{}};")
         depth = w.depth
         if ahead > 1:
-            self._loop("i", ahead)
+            # What goes through registers takes many instructions: once in front of the loop is enough.
+            self._loop("i", ahead, unroll=not self.stashed)
         number = "i" if ahead > 1 else "0"
         where = linear([(first, 1), (number, 1)])
         if s.split > 1 or self.depth < ahead:
@@ -303,7 +306,7 @@ class _Renderer:
 
         def total(e: str) -> str:
             column = "j * 2 + f / 2" if j != "0" else "f / 2"
-            return f"{sums}[{i}][{column}][f % 2 * 2 + {e}]"
+            return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
 
         if staged is None:
             fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n)

@@ -155,11 +155,13 @@ class Way:
 
     @property
     def granule(self) -> int:
-        """Elements of a piece along the reduction that have all coordinates but the last in common, and the limits."""
+        """Elements of a piece that share all coordinates of the reduction but the last, and keep the limits or not."""
         if not self.along_k:
             return 1
-        bounded = any(limit.inner[-1] for limit in self.gather.limits)
-        return self.vector if bounded or self.inner[-1] % self.piece else self.piece
+        if any(limit.inner[-1] for limit in self.gather.limits):
+            return self.vector
+        size = self.inner[-1]
+        return min(self.piece, size & -size)  # the largest power of two that divides it, a multiple of the vector
 
     @property
     def effort(self) -> float:
@@ -380,8 +382,13 @@ def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
     for way, size in ((parts.a, s.rows), (parts.b, s.cols)):
         count = way.count(size, s.inner, s.threads)
         kept += (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
+        places = way.piece // way.granule if way.along_k else 1
+        if places > 1:
+            kept += 4 + places * (1 + len(way.gather.limits))
         if not way.copied:  # on their way from global memory; single elements take a register each
             kept += count * max(4, way.piece if way.vector == 1 else 4)
+            if places == way.piece:  # and more of them, the more places there are to work out
+                kept += max(0, count * places - 32) // 2
             dtype = way.gather.operand.dtype
             if dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert:
                 kept += 24  # to convert them takes some steps of integers and floats

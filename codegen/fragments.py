@@ -183,9 +183,11 @@ class Fragments:
     def put(self, to: Staging, name: str, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to a staging area."""
         w = self.w
-        w.line(f"const int row = {row}, col = {col};")
+        w.line(f"const int row = {row};")
+        w.line(f"const int col = {col};")
         if to.by_rows:
-            w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{{total('0')}, {total('1')}}}}});")
+            w.line(f"const {self.total} left = {total('0')}, right = {total('1')};")
+            w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{left, right}}}});")
         else:
             w.line("#pragma unroll")
             w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e')};")

@@ -191,22 +191,27 @@ class TileLoader:
             coords, along = self._inner([(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
             if vectors:
                 self._loop("v", self.vectors)
-            self._copy(coords, along, 0)
+            self._copy(coords, along, "")
         else:
             over_k = several and not way.threads_along_k
             if over_k:
                 self._loop("i", self.count)
             piece = [(f"{p}_piece", way.piece), ("i" if over_k else "0", self.step * way.piece)]
-            together = way.granule == way.piece
-            if together:
-                coords, along = self._inner(piece, common)
-            if vectors:
-                self._loop("v", self.vectors)
-            if not together:
-                coords, along = self._inner([*piece, ("v" if vectors else "0", way.vector)], common)
+            places, each = way.piece // way.granule, way.granule // way.vector
+            if places > 1:  # in which the coordinates of the reduction differ
+                counter = "v" if each == 1 else "c"
+                self._loop(counter, places)
+                piece.append((counter, way.granule))
+            coords, along = self._inner(piece, common)
+            apart = ""
+            if each > 1:
+                apart = "v" if places == 1 else "u"
+                self._loop(apart, each)
+                if places > 1:
+                    w.line(f"const int v = c * {each} + u;")
             if several and way.threads_along_k:
                 self._loop("i", self.count)
-            self._copy(coords, along, way.vector if together and vectors else 0)
+            self._copy(coords, along, apart)
         while w.depth > depth:
             w.close()
 
@@ -238,10 +243,10 @@ class TileLoader:
                 self.w.line(f"const {self.t} {name} = {coordinate('k0', way.inner, d)};")
         return names
 
-    def _copy(self, coords: Sequence[str], along: str, apart: int) -> None:
+    def _copy(self, coords: Sequence[str], along: str, counter: str) -> None:
         """One copy, from the coordinates of the reduction whose offset is ``along``.
 
-        Vectors of a piece which share these lie ``apart`` terms from one to the next.
+        ``counter`` counts the vectors of a piece that share these.
         """
         w, way, p, gather = self.w, self.way, self.label, self.way.gather
         source = gather.operand.dtype
@@ -256,8 +261,8 @@ class TileLoader:
             w.line(f"const bool inside = {' && '.join(conditions)};")
             inside = "inside"
         terms = [(f"{p}_base{self.base_at}", 1), (along, 1)]
-        if apart:
-            terms.append(("v", apart * gather.inner[-1]))
+        if counter:
+            terms.append((counter, way.vector * gather.inner[-1]))
         place = f"{self.pointer} + ({linear(terms)})"
         if way.copied:
             size = way.vector * source.itemsize

@@ -92,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
             load_matrices(b_part[kk % 2][j], shared.b[stage] + j * 2048 + (b_lane ^ kk * 32));
     };
 
+    // While a stage is multiplied the next 2 are on the way.
     float sum[4][4][4] = {};
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -135,8 +136,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
         for (int j = 0; j < 2; ++j) {
             #pragma unroll
             for (int f = 0; f < 4; ++f) {
-                const int row = warp_row + i * 16 + lane / 4 + f % 2 * 8, col = warp_col + j * 16 + lane % 4 * 2 + f / 2 * 8;
-                store_shared(&staged[row][col], Vector<float, 2>{{sum[i][j * 2 + f / 2][f % 2 * 2 + 0], sum[i][j * 2 + f / 2][f % 2 * 2 + 1]}});
+                const int row = warp_row + i * 16 + lane / 4 + f % 2 * 8;
+                const int col = warp_col + j * 16 + lane % 4 * 2 + f / 2 * 8;
+                const float left = sum[i][j * 2 + f / 2][f % 2 * 2], right = sum[i][j * 2 + f / 2][f % 2 * 2 + 1];
+                store_shared(&staged[row][col], Vector<float, 2>{{left, right}});
             }
         }
     }

@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) matmul_bias_gelu_kernel(
             load_matrices_transposed(b_part[kk % 2][j], shared.b[stage] + kk * 2048 + (b_lane ^ j * 32));
     };
 
+    // While a stage is multiplied the next is on the way.
     float sum[4][8][4] = {};
     fetch(0, 0);
     copy_async_commit();
@@ -115,8 +116,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) matmul_bias_gelu_kernel(
         for (int j = 0; j < 4; ++j) {
             #pragma unroll
             for (int f = 0; f < 4; ++f) {
-                const int row = warp_row + i * 16 + lane / 4 + f % 2 * 8, col = warp_col + j * 16 + lane % 4 * 2 + f / 2 * 8;
-                store_shared(&staged[row][col], Vector<float, 2>{{sum[i][j * 2 + f / 2][f % 2 * 2 + 0], sum[i][j * 2 + f / 2][f % 2 * 2 + 1]}});
+                const int row = warp_row + i * 16 + lane / 4 + f % 2 * 8;
+                const int col = warp_col + j * 16 + lane % 4 * 2 + f / 2 * 8;
+                const float left = sum[i][j * 2 + f / 2][f % 2 * 2], right = sum[i][j * 2 + f / 2][f % 2 * 2 + 1];
+                store_shared(&staged[row][col], Vector<float, 2>{{left, right}});
             }
         }
     }
