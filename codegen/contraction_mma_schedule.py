@@ -332,14 +332,20 @@ MOST_REGISTERS = 250
 
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
-    """Schedules worth trying, the one with the least estimated time first.  Raises Unsupported with a reason."""
+    """Schedules worth trying, the one with the least estimated time first, then the best of every other tile.
+
+    Raises Unsupported with a reason.
+    """
     if not arch.has_cp_async:
         raise Unsupported(f"{arch} has no asynchronous copies to shared memory")
     parts = ways(spec, not arch.has_fp8_mma)
     ranked = sorted(_candidates(spec, parts, arch), key=lambda s: _cost(spec, parts, s, arch))
     if not ranked:
         raise Unsupported("no tile fits the shared memory of a block")
-    return tuple(ranked)
+    leaders: dict[tuple[int, ...], MmaSchedule] = {}
+    for s in ranked:
+        leaders.setdefault((s.rows, s.cols, s.warps_m, s.split), s)
+    return tuple(dict.fromkeys([*leaders.values(), *ranked]))
 
 
 def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaSchedule]:

@@ -68,7 +68,7 @@ def tiles(every: bool) -> list[Case]:
             for stages in (2, 3, 4):
                 if row_bytes == 128 and warps_m * warps_n == 1:
                     continue  # too few threads
-                if not every and (number + k + stages) % 6:
+                if not every and (number + k + stages) % (6 if rows * cols <= 64 * 128 else 12):
                     continue
                 s = MmaSchedule(rows, cols, row_bytes // 2, warps_m, warps_n, stages)
                 over_a, over_b = divmod((number + stages) % 4 if s.threads >= max(rows, cols) else 1, 2)
