@@ -137,6 +137,8 @@ class Row:
     build_s         seconds until the first result, nothing taken from a disk cache of ours.
     host_us         microseconds until a call returns.
     note            what ran: our kernels, cuDNN's plans, how torch ran.
+    covered         whether the device was kept busy while the host queued the call (`runtime/timing.py`): if not,
+                    median_us may have host time in it.
     """
 
     workload: str
@@ -147,6 +149,7 @@ class Row:
     build_s: float | None
     host_us: float | None
     note: str = ""
+    covered: bool = True
 
 
 class Bench:
