@@ -452,7 +452,7 @@ class _Renderer:
         ):
             tile = self._tile_type(side, size)
             text = f"alignas(1024) {gather.operand.dtype.ctype} {name}[{s.stages}]{tile};"
-            w.line(text + (f"  // tiles of {self.a}: stages first, rows of 128 bytes, swizzled" if name == "a" else ""))
+            w.line(text + (f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""))
         if layout.maps is not None:
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
@@ -600,7 +600,8 @@ class _Renderer:
         # Windows that overlap are copied again: from the L1 cache.
         overlap = any(size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride))
         copy = "copy_async_cached" if overlap else "copy_async<16>"
-        w.line(f"{copy}({tile}, {self.a} + (base[i] + tap), inside ? 16 : 0);")
+        w.line(f"{copy}({tile},")
+        w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
         w.close()
         w.line("copy_async_arrive(shared.full[stage.index]);")
         w.close()
@@ -642,7 +643,8 @@ class _Renderer:
             coordinates = ", ".join(text(term) for term in side.terms)
             offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
             target = f"{at}[u]" if k.per_stage > 1 else at
-            w.line(f"tma_load_im2col({target}, {tensor_map}, full, {coordinates}, {offsets});")
+            w.line(f"tma_load_im2col({target}, {tensor_map}, full,")
+            w.line(f"                {coordinates}, {offsets});")
             return
         if side.along_k:
             target = f"{at}[u]" if k.per_stage > 1 else at
@@ -679,7 +681,8 @@ class _Renderer:
         values["c"] = "channel"
         coordinates = ", ".join(_tidy(term.format(**values)) for term in side.terms)
         offsets = ", ".join(f"uint16({_tidy(term.format(**values))})" for term in side.offsets)
-        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full, {coordinates}, {offsets});")
+        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
+        w.line(f"                {coordinates}, {offsets});")
         w.close()
 
     # ---- the consumers
@@ -707,7 +710,8 @@ class _Renderer:
         w.line(f"registers_increase<{s.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
         rows = f"group * {GROUP_ROWS}" if s.groups > 1 else "0"
-        w.line(f"const int row = {rows} + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile")
+        first_row = linear([(rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+        w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
         if self.layout.maps is not None and len(self.staged):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -181,6 +182,10 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     return text
 
 
+#: A number, a variable, an element of an array.
+_TERM = re.compile(r"\w+(?:\[\w+\])*")
+
+
 def _factor(name: str) -> str:
     whole = name.startswith(("(", "min(")) and name.endswith(")")
-    return name if whole or name.replace("_", "a").isalnum() else f"({name})"
+    return name if whole or _TERM.fullmatch(name) else f"({name})"

@@ -26,8 +26,8 @@ RESERVED = frozenset(
     tma_load_im2col tma_load_multicast tma_load_im2col_multicast tma_store tma_store_add tma_prefetch tma_commit
     tma_wait tma_wait_read bulk_load bulk_store fence_async_shared registers_increase registers_decrease
     named_barrier_sync named_barrier_arrive grid_dependency_wait grid_dependency_launch cluster_rank cluster_sync
-    cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_commit copy_async_wait
-    copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
+    cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_commit
+    copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
     store_fragments store_fragments_turned Barrier TensorMap Ring Tile
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read

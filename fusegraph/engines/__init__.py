@@ -65,9 +65,7 @@ def compile(
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(
-            graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache, arch=arch
-        )
+        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache, arch=arch)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
