@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,14 +23,14 @@ HOPPER = target("sm_90a")
 Pick = Callable[[WgmmaSchedule], bool]
 
 
-def hopper(case: Case, pick: Pick | None = None, **fields: Any) -> Case:
-    """The case with the first wgmma schedule that a predicate takes, some of its fields changed."""
+def hopper(case: Case, pick: Pick | None = None, pick_any: random.Random | None = None, **fields: Any) -> Case:
+    """The case with the first wgmma schedule that a predicate takes, or any, some of its fields changed."""
 
     def schedule(spec: Any) -> WgmmaSchedule:
         every = contraction_wgmma.schedules(spec, HOPPER)
         fitting = [s for s in every if pick is None or pick(s)]
         assert fitting, f"none of {every[:4]}"
-        return replace(fitting[0], **fields)
+        return replace(pick_any.choice(fitting) if pick_any else fitting[0], **fields)
 
     return replace(case, schedule=schedule, arch="sm_90a")
 
@@ -304,6 +305,47 @@ def test_infinities_and_nan_stay_where_they_belong():
         ),
     ]
     passes(cases)
+
+
+def anything(r: random.Random) -> Case:
+    """A random problem that wgmma takes, with a random schedule."""
+    kind, eight = r.choice(["matmul", "image", "image", "dgrad", "wgrad"]), lambda most: 8 * r.randint(1, most)
+    dtype, then = r.choice(["bfloat16", "float16"]), r.choice([plain, channel_bias])
+    taps, dilation = r.choice([1, 2, 3]), r.choice([1, 1, 2])
+    height = r.randint((taps - 1) * dilation + 1, 16)
+    more: dict[str, Any] = {"padding": r.choice([0, 1, ((0, 1), (2, 0))]), "dilation": dilation}
+    if kind == "matmul":
+        m, n, k = r.choice([1, 7, 64, 65, 130, 200]), r.choice([eight(30), r.randint(1, 90)]), eight(40)
+        lead = r.choice([(), (), (3,), (2, 2)])
+        a_strides = transposed((*lead, m, k)) if m % 8 == 0 and r.random() < 0.4 else None
+        b_strides = transposed((*lead, k, n)) if n % 8 or r.random() < 0.5 else None
+        case = matmul(
+            (*lead, m, k),
+            r.choice([(*lead, k, n), (k, n)]) if b_strides is None else (*lead, k, n),
+            dtype,
+            a_strides=a_strides,
+            b_strides=b_strides,
+            epilogue=r.choice([plain, bias, everything]),
+        )
+    elif kind == "image":
+        shape_x = (r.randint(1, 3), r.choice([8, 16, 24, 64, 128]), height, r.randint(5, 16))
+        more["stride"] = r.choice([1, 1, 2])
+        case = image(shape_x, (eight(16), shape_x[1], taps, taps), dtype, epilogue=then, **more)
+    elif kind == "dgrad":
+        case = dgrad((r.randint(1, 2), eight(10), height + 4, height + 4), eight(10), (taps, taps), **more)
+    else:
+        more["stride"] = r.choice([1, 2])
+        where = r.choice(["channels_last", "contiguous"])
+        case = wgrad(
+            (r.randint(1, 3), 64 * r.randint(1, 2), height + 4, height + 4), eight(10), (taps, taps), where, **more
+        )
+    return hopper(case, blocks=r.choice([1, 2, 3, 132]), pick_any=r)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [0, 12, 24])
+def test_random_problems_and_schedules(start):
+    passes(anything(random.Random(seed)) for seed in range(start, start + 12))
 
 
 def spec(case: Case) -> Any:
