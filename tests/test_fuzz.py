@@ -26,7 +26,7 @@ from graphs import (
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from codegen import pointwise
+from codegen import pointwise, pointwise_schedule, pointwise_vectors
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable, build_together
@@ -64,8 +64,9 @@ def test_a_few_random_graphs() -> None:
 @pytest.mark.slow
 def test_random_graphs_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few threads a block, these small tensors take the schedules of large ones."""
-    monkeypatch.setattr(pointwise, "THREADS", 32)
-    monkeypatch.setattr(pointwise, "ENOUGH_BLOCKS", 1)
+    for module in (pointwise_schedule, pointwise_vectors):
+        monkeypatch.setattr(module, "THREADS", 32)
+    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1)
     for batch in batches(range(1000, 1072)):
         check_recipes(batch)
 
