@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from codegen import contraction, pointwise, window
+from codegen import contraction, pointwise, rows, window
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
+from codegen.rows_schedule import RowsSchedule
 from codegen.schedule import (
     PORTABLE,
     KernelSpec,
@@ -19,7 +20,7 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, WindowSpec
+from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, RowsSpec, WindowSpec
 from codegen.window_schedule import WindowSchedule
 
 __all__ = [
@@ -44,6 +45,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
     s = schedule or best_schedule(spec, arch)
     if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule | TilesSchedule):
         return pointwise.render(spec, s)
+    if isinstance(spec, RowsSpec) and isinstance(s, RowsSchedule):
+        return rows.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
     if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | MmaSchedule | SimtSchedule):

@@ -64,7 +64,14 @@ class Index:
     index: int
 
 
-Value: TypeAlias = Load | Literal | Result | Anchor | Index
+@dataclass(frozen=True)
+class Reduced:
+    """The result of the program's n-th reduction over the row that the element is in."""
+
+    reduction: int
+
+
+Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,26 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """``name``: a value combined over all elements of a row, in its compute type.
+
+    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is).
+    """
+
+    name: str
+    combine: str
+    value: Value
+    ctype: str
+
+
+@dataclass(frozen=True)
 class Program:
     """What is computed for one element of the iteration space.
 
     indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``.
     real is the C type in which floats of 32 bits or fewer are computed ("float", or "double" on request).
     exact forbids approximate instructions even where they could not be seen in what is stored.
+    reductions are those of the rows family; each uses values that do not depend on later ones.
     """
 
     loads: tuple[Operand, ...] = ()
@@ -101,6 +122,7 @@ class Program:
     notes: tuple[str, ...] = ()
     real: str = "float"
     exact: bool = False
+    reductions: tuple[Reduction, ...] = ()
 
     @property
     def approximate(self) -> bool:
@@ -169,7 +191,7 @@ class Emitter:
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
         stored = [s.value for s in program.stores]
-        used = [v for i in program.instructions for v in i.args]
+        used = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
         # A result that is stored once and used nowhere else needs no name of its own.
         self.inlined = {
             n for n in range(len(program.instructions)) if Result(n) not in used and stored.count(Result(n)) == 1
@@ -214,6 +236,8 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
         return value.ctype
     if isinstance(value, Result):
         return program.instructions[value.instruction].ctype
+    if isinstance(value, Reduced):
+        return program.reductions[value.reduction].ctype
     return "int32" if isinstance(value, Index) else anchor
 
 

@@ -83,6 +83,7 @@ def converted(operand: Operand, text: str, real: str) -> str:
 def uses(program: Program) -> dict[Value, int]:
     """How often each value is used by instructions and stores."""
     count: dict[Value, int] = {}
-    for value in [v for i in program.instructions for v in i.args] + [s.value for s in program.stores]:
+    every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
+    for value in [*every, *(s.value for s in program.stores)]:
         count[value] = count.get(value, 0) + 1
     return count

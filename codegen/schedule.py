@@ -11,17 +11,20 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, window_schedule
+from codegen import contraction, pointwise, rows_schedule, window_schedule
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
-from codegen.spec import ContractionSpec, PointwiseSpec, WindowSpec
+from codegen.rows_schedule import RowsSchedule
+from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec, WindowSpec
 from codegen.window_schedule import WindowSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | WindowSpec | ContractionSpec
-Schedule: TypeAlias = PointwiseSchedule | TilesSchedule | WindowSchedule | WgmmaSchedule | MmaSchedule | SimtSchedule
+KernelSpec: TypeAlias = PointwiseSpec | RowsSpec | WindowSpec | ContractionSpec
+Schedule: TypeAlias = (
+    PointwiseSchedule | TilesSchedule | RowsSchedule | WindowSchedule | WgmmaSchedule | MmaSchedule | SimtSchedule
+)
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
 PORTABLE = archs.arch("sm_80")
@@ -57,6 +60,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
     """The schedule that the family's cost model thinks is the fastest on an architecture."""
     if isinstance(spec, PointwiseSpec):
         return pointwise.best_schedule(spec)
+    if isinstance(spec, RowsSpec):
+        return next(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
     return contraction.schedules(spec, arch)[0]
@@ -66,6 +71,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
     """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
     if isinstance(spec, PointwiseSpec):
         return _unique(pointwise.schedules(spec))
+    if isinstance(spec, RowsSpec):
+        return _unique(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
     return _unique(contraction.schedules(spec, arch))

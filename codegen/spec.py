@@ -76,6 +76,20 @@ class PointwiseSpec:
 
 
 @dataclass(frozen=True)
+class RowsSpec:
+    """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
+
+    outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
+    program     operands that do not vary along a row have strides of 0 over its dimensions; so stored, once a row.
+    """
+
+    name: str
+    outer: tuple[int, ...]
+    row: tuple[int, ...]
+    program: Program
+
+
+@dataclass(frozen=True)
 class Limit:
     """A number that depends on coordinates, and a bound: 0 <= b . batch + o . outer + i . inner + start < size.
 

@@ -163,13 +163,13 @@ class Recipe:
         return "\n".join([how, *self.lines])
 
 
-def seeded(seed: int, *, themes: Sequence[str] = ("pointwise", "matmul", "conv")) -> Recipe:
+def seeded(seed: int, *, themes: Sequence[str] = ("pointwise", "matmul", "conv", "rows")) -> Recipe:
     """The random graph of a seed."""
     return draw_recipe(Seeded(seed), themes)
 
 
 @st.composite
-def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "matmul", "conv")) -> Recipe:
+def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "matmul", "conv", "rows")) -> Recipe:
     """Random graphs for hypothesis."""
     return draw_recipe(Drawn(draw), themes)
 
@@ -324,7 +324,7 @@ class _Author:
         self.base = self.base_shape()
         for number in range(self.draw.integer(1, 4)):
             self.input(self.base if number == 0 else self.broadcastable(self.base))
-        anchors = 0 if self.theme == "pointwise" else self.draw.pick((1, 1, 1, 2))
+        anchors = 0 if self.theme == "pointwise" else self.draw.pick((1, 1, 1, 2, *((2, 3) * (self.theme == "rows"))))
         steps = ["anchor"] * anchors + ["pointwise"] * self.draw.integer(1, 8)
         while steps:
             step = steps.pop(self.draw.integer(0, len(steps) - 1))
@@ -335,7 +335,7 @@ class _Author:
         self.outputs()
 
     def base_shape(self) -> tuple[int, ...]:
-        low, high = {"pointwise": (0, 6), "matmul": (2, 4), "conv": (3, 5)}[self.theme]
+        low, high = {"pointwise": (0, 6), "rows": (1, 5), "matmul": (2, 4), "conv": (3, 5)}[self.theme]
         rank = max(low, min(self.draw.pick((2, 1, 3, 4, 0, 5, 6)), high))
         left = 4096
         shape = []
@@ -535,6 +535,17 @@ class _Author:
         nodes = [line for line in self.lines if " = g." in line and "g.tensor(" not in line and "name=" not in line]
         if nodes:
             self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
+
+    def rows(self) -> None:
+        x = self.number(self.any())
+        tensor = self.tensor(x)
+        axes = tuple(d for d in range(tensor.rank) if self.draw.integer(0, 1))
+        modes = ("add", "max", "min", "amax", "norm1", *(("avg", "norm2", "mul") if tensor.dtype.is_float else ()))
+        mode = self.draw.pick(modes)
+        if mode in ("max", "min", "amax") and any(tensor.shape[d] == 0 for d in axes):
+            mode = "add"
+        keepdims = "" if self.chance(70) else ", keepdims=False"
+        self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
 
     def matmul(self) -> None:
         found = [n for n in self.names if self.tensor(n).rank >= 2 and 0 not in self.tensor(n).shape]

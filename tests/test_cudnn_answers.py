@@ -159,6 +159,22 @@ def matmul_gelu_matmul(g: fg.Graph) -> fg.Tensor:
     return g.gelu(rows(g) @ dense(g)) @ dense(g, "v", 512, 64)
 
 
+def conv_sum(g: fg.Graph) -> fg.Tensor:
+    return g.reduction(conv(g, image(g)), "add", axes=(1, 2, 3))
+
+
+def matmul_max(g: fg.Graph) -> fg.Tensor:
+    return g.reduction(rows(g) @ dense(g), "max", axes=-1)
+
+
+def row_sum(g: fg.Graph) -> fg.Tensor:
+    return g.reduction(rows(g), "add", axes=-1)
+
+
+def relu_sum(g: fg.Graph) -> fg.Tensor:
+    return g.reduction(g.relu(rows(g)), "add", axes=-1)
+
+
 def fp8_matmul(g: fg.Graph) -> fg.Tensor:
     return g.cast(rows(g) @ dense(g, strides=(1, 128)), "bfloat16")
 
@@ -220,6 +236,10 @@ ROWS = (
     Row("relu matmul", relu_matmul, "relu matmul", UNSUPPORTED, pieces=2),
     Row("matmul gelu matmul", matmul_gelu_matmul, "matmul gelu matmul", UNSUPPORTED, pieces=2),
     Row("fp8 matmul", fp8_matmul, "matmul identity", io="float8_e4m3", slack=FP8_SLACK),
+    Row("conv sum", conv_sum, "conv_fprop reduction ADD"),
+    Row("matmul row max", matmul_max, "matmul reduction MAX"),
+    Row("reduction alone", row_sum, "reduction ADD", UNSUPPORTED, pieces=0),
+    Row("reduction after relu", relu_sum, "relu reduction ADD", UNSUPPORTED, pieces=0),
     Row("float64", doubles, "add", UNSUPPORTED, io="float64", pieces=0),
     # Sums made in float32 would be refused; those made in int32 are accepted, and stored as such they are wrong.
     Row("int8 conv straight to float32", int8_conv("straight"), "conv_fprop", io="int8"),
@@ -231,9 +251,6 @@ REFUSED = [row for row in ROWS if row.refusal is not None]
 
 #: Graphs that were tried with cuDNN but wait for an op: their rows belong into `ROWS` as soon as the op is there.
 WAITING = {
-    "conv + sum over K,H,W: accepted": "reduction",
-    "matmul + row max: accepted": "reduction",
-    "a reduction alone; after a pointwise op: refused": "reduction",
     "softmax: refused": "softmax",
     "layernorm alone: accepted; + gelu, * x: refused": "layernorm",
     "residual add + rmsnorm: refused": "rmsnorm",
@@ -259,7 +276,9 @@ def described(graph: fg.Graph) -> lowering.Described:
 
 
 def words(graph: lowering.Described) -> str:
-    return " ".join(n.params.get("mode") or n.node_type.name.lower() for n in graph.pygraph.nodes)
+    modes = (n.params.get("mode") for n in graph.pygraph.nodes)
+    plain = (n.node_type.name.lower() for n in graph.pygraph.nodes)
+    return " ".join(m if isinstance(m, str) else f"{p} {m.name}" if m else p for m, p in zip(modes, plain))
 
 
 def named(graph: lowering.Described, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Random graphs of pointwise nodes, convolutions, their gradients and matmuls: fused kernels against the reference.
+"""Random graphs of pointwise nodes, reductions, convolutions, their gradients and matmuls: fused kernels against the
+reference.
 
 A failing graph is printed as builder code, as small as it can be made.  With FUSEGRAPH_FUZZ=random in the environment
 the graphs differ from run to run.

@@ -80,6 +80,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     backward = [op for op in pointwise if op.name.endswith("_backward")]
     forward = [op for op in pointwise if op not in backward]
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
+    yield "reductions", [op for op in TABLE.values() if op.kind is Kind.REDUCTION]
     yield "one operand", [op for op in forward if len(op.operands) == 1]
     yield "two operands", [op for op in forward if len(op.operands) == 2]
     yield "three operands", [op for op in forward if len(op.operands) == 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import contraction, pointwise, window
+from fusegraph.lowering import contraction, pointwise, rows, window
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 
 __all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Refusal", "Target", "accept", "kernel_name", "lower"]
@@ -22,6 +22,8 @@ def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
     if view.contractions:
         contraction.accept(view, options)
+    elif rows.reductions(view):
+        rows.accept(view, options)
     else:
         pointwise.accept(view, options)
 
@@ -30,6 +32,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
     """The kernel of a group.  Raises Refusal if no family takes it."""
     accept(view, options)
     name = kernel_name(view)
+    if not view.contractions and rows.reductions(view):
+        return rows.lower(view, options, name)
     if not view.contractions:
         return pointwise.lower(view, options, name)
     if window.suits(view.contractions[0], view.graph) is None:

@@ -151,9 +151,11 @@ def accept(view: GroupView, options: Options) -> None:
             raise Refusal(f"cuDNN's graph API has {node.op.name} of floats only ({node.name!r} is {node.output.dtype})")
         known = node.attributes if composed else _KEYWORDS.get(node.op.name, {})
         for key, value in node.attributes.items():
-            structural = node.kind is Kind.CONTRACTION or key in ("dtype", "axis")
+            structural = node.kind is not Kind.POINTWISE or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
                 raise Refusal(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
+        if node.kind is Kind.REDUCTION and not node.attributes["keepdims"]:
+            raise Refusal(f"cuDNN's reduction keeps the dimensions that are reduced ({node.name!r} drops them)")
         if node.op.name.startswith("conv_") and node.output in view.writes and node.output.dtype.name == "int32":
             raise Refusal(
                 "cuDNN 9 takes convolutions of int8 that store their int32 sums, but writes other numbers "
@@ -299,6 +301,9 @@ class _Builder:
                 compute_data_type=compute,
                 name=name,
             )
+        if node.kind is Kind.REDUCTION:
+            mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
+            return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)
         if node.op.name in _COMPOSED:
             return _COMPOSED[node.op.name](_Words(self, node), *operands, **node.attributes)
         keywords = {
@@ -347,6 +352,7 @@ class _Builder:
             result.set_dim(sizes).set_stride(steps).set_data_type(self._stored_type(tensor.dtype))
         else:
             result.set_data_type(self.type(self.kept_dtype(node)))
-            if node.op.name in ("conv_dgrad", "conv_wgrad"):  # of several sizes that fit, cuDNN cannot know which
+            # Of several sizes that fit, cuDNN cannot know which.
+            if node.kind is Kind.REDUCTION or node.op.name in ("conv_dgrad", "conv_wgrad"):
                 result.set_dim(sizes).set_stride(steps)
         return result

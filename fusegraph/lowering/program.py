@@ -16,6 +16,8 @@ from codegen.expr import (
     Load,
     Operand,
     Program,
+    Reduced,
+    Reduction,
     Result,
     Store,
     Value,
@@ -49,7 +51,7 @@ def describe(node: Node) -> str:
     """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
     operands = [_shown(t) for t in node.inputs]
     usual = node.op.attributes
-    if node.kind is Kind.CONTRACTION and node.op.normalize is not None:
+    if node.kind is not Kind.POINTWISE and node.op.normalize is not None:
         usual = node.op.normalize(tuple(t.type for t in node.inputs), usual)
     given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != usual.get(k)]
     return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
@@ -68,6 +70,7 @@ class ProgramBuilder:
         self._reads: list[Tensor] = []
         self._indices: list[tuple[int, ...]] = []
         self._instructions: list[Instruction] = []
+        self._reductions: list[Reduction] = []
         self._values: dict[Tensor, Value] = {}
         #: what was rounded -> (its exact value, the dtype it was rounded to)
         self._exact: dict[Value, tuple[Value, DType]] = {}
@@ -92,6 +95,7 @@ class ProgramBuilder:
             tuple(describe(n) for n in self._view.nodes),
             self.real,
             self._options.strict,
+            tuple(self._reductions),
         )
         program, reads = _without_dead_code(program, self._parameter_order())
         return program, tuple(self._reads[n] for n in reads), self._view.writes
@@ -118,7 +122,8 @@ class ProgramBuilder:
         return self._values[tensor]
 
     def _ctype(self, value: Value) -> str:
-        partial = Program(tuple(self._loads), (), tuple(self._instructions), real=self.real)
+        reductions = tuple(self._reductions)
+        partial = Program(tuple(self._loads), (), tuple(self._instructions), real=self.real, reductions=reductions)
         return ctype_of(partial, value, self._anchor_type)
 
     def _apply(self, node: Node) -> Value:
@@ -212,12 +217,16 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             live.add(value)
             if isinstance(value, Result):
                 stack += program.instructions[value.instruction].args
+            if isinstance(value, Reduced):
+                stack.append(program.reductions[value.reduction].value)
     loads = [n for n in order if Load(n) in live]
     indices = [n for n in range(len(program.indices)) if Index(n) in live]
     kept = [n for n in range(len(program.instructions)) if Result(n) in live]
     new: dict[Value, Value] = {Load(n): Load(k) for k, n in enumerate(loads)}
     new |= {Index(n): Index(k) for k, n in enumerate(indices)}
     new |= {Result(n): Result(k) for k, n in enumerate(kept)}
+    reductions = [n for n in range(len(program.reductions)) if Reduced(n) in live]
+    new |= {Reduced(n): Reduced(k) for k, n in enumerate(reductions)}
 
     def moved(value: Value) -> Value:
         return new.get(value, value)
@@ -232,6 +241,9 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
                 for n in kept
             ),
             stores=tuple(Store(s.operand, moved(s.value)) for s in program.stores),
+            reductions=tuple(
+                replace(program.reductions[n], value=moved(program.reductions[n].value)) for n in reductions
+            ),
         ),
         loads,
     )

@@ -1,6 +1,6 @@
 """The op table.  Importing this package registers every op."""
 
-from fusegraph.ops import contraction, convolution, pointwise_activation, pointwise_math
+from fusegraph.ops import contraction, convolution, pointwise_activation, pointwise_math, reduction
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "convolution",
     "pointwise_activation",
     "pointwise_math",
+    "reduction",
 ]

@@ -18,6 +18,7 @@ class Kind(Enum):
     """What fusion needs to know about an op: legality follows from the kind, never from the op's name."""
 
     POINTWISE = "pointwise"
+    REDUCTION = "reduction"
     CONTRACTION = "contraction"
 
 

@@ -75,6 +75,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     value = np.broadcast_to(apply(node, [v for v, _ in operands]), tensor.shape)
     if node.kind is Kind.CONTRACTION:
         error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
+    elif node.kind is Kind.REDUCTION:
+        error = _reduction(graph, node, operands[0], value)
     else:
         error = _propagated(node, operands, value)
     if not tensor.dtype.is_float:
@@ -82,7 +84,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
     settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN whatever the rounding
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
-    if node.kind is Kind.CONTRACTION:  # the accumulator may be wider than the result's compute type
+    if node.kind is not Kind.POINTWISE:  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
         approximate = tensor.name in rounding.approximate
@@ -159,6 +161,50 @@ def _contraction(
     error = np.where(finite > largest, np.inf, error)
     if ea.any() or eb.any():
         error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
+    return np.where(np.isnan(error), np.inf, error)
+
+
+def _reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Array) -> Array:
+    """That of a sum or product of n terms in any order, plus what the terms' own errors bring; extremes are exact."""
+    (x, e), attributes = operand, {**node.attributes}
+    mode, axes = attributes["mode"], attributes["axes"]
+    if not node.output.dtype.is_float:
+        known = ~np.any(e != 0, axis=axes, keepdims=attributes["keepdims"])
+        return np.where(known, 0.0, np.inf)
+
+    def along(combine: Any, values: Array, **how: Any) -> Array:
+        return np.asarray(combine(values, axis=axes, keepdims=attributes["keepdims"], **how))
+
+    if mode in ("min", "max", "amax"):
+        error = along(np.max, e)
+        # An element that nothing is known of may be NaN; one that is NaN decides.
+        return np.where(np.isnan(error), np.inf, error)
+    compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
+    unit, largest = compute.unit_roundoff, compute.max * (1 - 2.0**-10)
+    count = int(np.prod([x.shape[d] for d in axes], dtype=np.int64))
+    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
+    if mode == "mul":
+        moved = along(np.prod, np.abs(x) + e) - along(np.prod, np.abs(x))
+        most = along(np.prod, np.maximum(finite + e, 1.0))
+        least = along(np.prod, np.minimum(np.where(finite > 0, finite, 1.0), 1.0))
+        error = moved + (2 * count + 2) * unit * (along(np.prod, finite) + moved)
+        # A partial product may overflow, or lose its digits, on the way to a result that is in range.
+        error = error + np.where(least < tiny(compute), (count + 1) * tiny(compute) * most, 0.0)
+        error = np.where((most > largest) | np.isnan(error), np.inf, error)
+        return np.where(along(np.any, np.isinf(e)), np.inf, error)
+    squared = mode == "norm2"
+    terms = finite * finite if squared else finite
+    moves = (2 * finite + e) * e if squared else e
+    total = along(np.sum, terms)
+    error = (count + 3) * unit * total + count * tiny(compute) + along(np.sum, moves) * (1 + (count + 3) * unit)
+    error = np.where(total + error > largest, np.inf, error)
+    if mode == "avg":
+        error = error / count + unit * (np.abs(value) + error / count) + tiny(compute)
+    if squared:
+        square = total * (1 + 2.0**-50)
+        upper = np.sqrt(square + error) - np.sqrt(square)
+        lower = np.sqrt(square) - np.sqrt(np.maximum(square - error, 0.0))
+        error = np.maximum(upper, lower) * (1 + 2.0**-20) + 4 * unit * np.sqrt(square + error) + tiny(compute)
     return np.where(np.isnan(error), np.inf, error)
 
 

@@ -174,6 +174,8 @@ class Eager:
     def _step(self, node: Node) -> Callable[..., Any]:
         if node.kind is Kind.CONTRACTION:
             return self._contraction(node)
+        if node.kind is Kind.REDUCTION:
+            return self._reduction(node)
         if node.op.name == "identity":
             return lambda x: self._cast(x, node.output.dtype)
         function = self._functions.get(node.op.name)
@@ -206,6 +208,31 @@ class Eager:
             raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
         function = makers[node.op.name](node)
         return lambda *xs: function(*(x.to(kind) for x in xs)).to(result)
+
+    def _reduction(self, node: Node) -> Callable[..., Any]:
+        torch, at, source = self._torch, node.attributes, node.inputs[0].dtype
+        mode, axes, keep = at["mode"], list(at["axes"]), at["keepdims"]
+        result = self._dtypes[node.output.dtype]
+        if not axes:
+            raise NotSupportedError(f"torch reduces no axes as all of them ({node.name!r})")
+        if mode in ("min", "max", "amax"):
+            extreme = torch.amin if mode == "min" else torch.amax
+            return lambda x: extreme(x.abs() if mode == "amax" else x, dim=axes, keepdim=keep).to(result)
+        wide = result if source.is_int else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
+        if mode == "mul":
+
+            def product(x: Any) -> Any:
+                x = x.to(wide)
+                for axis in reversed(axes):
+                    x = x.prod(dim=axis, keepdim=keep, dtype=wide)
+                return x.to(result)
+
+            return product
+        if mode == "avg":
+            return lambda x: x.mean(dim=axes, keepdim=keep, dtype=wide).to(result)
+        if mode == "norm2":
+            return lambda x: torch.linalg.vector_norm(x, 2, dim=axes, keepdim=keep, dtype=wide).to(result)
+        return lambda x: (x.to(wide).abs() if mode == "norm1" else x).sum(dim=axes, keepdim=keep, dtype=wide).to(result)
 
     def _convolution(self, node: Node) -> Callable[..., Any]:
         f, at = self._torch.nn.functional, node.attributes

@@ -1,0 +1,181 @@
+"""Reductions over one set of axes, and pointwise nodes around them -> a `RowsSpec`."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.expr import Reduced, Reduction, Value, compute_type
+from codegen.spec import RowsSpec
+from fusegraph.dtypes import int32, int64
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.pointwise import check_size
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.ops.base import Kind
+from fusegraph.ops.reduction import EXTREMES, MODES
+
+#: Fewer rows than this, each longer than that, leave most of a GPU idle: what else is computed for each element goes
+#: to another kernel.
+FEW_ROWS = 32
+LONG_ROW = 1 << 17
+
+
+def reductions(view: GroupView) -> list[Node]:
+    """The group's reductions."""
+    return [n for n in view.nodes if n.kind is Kind.REDUCTION]
+
+
+class _Space:
+    """The space of a group: the shape that is reduced and along which axes; and how its tensors lie in it.
+
+    Results of reductions that drop their axes have fewer dimensions, and so have the nodes that follow from them
+    (`dropped`), except where the axes are the leading ones: then broadcasting puts back what was dropped.
+    """
+
+    def __init__(self, view: GroupView) -> None:
+        self.view = view
+        nodes = reductions(view)
+        first = nodes[0]
+        self.shape = first.inputs[0].shape
+        self.axes: tuple[int, ...] = first.attributes["axes"]
+        for node in nodes[1:]:
+            if (node.inputs[0].shape, node.attributes["axes"]) != (self.shape, self.axes):
+                raise Refusal(
+                    f"{node.name!r} reduces {list(node.inputs[0].shape)} along {list(node.attributes['axes'])}, "
+                    f"{first.name!r} {list(self.shape)} along {list(self.axes)}: one kernel has one kind of rows"
+                )
+        rank = len(self.shape)
+        self.kept = tuple(d for d in range(rank) if d not in self.axes)
+        self.kept_shape = tuple(1 if d in self.axes else n for d, n in enumerate(self.shape))
+        self.dropped_shape = tuple(self.shape[d] for d in self.kept)
+        leading = self.axes == tuple(range(len(self.axes)))
+        self.dropped: set[Tensor] = set()
+        for node in view.nodes:
+            if node.kind is Kind.REDUCTION:
+                if not node.attributes["keepdims"] and not leading:
+                    self.dropped.add(node.output)
+            elif any(t in self.dropped for t in node.inputs):
+                self.dropped.add(node.output)
+        self._check()
+
+    def _check(self) -> None:
+        view, inner = self.view, {n.output for n in self.view.nodes}
+        read_dropped: set[Tensor] = set()
+        read_full: set[Tensor] = set()
+        for node in view.nodes:
+            if node.kind is Kind.CONTRACTION:
+                raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
+            after = node.output in self.dropped and node.kind is Kind.POINTWISE
+            shape = self.dropped_shape if after else self.shape
+            if node.kind is Kind.POINTWISE and not broadcasts_to(node.output.shape, shape):
+                raise Refusal(
+                    f"{node.name!r} {list(node.output.shape)} does not broadcast to "
+                    f"{'the results' if after else 'the space'} {list(shape)} of the reduction"
+                )
+            if after and not node.op.reads_values:
+                raise Refusal(f"{node.name!r} asks for positions in the result of the reduction")
+            for tensor in node.inputs:
+                if tensor.is_constant and tensor.size == 1:
+                    continue
+                if tensor not in inner:
+                    (read_dropped if after else read_full).add(tensor)
+                elif after != (tensor in self.dropped):
+                    raise Refusal(
+                        f"{node.name!r} {list(node.output.shape)} takes {tensor.name!r} {list(tensor.shape)}, which "
+                        f"{'still has' if after else 'no longer has'} the dimensions that are reduced"
+                    )
+        self._dropped_reads = read_dropped
+        for tensor in read_dropped & read_full:
+            raise Refusal(f"{tensor.name!r} is read before the reduction and after it, along different dimensions")
+        for tensor in view.writes:
+            if tensor not in self.dropped and not self._covers(tensor):
+                raise Refusal(
+                    f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is neither all of "
+                    f"{list(self.shape)} nor a result of the reduction {list(self.kept_shape)}"
+                )
+            if tensor in self.dropped and tensor.shape != self.dropped_shape:
+                raise Refusal(
+                    f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result "
+                    f"{list(self.dropped_shape)}"
+                )
+
+    def _covers(self, tensor: Tensor) -> bool:
+        """Whether a written tensor has an element for each of the space, or for each row."""
+        missing = len(self.shape) - len(tensor.shape)
+        shape = (1,) * missing + tensor.shape
+        return shape in (self.shape, self.kept_shape)
+
+    def strides(self, tensor: Tensor) -> tuple[int, ...]:
+        """A tensor's strides over the kept dimensions, then the reduced ones."""
+        if tensor in self.dropped or tensor in self._dropped_reads:
+            return broadcast_strides(tensor, self.dropped_shape) + (0,) * len(self.axes)
+        full = broadcast_strides(tensor, self.shape)
+        return tuple(full[d] for d in (*self.kept, *self.axes))
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return tuple(self.shape[d] for d in self.axes)
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal with the reason unless the group is reductions of one space along the same axes and pointwise
+    nodes around them.
+    """
+    space = _Space(view)
+    check_size(view)
+    few = prod(space.dropped_shape) < FEW_ROWS and prod(space.row) > LONG_ROW
+    full = [t for t in view.writes if t.size == prod(space.shape)]
+    if few and full and len(view.nodes) > 1:
+        raise Refusal(
+            f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as there are rows, "
+            f"{prod(space.dropped_shape)}"
+        )
+
+
+class _Builder(ProgramBuilder):
+    """The program of a group with reductions."""
+
+    def _apply(self, node: Node) -> Value:
+        if node.kind is not Kind.REDUCTION:
+            return super()._apply(node)
+        source, result, mode = node.inputs[0], node.output, node.attributes["mode"]
+        before, combine, after = MODES[mode]
+        value = self._value(source)
+        own = compute_type(source.dtype, self.real)
+        total = _accumulator(node, self.real)
+        if before == "abs" and source.dtype.is_float:
+            value = self._emit(f"{node.name} abs", "math::abs({0})", [value], own)
+        elif before == "square":
+            value = self._emit(f"{node.name} square", "{0} * {0}", [value], own)
+        if own != total:
+            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        if before == "abs" and not source.dtype.is_float:
+            value = self._emit(f"{node.name} abs", "math::wrapping_abs({0})", [value], total)
+        self._reductions.append(Reduction(node.name, combine, value, total))
+        found: Value = Reduced(len(self._reductions) - 1)
+        wanted = compute_type(result.dtype, self.real)
+        count = prod(source.shape[d] for d in node.attributes["axes"])
+        if after == "mean":
+            found = self._emit(node.name, f"{{0}} / {float(count)!r}{'f' if total == 'float' else ''}", [found], total)
+        elif after == "sqrt":
+            found = self._emit(node.name, "math::sqrt({0})", [found], total)
+        if wanted != total:
+            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
+        return self._rounded(result, found)
+
+
+def _accumulator(node: Node, real: str) -> str:
+    """The C type in which a reduction combines."""
+    source, result = node.inputs[0].dtype, node.output.dtype
+    if source.is_float:
+        return compute_type(source, real)
+    if node.attributes["mode"] in EXTREMES:
+        return compute_type(source)
+    return (int64 if int64 in (source, result) else int32).compute
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    space = _Space(view)
+    program, reads, writes = _Builder(view, options, space.strides).build()
+    return Lowered("rows", RowsSpec(name, space.dropped_shape, space.row, program), reads, writes)

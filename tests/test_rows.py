@@ -1,0 +1,310 @@
+"""Reductions and what is fused with them: on the CPU against the reference, and compiled for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, check_on_gpu, compile_for, executables, undecided_share
+
+import fusegraph as fg
+from codegen import best_schedule, render, schedules
+from codegen.arch import arch
+from codegen.rows_schedule import RowsSchedule
+from codegen.spec import RowsSpec
+from fusegraph import dtypes as dt
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.lowering.base import Options
+from fusegraph.ops.reduction import MODES
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable, random_inputs, run
+
+LENGTHS = (1, 2, 31, 33, 1000, 4097, 65537)
+
+
+def reductions_of(
+    shape: tuple[int, ...], axes: Any, dtype: str = "float32", modes: Any = MODES, keepdims: bool = True, **how: Any
+) -> fg.Graph:
+    """All modes that a dtype takes, of one tensor."""
+    g = fg.Graph(f"reductions {shape} {axes} {dtype}")
+    x = g.tensor("x", shape, dtype, **how)
+    for mode in modes:
+        if x.dtype.is_float or mode not in ("avg", "norm2"):
+            g.output(g.reduction(x, mode, axes, keepdims), name=f"y {mode}")
+    return g
+
+
+def softmax_of(shape: tuple[int, ...], axis: int, dtype: str = "float32", **how: Any) -> fg.Graph:
+    g = fg.Graph(f"softmax {shape} {axis} {dtype}")
+    x = g.tensor("x", shape, dtype, **how)
+    e = g.exp(x - g.reduction(x, "max", axis))
+    g.output(e / g.reduction(e, "add", axis), name="y")
+    return g
+
+
+def one_kernel(graph: fg.Graph) -> Any:
+    (kernel,) = plan(graph).kernels
+    assert kernel.group.family == "rows"
+    return kernel
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_of(length: int) -> None:
+    graphs = [
+        reductions_of((3, length), -1, modes=("add", "max", "norm2", "avg")),
+        reductions_of((length, 5), 0, modes=("add", "min")),
+        softmax_of((2, length), 1),
+        softmax_of((2, length), 1, "bfloat16"),
+    ]
+    for graph in graphs:
+        one_kernel(graph)
+    results = check_all(graphs)
+    assert undecided_share(results, graphs) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [d for d in dt.ALL if not d.is_bool], ids=str)
+def test_every_dtype_and_axis(dtype: dt.DType) -> None:
+    shape = (3, 4, 5, 16)
+    every = [None, -1, 0, 1, (1, 2), (0, 2), (0, 1), (2, 3), (0, 3), ()]
+    graphs = [reductions_of(shape, axes, dtype.name) for axes in every]
+    graphs += [reductions_of(shape, axes, dtype.name, keepdims=False) for axes in every]
+    # Products of 16 numbers overflow float16: then nothing is known of them.
+    results = check_all(graphs)
+    assert undecided_share(results, graphs) < 0.3
+
+
+def test_layouts() -> None:
+    shape = (2, 8, 4, 16)
+    strides = [(1024, 128, 32, 2), (512, 1, 128, 8), (1, 2, 16, 64), (512, 64, 0, 1), (640, 80, 20, 1)]
+    axes = (-1, 1, (2, 3), (0, 2, 3), (1, 3))
+    check_all([reductions_of(shape, a, strides=s, modes=("add", "max")) for s in strides for a in axes])
+    kinds = [(s, a, d) for s in strides[:3] for a in (-1, 1) for d in ("float32", "float16")]
+    check_all([softmax_of(shape, a, d, strides=s) for s, a, d in kinds])
+
+
+def test_special_values() -> None:
+    graphs = [
+        reductions_of((40, 33), -1, modes=("add", "mul", "min", "max", "amax", "norm1")),
+        softmax_of((40, 33), -1),
+    ]
+    check_all(graphs, inputs=lambda g: random_inputs(g, 3, special=0.03))
+
+
+def test_infinite_rows() -> None:
+    """As NumPy has it: the maximum of NaN is NaN, a row of minus infinity has no softmax."""
+    (executable,) = executables([softmax_of((4, 64), 1)])
+    x = np.zeros((4, 64), np.float32)
+    x[0], x[1, 3], x[2, :63], x[3] = -np.inf, np.nan, -np.inf, 3e38
+    (y,) = run(executable, {"x": x}).values()
+    assert np.isnan(y[:2]).all()
+    assert y[2, 63] == 1
+    assert not y[2, :63].any()
+    assert np.array_equal(y[3], np.full(64, 1 / 64, np.float32))
+
+
+def test_no_elements() -> None:
+    graphs = [
+        reductions_of((3, 0), 1, modes=("add", "mul", "avg", "norm1", "norm2")),
+        reductions_of((0, 3), 1),
+        reductions_of((0, 3), 0, modes=("add", "mul")),
+        softmax_of((0, 8), 1),
+    ]
+    check_all(graphs)
+    for mode in ("min", "max", "amax"):
+        with pytest.raises(ShapeError, match=f"{mode} of no elements: axis 1 has size 0"):
+            reductions_of((3, 0), 1, modes=(mode,))
+
+
+def test_large_offsets() -> None:
+    """The variance of numbers of mean 1e4 and spread 1, about the mean: as exact as float32 can be."""
+    g = fg.Graph("variance")
+    x = g.tensor("x", (4, 5000))
+    centred = x - g.reduction(x, "avg", 1)
+    g.output(g.reduction(centred * centred, "avg", 1), name="variance")
+    one_kernel(g)
+    (executable,) = executables([g])
+    values = (np.random.default_rng(0).standard_normal((4, 5000)) + 1e4).astype(np.float32)
+    (found,) = run(executable, {"x": values}).values()
+    expected = values.astype(np.float64).var(axis=1, keepdims=True)
+    assert np.abs(found / expected - 1).max() < 1e-5
+
+
+def around(g: fg.Graph) -> None:
+    """Pointwise before, between and after, results of every kind."""
+    x, bias, gate = g.tensor("x", (6, 40)), g.tensor("bias", (40,)), g.tensor("gate", (6, 40))
+    scale = g.tensor("scale", (6, 1))
+    h = g.output(x * scale + bias, name="h")
+    mean = g.output(g.reduction(h, "avg", -1), name="mean")
+    centred = h - mean
+    spread = g.sqrt(g.reduction(centred * centred, "avg", -1) + 1e-5)
+    g.output(g.gelu(centred / spread) * gate, name="y")
+
+
+def dropped(g: fg.Graph) -> None:
+    """Results that lose the axis, and pointwise nodes on them."""
+    x, weight = g.tensor("x", (6, 7, 40)), g.tensor("weight", (6, 40))
+    total = g.reduction(g.relu(x), "add", 1, keepdims=False)
+    g.output(g.sigmoid(total * weight), name="y")
+    g.output(g.reduction(g.relu(x), "max", 1, keepdims=False) - total, name="z")
+
+
+def leading(g: fg.Graph) -> None:
+    """Axes dropped from the front are put back by broadcasting."""
+    x = g.tensor("x", (50, 6, 8))
+    g.output(x - g.reduction(x, "avg", 0, keepdims=False), name="y")
+
+
+def positions(g: fg.Graph) -> None:
+    """Positions along the row and across the rows."""
+    x = g.tensor("x", (5, 64))
+    causal = g.cmp_ge(g.gen_index(x, axis=0) * 12, g.gen_index(x, axis=1))
+    masked = g.binary_select(x, -1e30, causal)
+    g.output(g.reduction(g.exp(masked - g.reduction(masked, "max", 1)), "add", 1), name="y")
+
+
+def spaces(g: fg.Graph) -> None:
+    """Reductions along other axes, or of another shape, are other kernels."""
+    x = g.tensor("x", (6, 40))
+    g.output(g.reduction(x, "add", 0) * 2.0, name="columns")
+    g.output(g.reduction(x, "add", 1) * 2.0, name="rows")
+
+
+FUSED = {around: 1, dropped: 1, leading: 1, positions: 1, spaces: 2}
+
+
+def built(make: Any, io: str = "float32") -> fg.Graph:
+    g = fg.Graph(make.__name__, io_dtype=io)
+    make(g)
+    return g
+
+
+def test_what_is_fused() -> None:
+    graphs = [built(make) for make in FUSED]
+    assert [len(plan(g).kernels) for g in graphs] == list(FUSED.values())
+    check_all(graphs + [built(make, "bfloat16") for make in FUSED])
+    check_all(graphs, strict=True)
+    check_all(graphs, fusion=False)
+
+
+def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All forms for rows of every kind, the ones that are best for others included."""
+    graphs = [softmax_of((5, 600), 1), softmax_of((5, 96), 1, "bfloat16"), softmax_of((70, 40), 0), built(around)]
+    graphs.append(softmax_of((2, 40000), 1))
+    tried, made = set(), []
+    for graph in graphs:
+        (kernel,) = plan(graph).kernels
+        spec = kernel.group.lowered.spec
+        assert isinstance(spec, RowsSpec)
+        for schedule in (*schedules(spec), *_others(spec)):
+            tried.add(schedule.form)
+            monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, s=schedule: s)
+            made.append(CpuExecutable(graph, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph))
+        assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+    assert tried == {"registers", "shared", "memory"}
+
+
+def _others(spec: RowsSpec) -> list[RowsSchedule]:
+    best = best_schedule(spec)
+    assert isinstance(best, RowsSchedule)
+    if best.across:
+        return [replace(best, lanes=1), replace(best, across=False, lanes=32, rows=4)]
+    return [replace(best, form="memory", vector=1, lanes=1, rows=64), replace(best, form="shared", lanes=64, rows=1)]
+
+
+def test_reads_and_writes_each_element_once() -> None:
+    """The bytes of a fused kernel, and the ones saved against a kernel a node."""
+    kernel = one_kernel(built(around))
+    assert sum(t.nbytes for t in kernel.arguments) == 4 * (4 * 6 * 40 + 40 + 6 + 6)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how", "error", "text"),
+    [
+        ("float32", {"mode": "median"}, AttributeValueError, "mode is one of add, mul, min"),
+        ("float32", {"axes": 2}, AttributeValueError, "axis 2 is not one of the 2 axes"),
+        ("float32", {"axes": (0, -2)}, AttributeValueError, "name an axis twice"),
+        ("float32", {"axes": "x"}, AttributeValueError, "axes are None, an integer or several"),
+        ("float32", {"axes": (True,)}, AttributeValueError, "an axis is an integer"),
+        ("float32", {"keepdims": 1}, AttributeValueError, "keepdims is True or False"),
+        ("bool", {}, DTypeError, "cast to int32 to count"),
+        ("int32", {"mode": "avg"}, DTypeError, "cast to a float"),
+        ("int32", {"dtype": "float32"}, DTypeError, "cannot be stored as float32"),
+        ("int8", {"dtype": "int8"}, DTypeError, "is summed in int32 or int64"),
+        ("int8", {"mode": "max", "dtype": "int32"}, DTypeError, "cast the result to int32"),
+    ],
+)
+def test_refused(dtype: str, how: Mapping[str, Any], error: type[Exception], text: str) -> None:
+    g = fg.Graph("refused")
+    with pytest.raises(error, match=text):
+        g.reduction(g.tensor("x", (3, 4), dtype), **how)
+
+
+def test_result_dtypes() -> None:
+    g = fg.Graph("dtypes")
+    found = {}
+    for dtype in ("float8_e4m3", "bfloat16", "float64", "int8", "uint8", "int64"):
+        x = g.tensor(dtype, (3, 4), dtype)
+        found[dtype] = [g.reduction(x, mode).dtype.name for mode in ("add", "max")]
+    assert found == {
+        "float8_e4m3": ["float32", "float8_e4m3"],
+        "bfloat16": ["bfloat16", "bfloat16"],
+        "float64": ["float64", "float64"],
+        "int8": ["int32", "int8"],
+        "uint8": ["int32", "uint8"],
+        "int64": ["int64", "int64"],
+    }
+
+
+def test_integers_are_exact() -> None:
+    g = fg.Graph("exact")
+    x = g.tensor("x", (2, 70), "int32")
+    for mode, dtype in (("add", None), ("add", "int64"), ("mul", None), ("norm1", "int64"), ("amax", None)):
+        g.output(g.reduction(x, mode, -1, dtype=dtype), name=f"{mode} {dtype}")
+    (executable,) = executables([g])
+    values = np.random.default_rng(1).integers(-(2**31), 2**31, (2, 70)).astype(np.int32)
+    found = run(executable, {"x": values})
+    wide = values.astype(np.int64)
+    assert np.array_equal(found["add None"], wide.sum(-1, keepdims=True).astype(np.int32))
+    assert np.array_equal(found["add int64"], wide.sum(-1, keepdims=True))
+    assert np.array_equal(found["mul None"], wide.prod(-1, keepdims=True).astype(np.int32))
+    assert np.array_equal(found["norm1 int64"], np.abs(wide).sum(-1, keepdims=True))
+    assert np.array_equal(found["amax None"], np.abs(values).max(-1, keepdims=True))
+
+
+# ---- compiled for GPUs
+
+
+def gpu_graphs() -> list[fg.Graph]:
+    """Rows of every form, in the schedules of each."""
+    graphs = [softmax_of((4, n), 1, d) for n in (7, 1000, 8192, 16384, 65536) for d in ("float32", "bfloat16")]
+    graphs += [reductions_of((8, 512, 96), axes, d) for axes in (-1, 1, (0, 1)) for d in ("float32", "float16", "int8")]
+    return graphs + [built(make, "bfloat16") for make in FUSED]
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_for_gpus(name: str) -> None:
+    assert [k.name for k in compile_for(name, gpu_graphs()) if k.spill_bytes] == []
+
+
+def test_renders_for_every_architecture() -> None:
+    """Rows that fit one architecture's shared memory and not another's."""
+    spec = one_kernel(softmax_of((4, 30000), 1, "float64")).group.lowered.spec
+    forms = {name: best_schedule(spec, arch(name)) for name in ("sm_80", "sm_90a", "sm_120")}
+    for name, schedule in forms.items():
+        assert render(spec, schedule).dynamic_shared_bytes <= arch(name).shared_bytes_per_block
+    assert {s.form for s in forms.values()} == {"memory"}
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    check_on_gpu(gpu_graphs())
