@@ -397,7 +397,7 @@ def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
                 kept += max(0, count * places - 32) // 2
             dtype = way.gather.operand.dtype
             if dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert:
-                kept += 24  # to convert them takes some steps of integers and floats
+                kept += 36  # to convert them takes some steps of integers and floats
     return sums + fragments + kept + OTHER_REGISTERS
 
 

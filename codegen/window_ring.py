@@ -9,11 +9,14 @@ its weights in registers.
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.epilogue import Run, factor
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import WindowSpec
 from codegen.window_renderer import Renderer
-from codegen.window_ring_schedule import RingSchedule, ring_bytes, ring_shape
+from codegen.window_ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
+from codegen.window_schedule import SM_REGISTERS, element_bytes
 
 
 class Ring(Renderer):
@@ -23,6 +26,15 @@ class Ring(Renderer):
         super().__init__(spec, schedule)
         self.s = schedule
         self.dynamic_shared_bytes = ring_bytes(spec, schedule)
+
+    def blocks_per_sm(self) -> int | None:
+        """For small filters ptxas's own choice is the best measured; elsewhere it spills to fit one more block."""
+        spec, s = self.spec, self.s
+        if element_bytes(spec.accumulate) > 4:
+            return 1
+        if prod(spec.taps) <= 9 and s.vector > 1:
+            return None
+        return max(1, SM_REGISTERS // (self.threads * min(255, 2 * ring_registers(spec, s))))
 
     def describe(self) -> str:
         s = self.s

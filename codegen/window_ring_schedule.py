@@ -14,6 +14,7 @@ from codegen.spec import WindowSpec
 MAX_WEIGHTS = 100
 MAX_SUMS = 64
 MAX_PRODUCTS = 800  # a thread's code spells out; more do not fit the instruction cache
+MAX_READS = 80  # columns that a step looks at; more do not become straight code
 MAX_THREADS = 512
 MIN_THREADS = 64
 #: Bytes of neighbouring channels that a block reads of every pixel: whole lines of memory where there are so many.
@@ -110,6 +111,8 @@ def _candidates(spec: WindowSpec, arch: Arch, itype: str) -> Iterator[RingSchedu
         lanes = _power(min(run // size, _round_up(spec.groups, widest)) // vector)
         sums = rows * cols * vector
         if not lanes or sums * words > MAX_SUMS or sums * taps > MAX_PRODUCTS or rows > height or cols > 2 * width:
+            continue
+        if rows * ((cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1) > MAX_READS:
             continue
         for across in dict.fromkeys(-(-width // (cols * parts)) for parts in _powers(width)):
             if lanes * across > MAX_THREADS or (lanes * across < MIN_THREADS and cols * across < width):
