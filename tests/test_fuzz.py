@@ -28,12 +28,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from codegen import pointwise, pointwise_schedule, pointwise_vectors
+from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.ops import TABLE, Kind
+from fusegraph.passes import fuse as fusing
 from fusegraph.passes import memory, simplify
 from fusegraph.report.check import check_executable, run
 
@@ -154,7 +156,9 @@ def select_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def intermediates_overlap(patch: pytest.MonkeyPatch) -> None:
-    original = memory.plan_memory
+    """In graphs that are not fused: those that are have hardly two intermediates at a time."""
+    original, fuse = memory.plan_memory, fusing.fuse
+    patch.setattr("fusegraph.plan.fuse", lambda graph, options, enabled: fuse(graph, options, enabled=False))
     patch.setattr("fusegraph.plan.plan_memory", lambda partition: _all_at_zero(original(partition)))
 
 
@@ -169,9 +173,10 @@ def subtracting_one_is_nothing(patch: pytest.MonkeyPatch) -> None:
 def last_block_missing(patch: pytest.MonkeyPatch) -> None:
     original = pointwise.render
 
-    def shorter(spec: PointwiseSpec) -> KernelSource:
-        source = original(spec)
-        return replace(source, grid=(max(source.grid[0] - 1, 1), *source.grid[1:]))
+    def shorter(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | None = None) -> KernelSource:
+        source = original(spec, schedule)
+        blocks = source.grid[0]
+        return replace(source, grid=(max(blocks - 1, min(blocks, 1)), *source.grid[1:]))
 
     patch.setattr(pointwise, "render", shorter)
 
