@@ -26,6 +26,25 @@ def _gelu_tanh(g: Graph, a: Tensor, bias: Tensor, b: Tensor) -> Tensor:
     return g.gelu(a + bias) * g.tanh(b) + a
 
 
+def _softmax(g: Graph, x: Tensor) -> Tensor:
+    return g.softmax(x)
+
+
+def _layernorm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return g.layernorm(x, weight, bias)
+
+
+def _layernorm_gelu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return g.gelu(g.layernorm(x, weight, bias))
+
+
+def _rmsnorm(g: Graph, x: Tensor, weight: Tensor) -> Tensor:
+    return g.rmsnorm(x, weight)
+
+
+_NORMS: dict[str, Build] = {"layernorm": _layernorm, "layernorm_gelu": _layernorm_gelu, "rmsnorm": _rmsnorm}
+
+
 def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
     return g.conv_fprop(x, w, padding=1)
 
@@ -68,15 +87,14 @@ def memory_bound() -> Iterator[Workload]:
     for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
         for dtype in ("bfloat16", "float32"):
             name = f"softmax {rows}x{cols} {short(dtype)}"
-            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", missing=_no_op("softmax"))
+            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", _softmax)
     for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
                 operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
                 name = f"{op.replace('_', '+')} {rows}x{cols} {short(dtype)}"
-                missing = _no_op(op.removesuffix("_gelu"))
-                yield Workload(name, dtype, operands, (rows, cols), op, missing=missing)
+                yield Workload(name, dtype, operands, (rows, cols), op, _NORMS[op])
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)

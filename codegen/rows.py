@@ -48,6 +48,7 @@ class _Renderer:
         self.ragged = self.length % (schedule.lanes * schedule.vector) != 0
         self.kept = self.stages.kept() if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
+        self._vectors: dict[int, str] = {}
 
     # ---- structure
 
@@ -143,7 +144,7 @@ class _Renderer:
         w.line("// A thread reads back what it wrote itself.")
         self._open_vectors(loading=True)
         for n in self.kept:
-            held = self.names.unique(self.program.loads[n].name, "_v")
+            held = self._vector(n)
             w.line(f"{vector_type(self.program.loads[n], s.vector)} {held};")
             self._read(n, held, every=True)
             target = f"{self.kept_names[n]} + col"
@@ -308,7 +309,7 @@ class _Renderer:
             if n in self.kept_names and s.vector == 1:
                 held[n] = f"{self.kept_names[n]}[col]"
                 continue
-            name = self.names.unique(operand.name, "_v")
+            name = self._vector(n)
             if n in self.kept_names:
                 source = f"load_shared<{s.vector}>({self.kept_names[n]} + col)"
                 w.line(f"const {vector_type(operand, s.vector)} {name} = {source};")
@@ -358,6 +359,12 @@ class _Renderer:
                 at = linear([("e", store.operand.strides[-1])])
                 at = at if places[k] == "0" else f"{places[k]} + {at}"
                 w.line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{pointer}[{at}] = {results[k]}[e];")
+
+    def _vector(self, n: int) -> str:
+        """The name of the registers that hold a vector of a load within one loop."""
+        if n not in self._vectors:
+            self._vectors[n] = self.names.unique(self.program.loads[n].name, "_v")
+        return self._vectors[n]
 
     def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
         """The C expressions of an element's loads and indices; a conversion that is used twice is done once."""

@@ -13,6 +13,7 @@ from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options, Refusal
+from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.partition import Group, Partition
@@ -58,7 +59,8 @@ class Kernel:
 class Plan:
     """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie.
 
-    counterpart gives for each tensor of the graph the one of the simplified graph that stands for it.
+    counterpart gives for each tensor of the graph, and for those between the nodes of its composites, the one of the
+    simplified graph that stands for it.
     """
 
     graph: Graph
@@ -81,14 +83,17 @@ def check_outputs(graph: Graph) -> None:
 
 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
-    """Simplifies, partitions and renders a graph.
+    """Decomposes, simplifies, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
     `by_cost_model`).  Raises GraphError if the graph has no outputs.
     """
     check_outputs(graph)
     options = options or Options()
-    simplified = simplify(graph, enabled=fusion)
+    written_out = decompose(graph)
+    simplified = simplify(written_out.graph, enabled=fusion)
+    counterpart = dict(simplified.counterpart)
+    counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     try:
         partition = fuse(simplified.graph, options, enabled=fusion)
     except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
@@ -101,4 +106,4 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
-    return Plan(graph, simplified.graph, simplified.counterpart, partition, tuple(kernels), memory)
+    return Plan(graph, simplified.graph, counterpart, partition, tuple(kernels), memory)

@@ -537,6 +537,9 @@ class _Author:
             self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
 
     def rows(self) -> None:
+        if self.chance(40):
+            self.composite()
+            return
         x = self.number(self.any())
         tensor = self.tensor(x)
         axes = tuple(d for d in range(tensor.rank) if self.draw.integer(0, 1))
@@ -546,6 +549,24 @@ class _Author:
             mode = "add"
         keepdims = "" if self.chance(70) else ", keepdims=False"
         self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
+
+    def composite(self) -> None:
+        x = self.real(self.any())
+        shape = self.tensor(x).shape
+        if not shape or 0 in shape:
+            return
+        axis = self.draw.integer(-len(shape), len(shape) - 1)
+        op = self.draw.pick(("softmax", "log_softmax", "logsumexp", "layernorm", "rmsnorm"))
+        if op in ("softmax", "log_softmax"):
+            self.define(f"g.{op}({x}, {axis}{self.name_argument()})")
+            return
+        axes = (axis,) if self.chance(60) else tuple(range(len(shape) // 2, len(shape)))
+        if op == "logsumexp":
+            self.define(f"g.{op}({x}, {axes}, {self.chance(60)}{self.name_argument()})")
+            return
+        weights = ", ".join(self.input(self.broadcastable(shape)) for _ in range(2 if op == "layernorm" else 1))
+        # Of a few equal numbers the variance is 0, and nothing would be known of what is divided by it.
+        self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
 
     def matmul(self) -> None:
         found = [n for n in self.names if self.tensor(n).rank >= 2 and 0 not in self.tensor(n).shape]

@@ -81,6 +81,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     forward = [op for op in pointwise if op not in backward]
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
     yield "reductions", [op for op in TABLE.values() if op.kind is Kind.REDUCTION]
+    yield "made of reductions and others", [op for op in TABLE.values() if op.kind is Kind.COMPOSITE]
     yield "one operand", [op for op in forward if len(op.operands) == 1]
     yield "two operands", [op for op in forward if len(op.operands) == 2]
     yield "three operands", [op for op in forward if len(op.operands) == 3]

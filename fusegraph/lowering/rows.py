@@ -151,8 +151,7 @@ class _Builder(ProgramBuilder):
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         if before == "abs" and not source.dtype.is_float:
             value = self._emit(f"{node.name} abs", "math::wrapping_abs({0})", [value], total)
-        self._reductions.append(Reduction(node.name, combine, value, total))
-        found: Value = Reduced(len(self._reductions) - 1)
+        found: Value = self._reduce(f"{node.name} {combine}" if after else node.name, combine, value, total)
         wanted = compute_type(result.dtype, self.real)
         count = prod(source.shape[d] for d in node.attributes["axes"])
         if after == "mean":
@@ -162,6 +161,14 @@ class _Builder(ProgramBuilder):
         if wanted != total:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
         return self._rounded(result, found)
+
+    def _reduce(self, name: str, combine: str, value: Value, ctype: str) -> Reduced:
+        """A reduction, or the one that combines the same already (with its axes dropped, or not)."""
+        for k, known in enumerate(self._reductions):
+            if (known.combine, known.value, known.ctype) == (combine, value, ctype):
+                return Reduced(k)
+        self._reductions.append(Reduction(name, combine, value, ctype))
+        return Reduced(len(self._reductions) - 1)
 
 
 def _accumulator(node: Node, real: str) -> str:

@@ -1,6 +1,6 @@
 """The op table.  Importing this package registers every op."""
 
-from fusegraph.ops import contraction, convolution, pointwise_activation, pointwise_math, reduction
+from fusegraph.ops import composite, contraction, convolution, pointwise_activation, pointwise_math, reduction
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Kind",
     "Op",
     "TensorType",
+    "composite",
     "contraction",
     "convolution",
     "pointwise_activation",

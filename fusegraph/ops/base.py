@@ -20,6 +20,7 @@ class Kind(Enum):
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     CONTRACTION = "contraction"
+    COMPOSITE = "composite"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class Op:
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
-    keeps_layout  contractions: whether the result lies in memory as the first operand does (NHWC in, NHWC out).
+    expand      composites: (write, operands, attributes as keywords) -> the result, of nodes that ``write(op, part,
+                operands, attributes as keywords)`` adds and names (see `passes.decompose`).
+    keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
+                NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
 
@@ -76,6 +80,7 @@ class Op:
     scale: Callable[..., np.ndarray[Any, Any]] | None = None
     reference_ulps: float = 4.0
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
+    expand: Callable[..., Any] | None = None
     cudnn: str | None = None
     keeps_layout: bool = False
     masks: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.passes.decompose import decompose
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +56,16 @@ class Rounding:
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
-    """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name."""
+    """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
+
+    Those of a composite follow from the nodes that it is made of, whose names are those of `passes.decompose`.
+    """
+    written_out = decompose(graph)
+    found = _every(written_out.graph, inputs, rounding)
+    return {tensor: found[written_out.counterpart[tensor]] for tensor in graph.tensors.values()}
+
+
+def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
     result: dict[Tensor, tuple[Array, Array]] = {}
     for tensor in graph.tensors.values():
         if tensor.value is not None:

@@ -97,6 +97,25 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
+def composites(torch: Any) -> dict[str, Callable[..., Any]]:
+    """The same for the ops that are made of others."""
+    f = torch.nn.functional
+
+    def layernorm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float) -> Any:
+        return f.layer_norm(x, x.shape[axes[0] :], scale, bias, epsilon)
+
+    def rmsnorm(x: Any, scale: Any, axes: tuple[int, ...], epsilon: float) -> Any:
+        return f.rms_norm(x, x.shape[axes[0] :], scale, epsilon)
+
+    return {
+        "softmax": lambda x, axis: torch.softmax(x, dim=axis),
+        "log_softmax": lambda x, axis: torch.log_softmax(x, dim=axis),
+        "logsumexp": lambda x, axes, keepdims: torch.logsumexp(x, dim=axes, keepdim=keepdims),
+        "layernorm": layernorm,
+        "rmsnorm": rmsnorm,
+    }
+
+
 class _Window:
     """A convolution's attributes in torch's terms.
 
@@ -129,7 +148,7 @@ class Eager:
         self.device = f"cuda:{device}" if self.is_cuda else "cpu"
         if graph.compute_dtype == float64:
             raise NotSupportedError("torch computes in the tensors' own dtypes; the graph asks for float64")
-        self._functions = pointwise(torch)
+        self._functions = pointwise(torch) | composites(torch)
         self._dtypes = {t.dtype: self._dtype(t) for t in graph.tensors.values()}
         self._constants = {t: self.tensor(t.value, t.dtype) for t in graph.tensors.values() if t.value is not None}
         self._steps = [(node, self._step(node)) for node in graph.nodes]
@@ -178,6 +197,15 @@ class Eager:
             return self._reduction(node)
         if node.op.name == "identity":
             return lambda x: self._cast(x, node.output.dtype)
+        if node.op.name in ("layernorm", "rmsnorm"):
+            x, *weights = node.inputs
+            first = x.rank - len(node.attributes["axes"])
+            last = node.attributes["axes"] == tuple(range(first, x.rank)) and first < x.rank
+            if not last or any(w.shape != x.shape[first:] for w in weights):
+                raise NotSupportedError(
+                    f"torch normalizes the last dimensions, with weights of their shape; {node.op.name} "
+                    f"{node.name!r} is along {list(node.attributes['axes'])}"
+                )
         function = self._functions.get(node.op.name)
         if function is None:
             raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
