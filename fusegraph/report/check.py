@@ -21,6 +21,7 @@ from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
+from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
 
@@ -193,11 +194,23 @@ def placed(array: Any, device: Device) -> Any:
 
 
 def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """An Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be."""
+    """An Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be.
+
+    On the cpu engine outputs are given memory that holds none of the results of an earlier run: bytes of 0xff, NaN in
+    every float dtype.
+    """
     arrays = {n: placed(a, executable.device) for n, a in inputs.items()}
-    results = executable(*(arrays[t.name] for t in executable.graph.inputs))
+    out = [_untouched(t) for t in executable.graph.outputs] if executable.engine == "cpu" else None
+    results = executable(*(arrays[t.name] for t in executable.graph.inputs), out=out)
     results = results if isinstance(results, tuple) else (results,)
     return {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
+
+
+def _untouched(tensor: Tensor) -> Array:
+    """An array for an output, every element all ones."""
+    array = empty_numpy(tensor.shape, tensor.strides, tensor.dtype.numpy)
+    array[...] = True if tensor.dtype.is_bool else np.frombuffer(b"\xff" * tensor.dtype.itemsize, tensor.dtype.numpy)[0]
+    return array
 
 
 def check_executable(
