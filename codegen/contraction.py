@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen import contraction_mma, contraction_mma_schedule, contraction_simt, contraction_wgmma
+from codegen import (
+    contraction_mma,
+    contraction_mma_schedule,
+    contraction_simt,
+    contraction_wgmma,
+    contraction_wgmma_schedule,
+)
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
-from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tiles import Unsupported
 
@@ -45,7 +51,7 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
 
 
 _FASTEST: dict[str, Callable[[ContractionSpec, Arch], tuple[ContractionSchedule, ...]]] = {
-    "wgmma": contraction_wgmma.schedules,
+    "wgmma": contraction_wgmma_schedule.schedules,
     "mma": contraction_mma_schedule.schedules,
 }
 

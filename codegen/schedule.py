@@ -15,7 +15,7 @@ from codegen import contraction, pointwise, rows_schedule, window_schedule
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
-from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.rows_schedule import RowsSchedule
 from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec, WindowSpec

@@ -13,8 +13,8 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import convolution, matmul, plain, transposed
 
 import fusegraph as fg
-from codegen import contraction_wgmma, render, schedules, target
-from codegen.contraction_wgmma import WgmmaSchedule
+from codegen import contraction_wgmma_schedule, render, schedules, target
+from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.tiles import Unsupported, factors, gathered
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
@@ -27,7 +27,7 @@ def hopper(case: Case, pick: Pick | None = None, pick_any: random.Random | None 
     """The case with the first wgmma schedule that a predicate takes, or any, some of its fields changed."""
 
     def schedule(spec: Any) -> WgmmaSchedule:
-        every = contraction_wgmma.schedules(spec, HOPPER)
+        every = contraction_wgmma_schedule.schedules(spec, HOPPER)
         fitting = [s for s in every if pick is None or pick(s)]
         assert fitting, f"none of {every[:4]}"
         return replace(pick_any.choice(fitting) if pick_any else fitting[0], **fields)
@@ -370,12 +370,12 @@ def spec(case: Case) -> Any:
 )
 def test_refusals_say_why(case, reason):
     with pytest.raises(Unsupported, match=reason):
-        contraction_wgmma.schedules(spec(case), HOPPER)
+        contraction_wgmma_schedule.schedules(spec(case), HOPPER)
 
 
 def test_only_on_hopper():
     with pytest.raises(Unsupported, match="sm_80"):
-        contraction_wgmma.schedules(spec(matmul((64, 64), (64, 64), "bfloat16")), target("sm_80"))
+        contraction_wgmma_schedule.schedules(spec(matmul((64, 64), (64, 64), "bfloat16")), target("sm_80"))
 
 
 def test_few_channels_share_a_stage():

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import fusegraph as fg
-from codegen import contraction_wgmma, render, target
-from codegen.contraction_wgmma import WgmmaSchedule
+from codegen import contraction_wgmma_schedule, render, target
+from codegen.contraction_wgmma_layout import WgmmaSchedule
 from fusegraph.cli import app
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import KernelError
@@ -65,7 +65,7 @@ def test_the_page_on_hopper_shows_the_whole_kernel() -> None:
     shown = re.findall(r"<!-- generated: (\w+) -->", HOPPER)
     assert [name for name in shown if name in cut] == list(cut)
     (kernel,) = plan(graph).kernels
-    assert tool["SCHEDULE"] in contraction_wgmma.schedules(kernel.group.lowered.spec, HOPPER_ARCH)
+    assert tool["SCHEDULE"] in contraction_wgmma_schedule.schedules(kernel.group.lowered.spec, HOPPER_ARCH)
     with pytest.raises(ValueError, match="no line 'struct Shared'"):
         tool["parts"](code.replace("struct Shared", "struct Other"))
 

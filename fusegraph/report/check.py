@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.contraction_wgmma import WgmmaSchedule
+from codegen.contraction_wgmma_layout import WgmmaSchedule
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable

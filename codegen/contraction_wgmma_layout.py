@@ -1,0 +1,169 @@
+"""What a block of the Hopper form of the contraction family holds: its schedule, and how results leave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from codegen.expr import Operand, Program, Store
+from codegen.iteration import collapse
+from codegen.spec import ContractionSpec, TensorMap
+from codegen.tiles import ROW_BYTES, Factors, factors, gathered
+
+GROUP = 128  # threads of a warpgroup
+GROUP_ROWS = 64  # rows of a wgmma
+CHUNK_BYTES = 128  # a row of the staging buffers
+BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
+STAGING = 2  # buffers of each consumer and output
+#: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
+REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
+GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
+PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
+
+
+@dataclass(frozen=True)
+class WgmmaSchedule:
+    """A tile of groups * 64 rows and ``cols`` columns a block.
+
+    groups  consumer warpgroups of a block, 1 to 3; cols: a multiple of 16 up to 256.
+    gather  whether the producer's threads gather the first factor rather than the copy engine.
+    stages  of the ring, each 128 bytes along the reduction.
+    split   blocks (a cluster) that share the reduction of a tile.
+    band    rows of tiles that blocks at work at the same time go through together.
+    blocks  of the grid: as many as the device has multiprocessors.
+    """
+
+    groups: int
+    cols: int
+    stages: int
+    split: int
+    band: int
+    blocks: int
+    gather: bool = False
+
+    def factors(self, spec: ContractionSpec) -> Factors:
+        """How the tiles of a spec come to shared memory."""
+        return gathered(spec) if self.gather else factors(spec)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer."""
+        return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
+
+    @property
+    def rows(self) -> int:
+        return self.groups * GROUP_ROWS
+
+    @property
+    def producers(self) -> int:
+        """Warpgroups of the producer: gathering takes more threads than telling the copy engine what to do."""
+        return 2 if self.gather else 1
+
+    @property
+    def threads(self) -> int:
+        return (self.producers + self.groups) * GROUP
+
+    @property
+    def part(self) -> int:
+        """Columns of a tile that a block writes, with a split a multiple of 16; the last blocks may have none."""
+        if self.split == 1:
+            return self.cols
+        return next(p for p in range(16, self.cols + 1, 16) if p * self.split >= self.cols and self.cols % p == 0)
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class Layout:
+    """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
+
+    def __init__(self, spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> None:
+        self.spec, self.parts, self.s = spec, parts, s
+        lead = len(spec.batch)
+        program = spec.program
+        # With rows split into batches (`factors`), the program's leading row dimensions are batches too.
+        extra = 0
+        while prod(spec.batch) * prod(spec.rows[:extra]) != prod(parts.batch):
+            extra += 1
+        batch, rows = (*spec.batch, *spec.rows[:extra]), spec.rows[extra:]
+        lead += extra
+        every = [op.strides for op in program.operands] + list(program.indices)
+        self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
+        self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
+        self.cols, over_cols = collapse(spec.cols, [x[lead + len(rows) :] for x in every], range(len(spec.cols)))
+        new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
+        n, m = len(program.loads), len(program.stores)
+        self.program: Program = replace(
+            program,
+            loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
+            stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
+            indices=tuple(new[n + m :]),
+        )
+        self.stores = tuple(st.operand for st in self.program.stores)
+        #: whether results are contiguous along rows: they are turned on their way through shared memory
+        self.turned = all(
+            op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
+            for op in self.stores
+        ) and not all(op.strides[-1] == 1 for op in self.stores)
+        self.chunk = CHUNK_BYTES // max(op.dtype.itemsize for op in self.stores)
+        while s.part % self.chunk:
+            self.chunk //= 2
+
+    @cached_property
+    def maps(self) -> tuple[TensorMap, ...] | None:
+        """The outputs' tensor maps, None if they are written from registers: one cannot have a map."""
+        found = []
+        first = 2 + len(self.program.loads)
+        for n, op in enumerate(self.stores):
+            made = self._map(op, first + n)
+            if made is None:
+                return None
+            found.append(made)
+        return tuple(found)
+
+    def _map(self, op: Operand, argument: int) -> TensorMap | None:
+        *batch, row, col = op.strides
+        itemsize = op.dtype.itemsize
+        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or self.parts.cols % 2:
+            return None
+        if op.alignment % 16 or self.chunk * itemsize < 16:
+            return None
+        sizes, strides = [self.parts.cols, self.parts.rows], [row * itemsize]
+        box, contiguous = [self.chunk, GROUP_ROWS], col == 1 or self.parts.cols == 1
+        if self.turned:
+            sizes, strides = [self.parts.rows, self.parts.cols], [col * itemsize]
+            box, contiguous = [GROUP_ROWS, self.chunk], True
+        if not contiguous:
+            return None
+        for size, stride in zip(reversed(self.batch), reversed(batch)):
+            if size > 1:
+                sizes.append(size)
+                strides.append(stride * itemsize)
+        strides = [max(16, x) if size == 1 else x for size, x in zip(sizes[1:], strides)]
+        if any(x % 16 or not x for x in strides):
+            return None
+        box += [1 for _ in sizes[2:]]
+        width = box[0] * itemsize
+        return TensorMap(
+            argument,
+            op.dtype.ctype,
+            tuple(sizes),
+            tuple(strides),
+            tuple(box),
+            (1,) * len(sizes),
+            width if width >= 32 else 0,
+        )
+
+    @property
+    def staging_bytes(self) -> int:
+        if self.maps is None:
+            return 0
+        each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
+        return self.s.groups * STAGING * round_up(each, 1024)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
+        return self.s.rows * self.s.cols * 4 if self.s.split > 1 else 0

@@ -1,0 +1,244 @@
+"""The producer of the Hopper kernels: who fills the ring of stages with tiles of both factors, and from where."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.contraction_wgmma_layout import GROUP, PIECES, WgmmaSchedule
+from codegen.iteration import coordinate, linear
+from codegen.naming import Writer
+from codegen.spec import ContractionSpec
+from codegen.tiles import ROW_BYTES, Factors, Gathered, Side
+
+
+class Producer:
+    """Writes the loop over a block's tiles, and what the producer does in it."""
+
+    spec: ContractionSpec
+    s: WgmmaSchedule
+    parts: Factors
+    w: Writer
+    #: C names of the first factor and of both factors' tensor maps
+    a: str
+    a_map: str
+    b_map: str
+    itemsize: int
+    #: tiles along rows and columns, batches, and tiles in all
+    tiles_m: int
+    tiles_n: int
+    batch: int
+    work: int
+
+    def tiles(self) -> None:
+        """Opens the loop over a block's tiles and says where each is."""
+        w, s = self.w, self.s
+        if s.split > 1:
+            w.line(f"const int tile = blockIdx.x / {s.split};")
+        elif self.work > s.blocks:
+            w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
+        else:
+            w.line("const int tile = blockIdx.x;")
+        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>(tile);")
+        w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
+
+    def end_tiles(self) -> None:
+        if self.s.split == 1 and self.work > self.s.blocks:
+            self.w.close()
+
+    def stage_range(self, stages: int) -> tuple[str, str]:
+        """The stages of the reduction that a block has."""
+        if self.s.split == 1:
+            return "0", str(stages)
+        self.w.line("const int rank = cluster_rank();")
+        split = self.s.split
+        self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
+        return "first", "last"
+
+    def copying_producer(self, side: Side, stages: int) -> None:
+        w, s = self.w, self.s
+        k = self.parts.reduction
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.open("if (threadIdx.x == 0)")
+        w.line(f"Ring<{s.stages}> stage;")
+        first, last = self.stage_range(stages)
+        self.tiles()
+        if self.batch > 1 and len(self.parts.batch) > 1:
+            for d in range(len(self.parts.batch)):
+                w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+        if side.im2col and side.along_k:
+            for d in range(len(self.spec.rows)):
+                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.line(f"barrier_expect(full, {ROW_BYTES * (s.rows + s.cols)});")
+        item = "k"
+        if k.per_stage > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {k.per_stage}; ++u)")
+            w.line(f"const int item = k * {k.per_stage} + u;")
+            item = "item"
+        self._walk(item)
+        for d in range(len(side.pixels)):
+            w.line(f"const int p{d} = {coordinate('c', side.pixels, d)};")
+        self._load(side, "a", self.a_map, "m0", s.rows)
+        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        if k.per_stage > 1:
+            w.close()
+        w.close()
+        self.end_tiles()
+        w.close()
+
+    def gathering_producer(self, a: Gathered, stages: int) -> None:
+        """Threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
+        w, s, image = self.w, self.s, a.image
+        rank, t = len(image.sizes), "int32"
+        step = s.producers * GROUP // PIECES
+        count = s.rows // step
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.line("const int t = threadIdx.x;")
+        w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
+        w.line(f"Ring<{s.stages}> stage;")
+        self.tiles()
+        w.line(f"{t} base[{count}];  // of a row's window")
+        w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"const {t} m = m0 + row + i * {step};")
+        for d in range(rank):
+            position = coordinate("m", a.rows, d + 1)
+            position = tidy(
+                f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
+            )
+            if d == 0 and self.parts.rows % s.rows:
+                position = f"m < {self.parts.rows} ? {position} : -32768"
+            w.line(f"o{d}[i] = {position};")
+        batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
+        terms = [(coordinate("m", a.rows, 0), a.steps[0]), *batch, *((f"o{d}[i]", image.steps[d]) for d in range(rank))]
+        w.line(f"base[i] = {linear(terms)};")
+        w.close()
+        w.open(f"for (int k = 0; k < {stages}; ++k, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.open("if (t == 0)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols});")
+        w.line(f"const int c = k * {self.parts.reduction.panel};")
+        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        w.close()
+        each = 16 // self.itemsize
+        w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
+        sizes = (*a.taps, a.channels)
+        taps = []
+        for d, size in enumerate(a.taps):
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate('k0', sizes, d)};")
+            taps.append((f"t{d}" if size > 1 else "0", image.dilation[d]))
+        channel = coordinate("k0", sizes, rank)
+        reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
+        w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        conditions = [
+            f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}" for d, (size, tap) in enumerate(zip(image.sizes, taps))
+        ]
+        if self.parts.reduction.channels % self.parts.reduction.panel:
+            conditions.append(f"k0 < {self.parts.reduction.channels}")
+        w.line(f"const bool inside = {' && '.join(conditions)};")
+        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+        tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
+        # Windows that overlap are copied again: from the L1 cache.
+        overlap = any(size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride))
+        copy = "copy_async_cached" if overlap else "copy_async<16>"
+        w.line(f"{copy}({tile},")
+        w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
+        w.close()
+        w.line("copy_async_arrive(shared.full[stage.index]);")
+        w.close()
+        self.end_tiles()
+
+    def _walk(self, item: str) -> None:
+        """Writes the channel and the taps of panel number ``item``."""
+        w, k = self.w, self.parts.reduction
+        sizes = (*k.taps, k.chunks)
+        for d, size in enumerate(k.taps):
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+        chunk = coordinate(item, sizes, len(sizes) - 1)
+        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
+        if k.panels % k.per_stage:
+            # Past the last panel both factors are read beyond their channels, where they are zero.
+            channel = f"{item} < {k.panels} ? {channel} : {k.channels}"
+        w.line(f"const int c = {channel};")
+
+    def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int) -> None:
+        w, k = self.w, self.parts.reduction
+        values = {"c": "c", "o": origin}
+        for d, tap in enumerate(k.taps):
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        for d, extent_ in enumerate(self.parts.batch):
+            values[f"b{d}"] = "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
+        if side.im2col:
+            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
+            values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
+
+        def text(term: str) -> str:
+            return tidy(term.format(**values))
+
+        at = f"shared.{name}[stage.index]"
+        if side.im2col and not side.along_k:
+            self._load_windows_across(side, name, tensor_map, size, values)
+            return
+        if side.im2col:
+            coordinates = ", ".join(text(term) for term in side.terms)
+            offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
+            target = f"{at}[u]" if k.per_stage > 1 else at
+            w.line(f"tma_load_im2col({target}, {tensor_map}, full,")
+            w.line(f"                {coordinates}, {offsets});")
+            return
+        if side.along_k:
+            target = f"{at}[u]" if k.per_stage > 1 else at
+            coordinates = ", ".join(text(term) for term in side.terms)
+            w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
+            return
+        across = ROW_BYTES // self.itemsize
+        several = size > across
+        if several:
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {size // across}; ++i)")
+            values["o"] = f"{origin} + i * {across}"
+        coordinates = ", ".join(text(term) for term in side.terms)
+        w.line(f"tma_load({at}[{'i' if several else 0}], {tensor_map}, full, {coordinates});")
+        if several:
+            w.close()
+
+    def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
+        """Panels of rows, each some channels of one tap, for the pixels of a stage."""
+        w, across = self.w, ROW_BYTES // self.itemsize
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {size // across}; ++i)")
+        w.line(f"const int panel = m0 / {across} + i;")
+        for d, tap in enumerate(side.taps[:-1]):
+            # Past the last row every tap is in range; the channel is not.
+            place = f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
+            w.line(f"const int t{d} = {place};") if tap > 1 else None
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        channels = side.taps[-1] * across
+        w.line(
+            f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
+            f"{side.map.sizes[0] if self.batch > 1 else channels};"
+        )
+        values["c"] = "channel"
+        coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)
+        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
+        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
+        w.line(f"                {coordinates}, {offsets});")
+        w.close()
+
+
+def tidy(text: str) -> str:
+    """``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
+    for before, after in ((" * 1", ""), (" - 0", ""), ("0 * ", "0 * ")):
+        if text.endswith(before):
+            text = text[: -len(before)] + after
+    text = text.replace(" * 1 ", " ")
+    return "0" if text.startswith("0 * ") and "-" not in text and "+" not in text else text
