@@ -15,6 +15,8 @@ from fusegraph.errors import KernelError
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import CpuModule, Order, build
 
+pytestmark = pytest.mark.slow
+
 CASES = {case.name: case for case in cluster_cases()}
 WITHOUT_SYNC = cluster_sum("without_sync", sync="__syncthreads();")
 WITHOUT_END = [cluster_sum("without_end", end=""), cluster_sum("without_end_static", dynamic=False, end="")]

@@ -26,6 +26,8 @@ from fusegraph.report.check import random_inputs
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
+pytestmark = pytest.mark.slow
+
 ARCHS = ("sm_80", "sm_90a", "sm_120")
 FLOATS = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "bool")

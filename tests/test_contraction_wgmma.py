@@ -71,6 +71,7 @@ def everything(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.cast(graph.max(z, 0.0) + graph.gen_index(y, axis=-1), "bfloat16"), name="second")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_layouts(dtype):
     cases = []
@@ -92,6 +93,7 @@ def test_layouts(dtype):
     passes(cases)
 
 
+@pytest.mark.slow
 def test_ragged():
     cases = []
     for m, n, k in ((1, 8, 8), (7, 16, 24), (63, 24, 72), (65, 136, 64), (130, 200, 264), (200, 40, 520)):
@@ -142,6 +144,7 @@ def test_clusters_share_the_reduction(split):
     passes(cases)
 
 
+@pytest.mark.slow
 def test_batches():
     cases = [
         matmul((3, 70, 64), (3, 64, 48), "bfloat16"),
@@ -201,6 +204,7 @@ def wgrad(shape: tuple[int, ...], filters: int, taps: tuple[int, ...], layout: s
     return Case(graph, "contraction")
 
 
+@pytest.mark.slow
 def test_backward_to_the_image():
     cases = [
         dgrad((2, 40, 12, 11), 64, (3, 3), padding=1),
@@ -213,6 +217,7 @@ def test_backward_to_the_image():
     passes(hopper(case) for case in cases)
 
 
+@pytest.mark.slow
 def test_backward_to_the_filter():
     cases = [
         wgrad((2, 64, 12, 11), 40, (3, 3), "channels_last", padding=1),
@@ -252,6 +257,7 @@ def test_convolutions():
     )
 
 
+@pytest.mark.slow
 def test_gathered():
     cases = [
         ((2, 8, 14, 15), (64, 8, 7, 7), {"stride": 2, "padding": 3}),
@@ -270,6 +276,7 @@ def test_gathered():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "types",
     [("float8_e4m3", "float8_e4m3"), ("float8_e4m3", "float8_e5m2"), ("int8", "int8"), ("uint8", "int8")],

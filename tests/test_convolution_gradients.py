@@ -30,6 +30,8 @@ from fusegraph.report.bounds import Rounding, bounded
 from fusegraph.report.check import compare, random_inputs
 from fusegraph.report.compare import compare_engines
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 Epilogue = Callable[[fg.Graph, fg.Tensor], None]
 GOLDEN = Path(__file__).parent / "golden" / "conv_dgrad_strided.cu"

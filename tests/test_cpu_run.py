@@ -57,6 +57,7 @@ def check_softmax(module: CpuModule, rows: int = 8, columns: int = 500, block: i
         assert y.damage() is None
 
 
+@pytest.mark.slow
 def test_native_switch_is_what_this_processor_has(cache: DiskCache) -> None:
     kinds = [build(KERNELS, cache=cache, ucontext=flag).runtime.context_kind for flag in (False, True)]
     native = "x86-64" if os.uname().machine == "x86_64" else "ucontext"

@@ -15,6 +15,8 @@ from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import CpuModule, Order, build
 from fusegraph.runtime.nvrtc import compile_kernels
 
+pytestmark = pytest.mark.slow
+
 CASES = {case.name: case for case in barrier_cases()}
 HASTY = {f"without_{what}": pipeline(f"without_{what}", skip=what) for what in ("full", "empty")}
 

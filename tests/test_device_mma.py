@@ -29,6 +29,8 @@ from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import CpuModule, build
 from fusegraph.runtime.nvrtc import compile_kernels
 
+pytestmark = pytest.mark.slow
+
 MATRICES = [(count, transposed, store) for count in (4, 2) for transposed in (False, True) for store in (False, True)]
 ORDERS = ("forward", "reverse")
 

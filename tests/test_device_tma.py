@@ -18,6 +18,8 @@ from fusegraph.runtime.host_compiler import CpuModule, Order, build
 from fusegraph.runtime.nvrtc import compile_kernels
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
+pytestmark = pytest.mark.slow
+
 CASES = {case.name: case for case in cases()}
 
 

@@ -13,6 +13,8 @@ from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import CpuModule, build
 from fusegraph.runtime.nvrtc import compile_kernels
 
+pytestmark = pytest.mark.slow
+
 ORDERS = ("forward", "reverse")
 
 # Right if `wrong` is 0: y [64, 8] = a [64, 64] b [8, 64]^T.

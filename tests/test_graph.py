@@ -416,6 +416,7 @@ def test_odd_names_become_c() -> None:
     check_all(graphs)
 
 
+@pytest.mark.slow
 def test_every_name_of_the_device_headers_can_be_a_tensor() -> None:
     from codegen.cpu import DEVICE_DIR
 

@@ -27,6 +27,8 @@ from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 Shape = tuple[int, ...]
 

@@ -66,6 +66,7 @@ def test_rows_of(length: int) -> None:
     assert undecided_share(results, graphs) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [d for d in dt.ALL if not d.is_bool], ids=str)
 def test_every_dtype_and_axis(dtype: dt.DType) -> None:
     shape = (3, 4, 5, 16)
@@ -77,6 +78,7 @@ def test_every_dtype_and_axis(dtype: dt.DType) -> None:
     assert undecided_share(results, graphs) < 0.3
 
 
+@pytest.mark.slow
 def test_layouts() -> None:
     shape = (2, 8, 4, 16)
     strides = [(1024, 128, 32, 2), (512, 1, 128, 8), (1, 2, 16, 64), (512, 64, 0, 1), (640, 80, 20, 1)]
@@ -190,6 +192,7 @@ def test_what_is_fused() -> None:
     check_all(graphs, fusion=False)
 
 
+@pytest.mark.slow
 def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """All forms for rows of every kind, the ones that are best for others included."""
     graphs = [softmax_of((5, 600), 1), softmax_of((5, 96), 1, "bfloat16"), softmax_of((70, 40), 0), built(around)]
@@ -291,6 +294,7 @@ def gpu_graphs() -> list[fg.Graph]:
     return graphs + [built(make, "bfloat16") for make in FUSED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
 def test_compiles_for_gpus(name: str) -> None:
     assert [k.name for k in compile_for(name, gpu_graphs()) if k.spill_bytes] == []

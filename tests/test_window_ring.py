@@ -74,6 +74,7 @@ def case(number: int, dtype: str = "float32", epilogue: Any = plain, itype: str 
     return made
 
 
+@pytest.mark.slow
 def test_rings_equal_the_reference():
     """Ragged columns, rows, channels; strides, dilation, padding; every schedule meets several problems."""
     cases = [case(n, epilogue=(plain, activated, indexed)[n % 3]) for n in range(24)]
