@@ -20,11 +20,11 @@ from codegen.iteration import coordinate, extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
-from codegen.tiles import ROW_BYTES, Gathered, Side, Unsupported
+from codegen.tiles import ROW_BYTES, Gathered, Side
 
 
 def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises tiles.Unsupported if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
 
 
@@ -331,14 +331,12 @@ class _Renderer(Producer):
         batch = ["0"] * len(layout.batch)
         if self.batch > 1:
             batch = ["at.batch"] if len(layout.batch) == 1 else [f"b{d}" for d in range(len(layout.batch))]
-        rows, cols = ["m"], ["n"]
+        rows = ["m"]
         if len(layout.rows) > 1:
             rows = [f"m{d}" for d in range(len(layout.rows))]
             for d, name in enumerate(rows):
                 w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
-        if len(layout.cols) > 1:
-            raise Unsupported("an epilogue over columns in several dimensions")
-        return [*batch, *rows, *cols]
+        return [*batch, *rows, "n"]
 
     def _batch_coordinates(self) -> None:
         if self.batch > 1 and len(self.layout.batch) > 1:

@@ -16,6 +16,7 @@ ELEMENT_BYTES = {dtype.ctype: dtype.itemsize for dtype in ALL}
 
 #: Addresses, strides and rows of a box are multiples of this many bytes.
 UNIT = 16
+MOST_RANK = 5
 MOST_BOX, MOST_PIXELS, MOST_STEP = 256, 1024, 8
 MOST_SIZE, MOST_STRIDE = 1 << 32, 1 << 40
 SWIZZLES = (0, 32, 64, 128)
@@ -27,6 +28,11 @@ CORNER_BITS = {1: 16, 2: 8, 3: 5}
 def box_bytes(described: TensorMap) -> int:
     """Bytes that one load brings and reports to its barrier, those outside the tensor included."""
     return prod(described.box) * ELEMENT_BYTES[described.element]
+
+
+def corner_limit(spatial: int) -> int:
+    """Corners of im2col with ``spatial`` dimensions are at least minus this, and less than this."""
+    return 1 << (CORNER_BITS[spatial] - 1)
 
 
 def offset_limit(spatial: int) -> int:
@@ -45,8 +51,8 @@ def refusal(described: TensorMap) -> str | None:
 
 def _refused_tensor(described: TensorMap) -> str | None:
     rank = len(described.sizes)
-    if not 2 <= rank <= 5:
-        return f"it has {rank} dimensions; 2 to 5 are possible"
+    if not 2 <= rank <= MOST_RANK:
+        return f"it has {rank} dimensions; 2 to {MOST_RANK} are possible"
     if len(described.strides) != rank - 1 or len(described.steps) != rank:
         return f"{len(described.strides)} strides and {len(described.steps)} steps do not fit {rank} dimensions"
     for name, value, most in (
@@ -99,7 +105,7 @@ def _refused_pixels(described: TensorMap) -> str | None:
         return f"the step from image to image is {described.steps[-1]}; only 1 is possible"
     if len(described.box) != 2 or not 1 <= described.box[0] <= MOST_BOX or not 1 <= described.box[1] <= MOST_PIXELS:
         return f"its box is {described.box}; (channels, pixels) up to ({MOST_BOX}, {MOST_PIXELS}) are possible"
-    limit = 1 << (CORNER_BITS[spatial] - 1)
+    limit = corner_limit(spatial)
     for size, low, high in zip(described.sizes[1:], lower, upper):
         if not -limit <= low < limit or not -limit <= high < limit:
             return f"a corner is {low} or {high}; {-limit} to {limit - 1} are possible in {spatial} dimensions"

@@ -13,12 +13,9 @@ from math import prod
 
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather, Image, TensorMap
+from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
 ROW_BYTES = 128
-MOST_DIMENSIONS = 5
-MOST_BOX = 256
-#: Corners and offsets of im2col maps by the number of spatial dimensions: bits of each.
-CORNER_BITS = {1: 16, 2: 8, 3: 5}
 #: A panel of so many bytes loads at this share of the rate of a full one.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 
@@ -54,11 +51,6 @@ class Reduction:
     def stages(self) -> int:
         """Stages that the whole reduction takes."""
         return -(-self.panels // self.per_stage)
-
-    @property
-    def waste(self) -> float:
-        """Multiplications done over multiplications needed."""
-        return self.stages * self.per_stage * self.panel / (prod(self.taps) * self.channels)
 
 
 @dataclass(frozen=True)
@@ -308,11 +300,11 @@ def _tiled(gather: Gather, argument: int, batch: Sequence[int], outer: int, inne
 
 
 def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
-    if len(sizes) > MOST_DIMENSIONS:
-        raise Unsupported(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_DIMENSIONS}")
-    if any(s % 16 for s in strides) or offset % 16 or offset < 0:
+    if len(sizes) > MOST_RANK:
+        raise Unsupported(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_RANK}")
+    if any(s % UNIT for s in strides) or offset % UNIT or offset < 0:
         raise Unsupported(f"{name!r} has rows that do not start at multiples of 16 bytes")
-    if any(s >= 2**40 for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
+    if any(s >= MOST_STRIDE for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
         raise Unsupported(f"{name!r} is larger than the copy engine can address, or empty")
 
 
@@ -347,11 +339,10 @@ def _windows(
     last = [low + (size - 1) * stride for low, size, stride in zip(lower, out, image.stride)]
     upper = tuple(end - (size - 1) for end, size in zip(last, image.sizes))
     reach = [(count - 1) * dilation for count, dilation in zip(taps, image.dilation)]
-    bits = CORNER_BITS[rank]
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    if any(not low <= corner <= high for corner in (*lower, *upper)) or any(r >= 2**bits for r in reach):
+    limit = corner_limit(rank)
+    if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(rank):
         raise Unsupported("a filter larger than the copy engine's im2col mode takes")
-    if any(stride > 8 for stride in image.stride):
+    if max(image.stride) > MOST_STEP:
         raise Unsupported("a stride larger than the copy engine's im2col mode takes")
     sizes = [channels, *reversed(image.sizes), images]
     image_step = (gather.inner if image.across else gather.outer)[0]

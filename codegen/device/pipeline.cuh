@@ -52,6 +52,17 @@ __device__ __forceinline__ int swizzle(int offset) {
     return Bytes == 16 ? offset : offset ^ ((offset >> 3) & (Bytes - 16));
 }
 
+// Four pairs of 16-bit elements as the words that store_matrices takes.
+template <class T>
+union FragmentWords {
+    Vector<T, 2> pairs[4];
+    uint32 words[4];
+    __device__ __forceinline__ FragmentWords(const Vector<T, 2> (&v)[4]) {
+#pragma unroll
+        for (int f = 0; f < 4; ++f) pairs[f] = v[f];
+    }
+};
+
 // Writes 16 x 16 results of a warp to a swizzled tile from (row, column) on.  A thread's results are four pairs of
 // neighbours along a row: v[0] in row lane / 4 and column lane % 4 * 2, v[1] eight rows below, v[2] and v[3] eight
 // columns to the right of these, as mma and wgmma leave them.
@@ -63,13 +74,8 @@ __device__ __forceinline__ void store_fragments(T* tile, int row, int column, co
 #if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ >= 900
     if (sizeof(T) == 2) {
         const int offset = (row + lane % 16) * bytes + (column + lane / 16 * 8) * int(sizeof(T));
-        union Registers {
-            Vector<T, 2> v[4];
-            uint32 r[4];
-        } registers;
-#pragma unroll
-        for (int f = 0; f < 4; ++f) registers.v[f] = v[f];
-        store_matrices(base + swizzle<bytes>(offset), registers.r);
+        const FragmentWords<T> registers(v);
+        store_matrices(base + swizzle<bytes>(offset), registers.words);
         return;
     }
 #endif
@@ -90,13 +96,8 @@ __device__ __forceinline__ void store_fragments_turned(T* tile, int row, int col
     if (sizeof(T) == 2) {
         const int part = lane / 8;  // the fragment whose rows the lane's address is one of
         const int offset = (column + part / 2 * 8 + lane % 8) * bytes + (row + part % 2 * 8) * int(sizeof(T));
-        union Registers {
-            Vector<T, 2> v[4];
-            uint32 r[4];
-        } registers;
-#pragma unroll
-        for (int f = 0; f < 4; ++f) registers.v[f] = v[f];
-        store_matrices_transposed(base + swizzle<bytes>(offset), registers.r);
+        const FragmentWords<T> registers(v);
+        store_matrices_transposed(base + swizzle<bytes>(offset), registers.words);
         return;
     }
 #endif

@@ -18,9 +18,6 @@ from fusegraph.runtime.arrays import Device
 
 Built = TypeVar("Built")
 
-#: What arrays of every framework are aligned to unless they are views into others.
-WIDE = 16
-
 
 class KernelExecutable(Executable, Generic[Built]):
     """An Executable made of kernels.
