@@ -31,6 +31,9 @@ def functions(torch: Any) -> dict[str, Any]:
 
     return {
         **{name: _layer(torch, name) for name in _layers()},
+        "add": lambda a, b: a + b,
+        "to NHWC": lambda x: x.contiguous(memory_format=torch.channels_last),
+        "to NCHW": lambda x: x.contiguous(),
         "sigmoid_fma": lambda a, b, c: torch.sigmoid(a + b * c),
         "gelu_tanh": lambda a, bias, b: f.gelu(a + bias) * torch.tanh(b) + a,
         "softmax": lambda x: torch.softmax(x, -1),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.naming import identifier
+from fusegraph.dtypes import as_dtype
 from fusegraph.graph import Graph, Tensor
 
 Build = Callable[..., Tensor]
@@ -34,6 +35,7 @@ class Workload:
     flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
                  that bounds them.
     extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
+    output_strides  in elements, where the result does not lie as the graph would have it.
     """
 
     name: str
@@ -46,13 +48,13 @@ class Workload:
     unit: str = ""
     extra_bytes: int = 0
     missing: str = ""
+    output_strides: tuple[int, ...] | None = None
 
     @property
     def bytes(self) -> int:
         """Device-memory traffic that no implementation can avoid."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2}
-        each = [prod(i.shape) * size[i.dtype or self.dtype] for i in self.inputs]
-        return sum(each) + prod(self.output) * size[self.dtype] + self.extra_bytes
+        each = [prod(i.shape) * as_dtype(i.dtype or self.dtype).itemsize for i in self.inputs]
+        return sum(each) + prod(self.output) * as_dtype(self.dtype).itemsize + self.extra_bytes
 
     def graph(self) -> Graph | None:
         """The workload as a graph, None if it cannot be expressed yet."""
@@ -64,7 +66,7 @@ class Workload:
             graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
             for i in self.inputs
         ]
-        graph.output(self.build(graph, *tensors), name="out")
+        graph.output(self.build(graph, *tensors), name="out", strides=self.output_strides)
         return graph
 
 
@@ -75,4 +77,4 @@ def transposed(name: str, k: int, n: int) -> Input:
 
 def short(dtype: str) -> str:
     """What rows call a dtype."""
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)

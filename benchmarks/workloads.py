@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 from benchmarks import models
+from benchmarks.layouts import calls, layouts
 from benchmarks.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
 
@@ -217,4 +218,6 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "tensor-core": tensor_core_bound,
     "models": models.drawn,
     "layers": models.layers,
+    "layouts": layouts,
+    "calls": calls,
 }

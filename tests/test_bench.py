@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ import pytest
 
 import fusegraph as fg
 from benchmarks import models, summary
+from benchmarks.layouts import calls, layouts
 from benchmarks.models import NETWORKS, Conv, Linear
 from benchmarks.peers import alone, functions
 from benchmarks.workloads import SUITES, board
@@ -37,7 +38,9 @@ from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.runtime import driver
 
 ROOT = Path(__file__).parent.parent
-ROW_KEYS = {"workload", "engine", "median_us", "floor_us", "floor_fraction", "build_s", "host_us", "note", "covered"}
+ROW_KEYS = {field.name for field in fields(Row)}
+#: Of a row, what files that were written before it was measured do not have.
+NEWER_KEYS = {"covered", "cached_s", "replay_us"}
 ENVIRONMENT = {
     "device": "Pretended GPU",
     "arch": "sm_90a",
@@ -53,7 +56,7 @@ ENVIRONMENT = {
 
 
 def test_every_workload_is_whole():
-    workloads = [*board(), *models.layers()]
+    workloads = [*board(), *models.layers(), *layouts(), *calls()]
     names = [w.name for w in workloads]
     assert len(set(names)) == len(names) > 50
     torch = SimpleNamespace(nn=SimpleNamespace(functional=None))
@@ -263,11 +266,14 @@ class Executable:
             raise self.error
         return "out"
 
+    def record(self, *arrays, out):
+        return out, lambda: None
+
 
 @pytest.fixture
 def pretended(monkeypatch):
     """A device on which nothing is measured: `made` decides what engines do, `copies` the sizes that were copied."""
-    facts = SimpleNamespace(made={}, copies=[], arrays=[])
+    facts = SimpleNamespace(made={}, copies=[], arrays=[], caches=[])
     buffer = SimpleNamespace(pointer=1)
 
     def random_array(shape, strides, dtype, device, seed=0):
@@ -276,6 +282,7 @@ def pretended(monkeypatch):
 
     def compile_graph(graph, engine, **options):
         made = facts.made.get(engine, Executable())
+        facts.caches += [options["cache"]] if "cache" in options else []
         if isinstance(made, Exception):
             raise made
         return made
@@ -311,6 +318,13 @@ def test_rows(pretended):
     assert (ours.note, cudnn.note) == ("k1, k2", "engine 3")
     assert ours.build_s >= 0
     assert ours.host_us > 0
+    assert ours.cached_s > 0
+    assert ours.replay_us > 0
+    assert (cudnn.cached_s, cudnn.replay_us) == (None, None)
+    first, *again = pretended.caches
+    assert len(again) == 3
+    assert {c.folder for c in again} == {first.folder}, "what the first build left on disk"
+    assert len({id(c) for c in pretended.caches}) == 4, "and not in memory"
     assert cudnn.floor_fraction == pytest.approx(1 / 3)
     assert run.copy_us(add().bytes) == 10.0  # measured once
 
@@ -708,6 +722,22 @@ def test_tables(tool, capsys):
     assert os.listdir(tool.results) == []
 
 
+def test_the_table_of_calls(tool):
+    rows = [
+        Row("w", "cuda", 3.0, 3.0, 1.0, 0.0456, 6.04, "k", cached_s=0.0019, replay_us=2.2),
+        Row("w", "cudnn", 9.0, 3.0, 0.33, 0.25, 10.3, "plan"),
+        Row("w", "cupy", None, 3.0, None, None, None, "not installed"),
+    ]
+    told = document(ENVIRONMENT, "--suite calls", 15, rows, complete=True)
+    (tool.results / "gpu.json").write_text(artifacts.json_text(told))
+    assert tool.main([]) == 0
+    text = tool.readme.read_text()
+    assert "| workload | engine | build s | from the disk cache s | host us a call | replay us |" in text
+    assert "| w | cuda | 0.046 | 0.0019 | 6.0 | 2.2 |" in text
+    assert "| w | cudnn | 0.250 | - | 10.3 | - |" in text
+    assert "| w | cupy |" not in text
+
+
 def test_several_results_of_a_device(tool):
     """Each file has its table, its picture and its command, in the order of their names."""
     rest = [row for row in result()["rows"] if row["engine"] != "plain"]
@@ -742,7 +772,7 @@ def test_committed_results_are_whole():
         assert set(told) - {"options"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
         assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
         for row in told["rows"]:
-            assert set(row) | {"covered"} == ROW_KEYS  # which older runs do not have
+            assert set(row) | NEWER_KEYS == ROW_KEYS
             if row["median_us"] is not None:
                 assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
 

@@ -17,7 +17,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -123,6 +123,7 @@ def measurements() -> str:
 
 def _measured(path: Path, document: Mapping[str, Any]) -> str:
     every = standings(document["rows"])
+    options = document.get("options", "--suite board")
     parts = any(s.part is not None for s in every)
     picture, source = (p.relative_to(RESULTS.parent.parent).as_posix() for p in (path.with_suffix(".svg"), path))
     versions = [f"{name} {version}" for name, version in document["versions"].items() if version is not None]
@@ -138,6 +139,7 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         "",
         f"![Bars of the table below]({picture})",
         "",
+        *(_call_table(document["rows"]) if "--suite calls" in options else []),
         _cells(headings),
         _cells(rules),
         *(_table_row(s, parts) for s in every),
@@ -150,7 +152,23 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         host = median(row["host_us"] for row in ran)
         lines += [f"Over the {len(ran)} rows of fusegraph the median cold build took {build:.2f} s, the median call "
                   f"kept the host for {host:.1f} us. {ratios}".rstrip(), ""]  # fmt: skip
-    return "\n".join(lines) + "\n" + _how_to(path.stem, document.get("options", "--suite board"))
+    return "\n".join(lines) + "\n" + _how_to(path.stem, options)
+
+
+def _call_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What building and calling cost the host, on every engine that ran."""
+    columns = {
+        "build s": ("build_s", ".3f"),
+        "from the disk cache s": ("cached_s", ".4f"),
+        "host us a call": ("host_us", ".1f"),
+        "replay us": ("replay_us", ".1f"),
+    }
+    lines = [_cells(["workload", "engine", *columns]), _cells(["---", "---", *["---:"] * len(columns)])]
+    for row in rows:
+        if row["median_us"] is not None:
+            shown = ["-" if row.get(key) is None else format(row[key], digits) for key, digits in columns.values()]
+            lines.append(_cells([row["workload"], row["engine"], *shown]))
+    return [*lines, ""]
 
 
 def _table_row(standing: Standing, parts: bool) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,6 +138,8 @@ class Row:
     build_s         seconds until the first result, nothing taken from a disk cache of ours.
     host_us         microseconds until a call returns.
     note            what ran: our kernels, cuDNN's plans, how torch ran.
+    cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
+    replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
     covered         whether the device was kept busy while the host queued the call (`runtime/timing.py`): if not,
                     median_us may have host time in it.
     """
@@ -150,6 +153,18 @@ class Row:
     host_us: float | None
     note: str = ""
     covered: bool = True
+    cached_s: float | None = None
+    replay_us: float | None = None
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A workload built on an engine: a call, what runs; ours also how to build it again and to record a call."""
+
+    run: Callable[[], Any]
+    note: str
+    again: Callable[[], Any] | None = None
+    record: Callable[[], Callable[[], Any]] | None = None
 
 
 class Bench:
@@ -240,19 +255,21 @@ class Bench:
 
                 cupy.zeros(1)
 
-    def _row(self, workload: Workload, engine: str, floor: float, prepare: Callable[[], Any]) -> Row:
+    def _row(self, workload: Workload, engine: str, floor: float, prepare: Callable[[], _Built]) -> Row:
         doing = "built"
         try:
             with time_limit(LIMIT_S):
                 began = time.perf_counter()
-                run, note = prepare()
-                run()
+                built = prepare()
+                built.run()
                 driver.synchronize(0, self.device)
                 build = time.perf_counter() - began
             doing = "timed"
             with time_limit(LIMIT_S):
-                us = self.timer.median(run, self.repeats)
-                host = self._host_us(run, us)
+                us = self.timer.median(built.run, self.repeats)
+                host = self._host_us(built.run, us)
+                cached = None if built.again is None else self._seconds(built.again)
+                replay = None if built.record is None else self._host_us(built.record(), us)
         except TooLong:
             with contextlib.suppress(FusegraphError):
                 driver.synchronize(0, self.device)  # what it has queued is no part of the next row
@@ -262,8 +279,20 @@ class Bench:
         except Exception as error:  # a peer's own failure is a row of the table, not ours
             text = f"{type(error).__name__}: {error}"
         else:
-            return Row(workload.name, engine, us, floor, floor / us, build, host, note)
+            return Row(
+                workload.name, engine, us, floor, floor / us, build, host, built.note, cached_s=cached, replay_us=replay
+            )
         return Row(workload.name, engine, None, floor, None, None, None, " ".join(text.split())[:300])
+
+    def _seconds(self, work: Callable[[], Any]) -> float:
+        """Seconds of what ``work`` does and queues: the median of three."""
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            driver.synchronize(0, self.device)
+            times.append(time.perf_counter() - began)
+        return median(times)
 
     def _host_us(self, run: Callable[[], Any], us: float) -> float:
         """Microseconds until a call returns, its work, of ``us`` microseconds, still on the way: median of batches.
@@ -287,20 +316,31 @@ class Bench:
             raise NotImplementedError(workload.missing)
         return graph
 
-    def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
-        graph = self._graph(workload)
-        cache = DiskCache(limit_bytes=0)
-        executable = compile_graph(graph, "cuda", device=self.device, cache=cache, autotune=self._autotune)
+    def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+        folder = tempfile.TemporaryDirectory()  # empty: nothing that was built before is in it
+
+        def build() -> Any:
+            cache = DiskCache(Path(folder.name))
+            return compile_graph(
+                self._graph(workload), "cuda", device=self.device, cache=cache, autotune=self._autotune
+            )
+
+        executable = build()
         out = executable(*arrays)
         kernels = executable.plan.kernels if executable.plan else ()
         names = ", ".join(f"{k.name} ({k.choice.reason})" if self._autotune else k.name for k in kernels)
-        return (lambda: executable(*arrays, out=out)), names
+        return _Built(
+            lambda: executable(*arrays, out=out),
+            names,
+            lambda: build()(*arrays, out=out),
+            lambda: executable.record(*arrays, out=out)[1],
+        )
 
-    def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
         out = executable(*arrays)
         names = ", ".join(p.name for p in executable.plans)  # type: ignore[attr-defined]
-        return (lambda: executable(*arrays, out=out)), names
+        return _Built(lambda: executable(*arrays, out=out), names)
 
     def _torch_call(
         self, workload: Workload, arrays: Sequence[DeviceArray], which: str = "functions"
@@ -320,22 +360,22 @@ class Bench:
         torch.backends.cudnn.benchmark = True
         return function, [torch.from_dlpack(a) for a in arrays]
 
-    def _torch(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _torch(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
-        return (lambda: function(*tensors)), "eager"
+        return _Built(lambda: function(*tensors), "eager")
 
-    def _plain(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _plain(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         function, tensors = self._torch_call(workload, arrays, "alone")
-        return (lambda: function(*tensors)), "eager, the product or convolution alone"
+        return _Built(lambda: function(*tensors), "eager, the product or convolution alone")
 
-    def _compiled(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _compiled(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         return self._inductor(workload, arrays, "default")
 
-    def _compiled_max(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _compiled_max(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
         return self._inductor(workload, arrays, "max-autotune-no-cudagraphs")
 
-    def _inductor(self, workload: Workload, arrays: Sequence[DeviceArray], mode: str) -> tuple[Callable[[], Any], str]:
+    def _inductor(self, workload: Workload, arrays: Sequence[DeviceArray], mode: str) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
         import torch
 
@@ -345,9 +385,9 @@ class Bench:
             settings.autotune_num_choices_displayed = 0
         torch._dynamo.reset()
         compiled = torch.compile(function, mode=mode)
-        return (lambda: compiled(*tensors)), f"torch.compile, {mode} mode"
+        return _Built(lambda: compiled(*tensors), f"torch.compile, {mode} mode")
 
-    def _cupy(self, workload: Workload, arrays: Sequence[DeviceArray]) -> tuple[Callable[[], Any], str]:
+    def _cupy(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         if workload.torch != "sigmoid_fma" or workload.dtype != "float32":
             raise NotImplementedError("no CuPy version of this workload")
         try:
@@ -357,7 +397,7 @@ class Bench:
         kernel = cupy.ElementwiseKernel("T a, T b, T c", "T y", "y = 1 / (1 + exp(-(a + b * c)))", "sigmoid_fma")
         operands = [cupy.from_dlpack(a) for a in arrays]
         out = cupy.empty_like(operands[0])
-        return (lambda: kernel(*operands, out)), "ElementwiseKernel"
+        return _Built(lambda: kernel(*operands, out), "ElementwiseKernel")
 
 
 def _operands(workload: Workload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:

@@ -1,0 +1,75 @@
+"""Pointwise work on tensors that lie badly in memory, and calls too short for anything but their overhead to count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.workload import Build, Input, Workload, short
+from fusegraph.graph import Graph, Tensor
+from fusegraph.layout import layout_strides
+
+Strides = tuple[int, ...] | None
+
+
+def _add(g: Graph, a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+def _copy(g: Graph, x: Tensor) -> Tensor:
+    return g.identity(x)
+
+
+def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return g.sigmoid(a + b * c)
+
+
+def layouts() -> Iterator[Workload]:
+    """The same sums over aligned, odd, unaligned, transposed and broadcast operands.
+
+    The part of the floor (a device copy of as many bytes) that each reaches is to be compared with that of the aligned
+    ones.
+    """
+    square, odd, narrow = (8192, 8192), (8191, 8193), (8192, 8191)
+    apart = (8193, 1)
+    for dtype in ("float32", "bfloat16", "int8"):
+        cases: list[tuple[str, tuple[int, ...], Strides, tuple[int, ...], Strides, Strides]] = [
+            ("aligned", square, None, square, None, None),
+            ("odd", odd, None, odd, None, None),
+            ("rows 8193 elements apart", narrow, apart, narrow, apart, apart),
+            ("second one transposed", square, None, square, (1, 8192), None),
+            ("second one transposed", odd, None, odd, (1, 8191), None),
+            ("row broadcast", square, None, (8192,), None, None),
+            ("row broadcast", narrow, None, (8191,), None, None),
+            ("column broadcast", square, None, (8192, 1), None, None),
+            ("column broadcast", narrow, None, (8192, 1), None, None),
+        ]
+        for what, shape, a, other, b, out in cases:
+            yield Workload(
+                f"add {'x'.join(map(str, shape))} {what} {short(dtype)}",
+                dtype,
+                (Input("a", shape, strides=a), Input("b", other, strides=b)),
+                shape,
+                "add",
+                _add,
+                output_strides=out,
+            )
+    image = (64, 256, 56, 56)
+    for dtype in ("bfloat16", "float32"):
+        for source, target in (("NCHW", "NHWC"), ("NHWC", "NCHW")):
+            yield Workload(
+                f"{source} to {target} 64x256x56x56 {short(dtype)}",
+                dtype,
+                (Input("x", image, source),),
+                image,
+                f"to {target}",
+                _copy,
+                output_strides=layout_strides(image, target),
+            )
+
+
+def calls() -> Iterator[Workload]:
+    """Three inputs and one output of few elements: the time of a call is the host's."""
+    build: Build = _sigmoid_fma
+    for n in (1 << 10, 1 << 16):
+        operands = tuple(Input(name, (n,)) for name in "abc")
+        yield Workload(f"sigmoid(a+b*c) {n} fp32", "float32", operands, (n,), "sigmoid_fma", build)
