@@ -22,7 +22,7 @@ from codegen.pointwise_body import plus, vector_type
 from codegen.rows_schedule import RowsSchedule, Stages, normalize
 from codegen.spec import KernelSource, RowsSpec
 
-_TAKEN = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce")
+_TAKEN = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce", "begin", "end")
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
@@ -45,7 +45,9 @@ class _Renderer:
         self.terms: dict[Value, str] = {}
         #: the row's vectors that a thread has, and whether some are past its end
         self.unroll = -(-self.length // (schedule.lanes * schedule.vector))
-        self.ragged = self.length % (schedule.lanes * schedule.vector) != 0
+        self.ragged = self.space.total % (schedule.lanes * schedule.vector) != 0
+        if self.space.chunk is not None:
+            self.ragged |= self.length % (schedule.lanes * schedule.vector) != 0 or self.space.total % self.length != 0
         self.kept = self.stages.kept() if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
@@ -75,7 +77,8 @@ class _Renderer:
         s = self.s
         stays = {"registers": "kept in registers", "shared": "kept in shared memory", "memory": "read once a stage"}
         threads = "thread" if s.lanes == 1 else "threads"
-        return f"{self.count} rows of {self.length} elements, {stays[s.form]}; {s.lanes} {threads} a row"
+        rows = "parts" if self.space.chunk is not None else "rows"
+        return f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {s.lanes} {threads} a {rows[:-1]}"
 
     def _place(self) -> None:
         """``row``, and ``lane``: which of the row's threads this one is."""
@@ -105,8 +108,9 @@ class _Renderer:
         n = len(self.space.outer)
         every = [op.strides for op in self.program.operands] + list(self.program.indices)
         for d in range(n):  # here, and not where one is first needed: that may be within a loop
-            if any(strides[d] for strides in every):
+            if any(strides[d] for strides in every) or (d == 0 and self.space.chunk is not None):
                 _ = self.rows[d]
+        self._part()
         for k, operand in enumerate(self.program.loads):
             if not self.space.varies(operand):
                 name = self.names.unique(operand.name, "_r")
@@ -117,6 +121,14 @@ class _Renderer:
         for k, strides in enumerate(self.program.indices):
             if not any(strides[n:]):
                 self.terms[Index(k)] = f"int32({self.rows.offset(strides[:n])})"
+
+    def _part(self) -> None:
+        """``begin`` and ``end``: which of the elements are the part's."""
+        chunk, total, itype = self.space.chunk, self.space.total, self.s.itype
+        if chunk is not None:
+            self.w.line(f"const {itype} begin = {self.rows[0]} * {chunk};")
+            end = f"begin + {chunk}" if total % chunk == 0 else at_most(f"begin + {chunk}", total, itype)
+            self.w.line(f"const {itype} end = {end};")
 
     def _keep(self) -> int:
         """Reads what several stages need.  Returns the bytes of dynamic shared memory for it."""
@@ -232,10 +244,13 @@ class _Renderer:
         w, s = self.w, self.s
         step = s.lanes * s.vector
         start = self._lane if s.vector == 1 else f"{self._lane} * {s.vector}" if self._lane != "0" else "0"
+        whole = self.space.chunk is None
+        end = str(self.length) if whole else "end"
         if s.form != "registers":
             if self.length // step >= 4:
                 w.line("#pragma unroll 4")
-            w.open(f"for ({s.itype} col = {start}; col < {self.length}; col += {step})")
+            start = start if whole else f"begin + {start}" if start != "0" else "begin"
+            w.open(f"for ({s.itype} col = {start}; col < {end}; col += {step})")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
             return
         if self.unroll > 1:
@@ -245,14 +260,15 @@ class _Renderer:
             start = inner if s.vector == 1 else f"({inner}) * {s.vector}" if s.lanes > 1 else f"u * {s.vector}"
         else:
             w.open("")
+        start = start if whole else f"begin + {start}" if start != "0" else "begin"
         if self.ragged and loading:
-            start = at_most(start, self.length - s.vector, s.itype)
+            start = at_most(start, self.space.total - s.vector, s.itype)
         self._col = len(w.lines)
         w.line(f"const {s.itype} col = {start};")
         self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
         self._guarded = self.ragged and not loading
         if self._guarded:
-            w.open(f"if (col < {self.length})")
+            w.open(f"if (col < {end})")
 
     def _close_vectors(self) -> None:
         if self.s.form == "registers":

@@ -53,6 +53,7 @@ class Space:
     outer: tuple[int, ...]
     row: tuple[int, ...]
     program: Program
+    chunk: int | None = None
 
     def along(self, operand: Operand) -> tuple[int, ...]:
         """An operand's strides within the row."""
@@ -63,22 +64,30 @@ class Space:
         return any(self.along(operand))
 
     @property
-    def length(self) -> int:
-        """Elements of a row."""
+    def total(self) -> int:
+        """Elements along all that is reduced."""
         return prod(self.row)
+
+    @property
+    def length(self) -> int:
+        """Elements of a row: of a part, if they are reduced in parts (the last one may have fewer)."""
+        return self.total if self.chunk is None else min(self.chunk, self.total)
 
 
 def normalize(spec: RowsSpec) -> Space:
     """The space that a kernel walks.  The order of a row's elements is free: sums may be made in any."""
     program, n = spec.program, len(spec.outer)
+    parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
     every = [op.strides for op in program.operands] + list(program.indices)
     shape = (*spec.outer, *spec.row)
     leader = max(
         program.operands, key=lambda op: (sum(s > 1 and t != 0 for s, t in zip(shape, op.strides)), op.dtype.itemsize)
     )
-    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
+    kept = spec.outer[parts:]
+    outer, outside = collapse(kept, [s[parts:n] for s in every], memory_order(kept, leader.strides[parts:n]))
+    outer = (*spec.outer[:parts], *outer)
     row, inside = collapse(spec.row, [s[n:] for s in every], memory_order(spec.row, leader.strides[n:]))
-    strides = [(*a, *b) for a, b in zip(outside, inside)]
+    strides = [(*s[:parts], *a, *b) for s, a, b in zip(every, outside, inside)]
     loads, stores = len(program.loads), len(program.stores)
     return Space(
         outer,
@@ -92,6 +101,7 @@ def normalize(spec: RowsSpec) -> Space:
             ),
             indices=tuple(strides[loads + stores :]),
         ),
+        spec.chunk,
     )
 
 
@@ -165,7 +175,8 @@ def widest(space: Space) -> int:
     vector = 16 // min(op.dtype.itemsize for op in contiguous)
     while vector > 1:
         small = all(vector * op.dtype.itemsize <= MAX_VECTOR_BYTES for op in varying)
-        if small and space.row[-1] % vector == 0 and all(_aligned(op, vector) for op in contiguous):
+        whole = space.row[-1] % vector == 0 and space.length % vector == 0
+        if small and whole and all(_aligned(op, vector) for op in contiguous):
             break
         vector //= 2
     return vector
@@ -211,7 +222,7 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
                 yield _shaped("registers", vector, other, itype)
     lanes = min(MAX_THREADS, lanes)
     # 8 KiB are left for what the threads exchange.
-    if 0 < kept <= arch.shared_bytes_per_block - 8 * 1024 and lanes >= 32:
+    if 0 < kept <= arch.shared_bytes_per_block - 8 * 1024 and lanes >= 32 and space.chunk is None:
         yield RowsSchedule("shared", False, vector, lanes, 1, itype)
     yield _shaped("memory", vector, lanes, itype)
 

@@ -81,12 +81,15 @@ class RowsSpec:
 
     outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
     program     operands that do not vary along a row have strides of 0 over its dimensions; so stored, once a row.
+    chunk       None, or every ``chunk`` neighbouring elements are a row of their own, the last one what is left: the
+                first outer dimension is the part, over which what varies along the row has strides of 0.
     """
 
     name: str
     outer: tuple[int, ...]
     row: tuple[int, ...]
     program: Program
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.simplify import simplify
+from fusegraph.passes.split_reductions import split_reductions
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def check_outputs(graph: Graph) -> None:
 
 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
-    """Decomposes, simplifies, partitions and renders a graph.
+    """Decomposes, simplifies, splits long reductions, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
     `by_cost_model`).  Raises GraphError if the graph has no outputs.
@@ -92,10 +93,11 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
-    counterpart = dict(simplified.counterpart)
+    split = split_reductions(simplified.graph)
+    counterpart = {o: split.counterpart[n] for o, n in simplified.counterpart.items() if n in split.counterpart}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     try:
-        partition = fuse(simplified.graph, options, enabled=fusion)
+        partition = fuse(split.graph, options, enabled=fusion)
     except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
     choose = choose or by_cost_model()
@@ -106,4 +108,4 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
-    return Plan(graph, simplified.graph, counterpart, partition, tuple(kernels), memory)
+    return Plan(graph, split.graph, counterpart, partition, tuple(kernels), memory)

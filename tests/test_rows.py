@@ -60,7 +60,7 @@ def test_rows_of(length: int) -> None:
         softmax_of((2, length), 1),
         softmax_of((2, length), 1, "bfloat16"),
     ]
-    for graph in graphs:
+    for graph in graphs[:1] + graphs[2:]:  # long columns are split
         one_kernel(graph)
     results = check_all(graphs)
     assert undecided_share(results, graphs) < 0.1

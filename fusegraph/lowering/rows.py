@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
-from codegen.expr import Reduced, Reduction, Value, compute_type
+from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec
 from fusegraph.dtypes import int32, int64
 from fusegraph.graph import Node, Tensor
@@ -12,12 +13,46 @@ from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
+from fusegraph.ops.partial import PARTIAL, PARTIAL_MODES
 from fusegraph.ops.reduction import EXTREMES, MODES
 
-#: Fewer rows than this, each longer than that, leave most of a GPU idle: what else is computed for each element goes
-#: to another kernel.
-FEW_ROWS = 32
-LONG_ROW = 1 << 17
+#: Rows of fewer blocks than this, each of which would read more than that, leave most of a GPU idle: what else is
+#: computed for each element goes to another kernel.  A row whose elements are neighbours can have a cluster of blocks.
+FEW_ROWS, FEW_COLUMNS = 16, 128
+LONG_BYTES = 512 << 10
+#: Bytes that neighbouring rows have side by side in one block.
+COLUMN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """A kernel that reduces each row in one block.
+
+    blocks      that it has.
+    bytes_each  that each of them reads.
+    across      whether neighbouring elements are those of neighbouring rows.
+    """
+
+    blocks: int
+    bytes_each: int
+    across: bool
+
+
+def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
+    """What reducing a tensor along axes has to do side by side and one after the other."""
+    length = prod(x.shape[d] for d in axes)
+    steps = [(stride, d) for d, (n, stride) in enumerate(zip(x.shape, x.strides)) if n > 1 and stride > 0]
+    across = bool(steps) and min(steps)[1] not in axes
+    results = x.size // max(length, 1)
+    if not across:
+        return Parallelism(results, length * x.dtype.itemsize, False)
+    width = max(1, min(results * x.dtype.itemsize, COLUMN_BYTES))
+    return Parallelism(results * x.dtype.itemsize // width, length * width, True)
+
+
+def keeps_whole(found: Parallelism) -> bool:
+    """Whether a kernel reads its rows once and writes as much: its blocks are enough, or have little to do."""
+    return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
 
 
 def reductions(view: GroupView) -> list[Node]:
@@ -38,7 +73,17 @@ class _Space:
         first = nodes[0]
         self.shape = first.inputs[0].shape
         self.axes: tuple[int, ...] = first.attributes["axes"]
+        self.chunk = _chunk(first)
+        #: results of reductions of parts, which nothing else in the kernel can read
+        self.parts = {node.output for node in nodes if node.op is PARTIAL}
+        for node in view.nodes:
+            for tensor in self.parts.intersection(node.inputs):
+                raise Refusal(f"{node.name!r} needs all parts of {tensor.name!r}, which several blocks make")
         for node in nodes[1:]:
+            if _chunk(node) != self.chunk:
+                raise Refusal(
+                    f"{node.name!r} reduces {_parts_text(_chunk(node))}, {first.name!r} {_parts_text(self.chunk)}"
+                )
             if (node.inputs[0].shape, node.attributes["axes"]) != (self.shape, self.axes):
                 raise Refusal(
                     f"{node.name!r} reduces {list(node.inputs[0].shape)} along {list(node.attributes['axes'])}, "
@@ -52,7 +97,7 @@ class _Space:
         self.dropped: set[Tensor] = set()
         for node in view.nodes:
             if node.kind is Kind.REDUCTION:
-                if not node.attributes["keepdims"] and not leading:
+                if self.chunk is None and not node.attributes["keepdims"] and not leading:
                     self.dropped.add(node.output)
             elif any(t in self.dropped for t in node.inputs):
                 self.dropped.add(node.output)
@@ -88,6 +133,8 @@ class _Space:
         for tensor in read_dropped & read_full:
             raise Refusal(f"{tensor.name!r} is read before the reduction and after it, along different dimensions")
         for tensor in view.writes:
+            if tensor in self.parts:
+                continue
             if tensor not in self.dropped and not self._covers(tensor):
                 raise Refusal(
                     f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is neither all of "
@@ -103,10 +150,19 @@ class _Space:
         """Whether a written tensor has an element for each of the space, or for each row."""
         missing = len(self.shape) - len(tensor.shape)
         shape = (1,) * missing + tensor.shape
-        return shape in (self.shape, self.kept_shape)
+        return shape == self.shape or (shape == self.kept_shape and self.chunk is None)
 
     def strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """A tensor's strides over the kept dimensions, then the reduced ones."""
+        """A tensor's strides over the parts, if there are any, and the kept dimensions, then the reduced ones."""
+        if self.chunk is None:
+            return self._strides(tensor)
+        if tensor not in self.parts:
+            return (0, *self._strides(tensor))
+        whole = tensor.rank == len(self.shape) + 1
+        kept = tensor.strides[1:] if not whole else tuple(tensor.strides[1 + d] for d in self.kept)
+        return (tensor.strides[0], *kept, *(0 for _ in self.axes))
+
+    def _strides(self, tensor: Tensor) -> tuple[int, ...]:
         if tensor in self.dropped or tensor in self._dropped_reads:
             return broadcast_strides(tensor, self.dropped_shape) + (0,) * len(self.axes)
         full = broadcast_strides(tensor, self.shape)
@@ -116,6 +172,22 @@ class _Space:
     def row(self) -> tuple[int, ...]:
         return tuple(self.shape[d] for d in self.axes)
 
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """Sizes of the parts, if there are any, and the kept dimensions."""
+        if self.chunk is None:
+            return self.dropped_shape
+        return (-(-prod(self.row) // self.chunk), *self.dropped_shape)
+
+
+def _chunk(node: Node) -> int | None:
+    """The elements of a part of a reduction that is split, None for a whole one."""
+    return node.attributes["chunk"] if node.op is PARTIAL else None
+
+
+def _parts_text(chunk: int | None) -> str:
+    return "whole rows" if chunk is None else f"parts of {chunk} elements"
+
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal with the reason unless the group is reductions of one space along the same axes and pointwise
@@ -123,12 +195,12 @@ def accept(view: GroupView, options: Options) -> None:
     """
     space = _Space(view)
     check_size(view)
-    few = prod(space.dropped_shape) < FEW_ROWS and prod(space.row) > LONG_ROW
-    full = [t for t in view.writes if t.size == prod(space.shape)]
-    if few and full and len(view.nodes) > 1:
+    found = parallelism(reductions(view)[0].inputs[0], space.axes)
+    full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
+    if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found):
         raise Refusal(
-            f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as there are rows, "
-            f"{prod(space.dropped_shape)}"
+            f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as the reduction has, "
+            f"{found.blocks}"
         )
 
 
@@ -139,7 +211,7 @@ class _Builder(ProgramBuilder):
         if node.kind is not Kind.REDUCTION:
             return super()._apply(node)
         source, result, mode = node.inputs[0], node.output, node.attributes["mode"]
-        before, combine, after = MODES[mode]
+        before, combine, after = MODES[mode] if node.op is not PARTIAL else (*PARTIAL_MODES[mode], "")
         value = self._value(source)
         own = compute_type(source.dtype, self.real)
         total = _accumulator(node, self.real)
@@ -151,6 +223,10 @@ class _Builder(ProgramBuilder):
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         if before == "abs" and not source.dtype.is_float:
             value = self._emit(f"{node.name} abs", "math::wrapping_abs({0})", [value], total)
+        if before == "deviation":
+            mean = self._part_mean(node, self._reduce(f"{node.name} sum", "add", value, total), total)
+            value = self._emit(f"{node.name} centred", "{0} - {1}", [value, mean], total)
+            value = self._emit(f"{node.name} square", "{0} * {0}", [value], total)
         found: Value = self._reduce(f"{node.name} {combine}" if after else node.name, combine, value, total)
         wanted = compute_type(result.dtype, self.real)
         count = prod(source.shape[d] for d in node.attributes["axes"])
@@ -161,6 +237,19 @@ class _Builder(ProgramBuilder):
         if wanted != total:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
         return self._rounded(result, found)
+
+    def _part_mean(self, node: Node, total: Value, ctype: str) -> Value:
+        """The mean of a part's elements, of which the last part may have fewer."""
+        length, chunk = prod(node.inputs[0].shape[d] for d in node.attributes["axes"]), node.attributes["chunk"]
+        if length % chunk == 0:
+            return self._emit(f"{node.name} mean", f"{{0}} / {literal(chunk, ctype)}", [total], ctype)
+        rank = 1 + node.inputs[0].rank
+        self._indices.append(tuple(int(d == 0) for d in range(rank)))
+        part = Index(len(self._indices) - 1)
+        count = self._emit(
+            f"{node.name} count", f"{ctype}(min({chunk}ll, {length}ll - {{0}} * {chunk}ll))", [part], ctype
+        )
+        return self._emit(f"{node.name} mean", "{0} / {1}", [total, count], ctype)
 
     def _reduce(self, name: str, combine: str, value: Value, ctype: str) -> Reduced:
         """A reduction, or the one that combines the same already (with its axes dropped, or not)."""
@@ -185,4 +274,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     space = _Space(view)
     program, reads, writes = _Builder(view, options, space.strides).build()
-    return Lowered("rows", RowsSpec(name, space.dropped_shape, space.row, program), reads, writes)
+    return Lowered("rows", RowsSpec(name, space.outer, space.row, program, space.chunk), reads, writes)

@@ -1,0 +1,77 @@
+"""``reduction_partial``: the first half of a reduction that one block for each result would take too long for.
+
+It is not in the op table: users write reductions, `passes.split_reductions` writes this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+
+Array = np.ndarray[Any, Any]
+
+#: mode -> (what is done to each element, how they are combined).  squared_deviation: the sum of the squared differences
+#: from the part's own mean, of which the variance of the whole is made without cancellation (Chan, Golub and LeVeque,
+#: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
+PARTIAL_MODES: dict[str, tuple[str, str]] = {
+    "add": ("", "add"),
+    "mul": ("", "mul"),
+    "min": ("", "min"),
+    "max": ("", "max"),
+    "amax": ("abs", "max"),
+    "norm1": ("abs", "add"),
+    "squares": ("square", "add"),
+    "squared_deviation": ("deviation", "add"),
+}
+
+_COMBINE: dict[str, Callable[..., Array]] = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}
+
+
+def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
+    """How many parts a reduction has: each of ``chunk`` elements, the last one of what is left."""
+    return -(-prod(shape[d] for d in axes) // chunk)
+
+
+def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    shape, axes, keepdims = types[0].shape, attributes["axes"], attributes["keepdims"]
+    kept = (1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
+    return TensorType((parts_of(shape, axes, attributes["chunk"]), *kept), attributes["dtype"])
+
+
+def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims: bool, dtype: DType) -> Array:
+    before, combine = PARTIAL_MODES[mode]
+    wide = x.astype(np.float64 if dtype.is_float else dtype.numpy)
+    kept = [d for d in range(x.ndim) if d not in axes]
+    rows = wide.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), -1])
+    parts = []
+    with np.errstate(all="ignore"):
+        for start in range(0, rows.shape[-1], chunk):
+            each = rows[..., start : start + chunk]
+            if before == "abs":
+                each = np.abs(each)
+            elif before == "square":
+                each = each * each
+            elif before == "deviation":
+                each = (each - each.mean(axis=-1, keepdims=True)) ** 2
+            parts.append(np.asarray(_COMBINE[combine](each, axis=-1)))
+    shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+    return np.stack(parts).reshape([len(parts), *shape])
+
+
+PARTIAL = Op(
+    name="reduction_partial",
+    kind=Kind.REDUCTION,
+    operands=("x",),
+    attributes={"mode": "add", "axes": REQUIRED, "chunk": REQUIRED, "keepdims": True, "dtype": REQUIRED},
+    infer=_infer,
+    reference=_reference,
+    doc="""Combines every ``chunk`` elements along axes by themselves: (parts, *kept), in the dtype in which they are
+    combined.  Which elements make a part is up to the kernel, how many are in which is not: the last part has what is
+    left.""",
+)

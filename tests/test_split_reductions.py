@@ -1,0 +1,166 @@
+"""Reductions with few results and many elements: split in two, so that all of a GPU works on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, check_on_gpu, compile_for, executables
+
+import fusegraph as fg
+from fusegraph.dtypes import float32
+from fusegraph.ops.partial import PARTIAL, PARTIAL_MODES
+from fusegraph.ops.reduction import MODES
+from fusegraph.passes import split_reductions
+from fusegraph.plan import plan
+from fusegraph.report.check import random_inputs, run
+
+
+def reduced(shape: tuple[int, ...], axes: Any, mode: str = "add", dtype: str = "float32", **how: Any) -> fg.Graph:
+    g = fg.Graph(f"{mode} {shape} {axes} {dtype}")
+    x = g.tensor("x", shape, dtype, **how)
+    g.output(g.reduction(x, mode, axes), name="y")
+    return g
+
+
+def kinds(graph: fg.Graph) -> list[list[str]]:
+    return [[node.op.name for node in kernel.group.nodes] for kernel in plan(graph).kernels]
+
+
+SPLIT = [["reduction_partial"], ["reduction"]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "how", "expected"),
+    [
+        ((1 << 20,), None, {}, SPLIT),
+        ((1 << 12,), None, {}, [["reduction"]]),
+        ((8192, 8192), 1, {}, [["reduction"]]),
+        ((8192, 8192), 0, {}, [["reduction"]]),
+        ((8, 1 << 20), 1, {}, SPLIT),
+        ((1 << 17, 64), 0, {}, SPLIT),
+        ((64, 256, 56, 56), (0, 2, 3), {"layout": "NHWC"}, SPLIT),
+        ((64, 256, 56, 56), (0, 2, 3), {}, [["reduction"]]),
+        ((1 << 20, 0), 0, {}, [["reduction"]]),
+    ],
+)
+def test_what_is_split(shape: tuple[int, ...], axes: Any, how: Any, expected: list[list[str]]) -> None:
+    assert kinds(reduced(shape, axes, **how)) == expected
+
+
+def normal(shape: tuple[int, ...], axis: int) -> fg.Graph:
+    g = fg.Graph("normal")
+    x = g.tensor("x", shape)
+    g.output(x / g.reduction(x, "norm2", axis), name="y")
+    return g
+
+
+def test_rows_that_are_read_once_stay_whole() -> None:
+    """16 rows and more, each kept on the chip by a cluster; fewer are read twice, by all of the GPU."""
+    assert kinds(normal((64, 1 << 18), 1)) == [["reduction", "div"]]
+    assert kinds(normal((4, 1 << 20), 1)) == [["reduction_partial"], ["reduction", "sqrt"], ["div"]]
+
+
+def test_what_the_user_sees() -> None:
+    g = reduced((1 << 20,), None, "avg", "bfloat16")
+    found = plan(g)
+    assert [n.name for k in found.kernels for n in k.group.nodes] == ["y parts", "y total", "y"]
+    (first, second) = found.partition.decisions
+    assert (first.producer, first.consumer, first.fused) == ("y parts", "y total", False)
+    assert "needs all parts of 'y parts'" in first.reason
+    assert second.fused
+    assert found.counterpart[g.outputs[0]].dtype.name == "bfloat16"
+
+
+@pytest.fixture
+def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short reductions are split as well."""
+    monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
+    monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
+    monkeypatch.setattr(split_reductions, "ENOUGH_BLOCKS", 1 << 20)
+    monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)
+
+
+def several(shape: tuple[int, ...], axes: Any, dtype: str = "float32", **how: Any) -> fg.Graph:
+    """All modes, with pointwise nodes before and after."""
+    g = fg.Graph(f"several {shape} {axes} {dtype}", compute_dtype=how.pop("compute_dtype", "float32"))
+    x = g.tensor("x", shape, dtype, **how)
+    keepdims = len(shape) % 2 == 0
+    for mode in MODES:
+        if x.dtype.is_float or mode not in ("avg", "norm2"):
+            g.output(g.reduction(g.neg(x), mode, axes, keepdims) + 1, name=f"y {mode}")
+    return g
+
+
+@pytest.mark.usefixtures("eager_split")
+def test_small_ones() -> None:
+    graphs = [reduced((1003,), None, "avg"), reduced((2, 8, 10, 30), (0, 2, 3), "norm2", layout="NHWC")]
+    assert all(k[0] == ["reduction_partial"] for k in map(kinds, graphs))
+    check_all(graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager_split")
+def test_every_mode_and_dtype() -> None:
+    graphs = [several((3, 700), 1, d) for d in ("bfloat16", "float64", "int8", "int64")]
+    graphs += [several((1000, 5), 0, "float16"), several((2, 3, 40, 10), (0, 2, 3)), several((3, 500, 7), 1)]
+    graphs += [several((40, 64), None, "float8_e5m2"), several((700,), 0, compute_dtype="float64")]
+    graphs += [several((640, 40), 0, strides=(1, 700)), several((6, 400), 1, strides=(800, 2))]
+    assert all("reduction_partial" in kinds(g)[0] for g in graphs)
+    check_all(graphs)
+    check_all(graphs[:4], fusion=False)
+
+
+@pytest.mark.usefixtures("eager_split")
+def test_special_values() -> None:
+    check_all(
+        [reduced((3, 700), 1, m) for m in ("add", "max", "amax")], inputs=lambda g: random_inputs(g, 1, special=1e-3)
+    )
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((1003,), (0,)), ((5, 256, 3), (1,)), ((4, 3, 50), (0, 2))])
+def test_parts_against_the_reference(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Every mode of the parts themselves, the last of which is shorter; large offsets cost no digits."""
+    g = fg.Graph("parts")
+    x = g.tensor("x", shape)
+    for mode in PARTIAL_MODES:
+        how = {"mode": mode, "axes": axes, "chunk": 64, "keepdims": False, "dtype": float32}
+        g.output(g.apply(PARTIAL, (x,), how), name=mode)
+    (executable,) = executables([g])
+    values = (np.random.default_rng(0).standard_normal(shape) + 100).astype(np.float32)
+    found = run(executable, {"x": values})
+    for node in g.nodes:
+        expected = PARTIAL.reference(values, **node.attributes)
+        if node.name != "mul":  # overflows
+            np.testing.assert_allclose(found[node.name], expected, rtol=1e-5, err_msg=node.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_for_gpus(arch: str) -> None:
+    graphs = [reduced((1000003,), None), reduced((1 << 17, 64), 0, "avg", "bfloat16")]
+    graphs += [several((64, 256, 56, 56), (0, 2, 3), "bfloat16", layout="NHWC")]
+    assert [k.name for k in compile_for(arch, graphs) if k.spill_bytes] == []
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    shapes: list[tuple[tuple[int, ...], Any]] = [((1000003,), None), ((1 << 17, 64), 0), ((3, 1 << 20), 1)]
+    check_on_gpu([several(shape, axes, d) for shape, axes in shapes for d in ("float32", "bfloat16")])
+
+
+@pytest.mark.gpu
+def test_two_to_the_31_elements_on_the_gpu() -> None:
+    """Positions beyond 32 bits: a sum, an average and column sums of 2^31 and more elements."""
+    torch = pytest.importorskip("torch")
+    rows = 2**31 // 4096 + 3
+    x = torch.randint(-3, 4, (rows, 4096), dtype=torch.int8, device="cuda")
+    g = fg.Graph("large")
+    t = g.tensor("x", x.shape, "int8")
+    g.output(g.reduction(t, "add", None, dtype="int64"), name="sum")
+    g.output(g.reduction(t, "add", 0, dtype="int64"), name="columns")
+    total, columns = g.compile("cuda")(x)
+    expected = x.sum(0, dtype=torch.int64)
+    assert torch.equal(columns.reshape(-1), expected)
+    assert int(total) == int(expected.sum())
