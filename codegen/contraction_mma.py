@@ -50,17 +50,20 @@ class _Renderer:
         own = [f"{p}_{x}" for p in "ab" for x in OF_FACTOR]
         own += [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in dims]
         own += [f"{p}_{x}{d}" for p in "ab" for x in ("start", "m_", "n_") for d in dims]
+        own += [f"{x}{n}" for x in ("left", "piece", "right", "staged", "sums") for n in range(1, spec.products)]
         self.names = Names([spec.name, *TAKEN, *own])
-        pointers = [self.names.unique(g.operand.name) for g in (spec.a, spec.b)]
+        shared, *seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
         common = (parts.depth, s.inner, s.threads)
-        self.a = TileLoader(self.w, self.t, parts.a, "a", pointers[0], s.rows, s.warp_rows, parts.rows, *common)
-        self.b = TileLoader(self.w, self.t, parts.b, "b", pointers[1], s.cols, s.warp_cols, parts.cols, *common)
+        self.a = TileLoader(self.w, self.t, parts.a, "a", (shared,), s.rows, s.warp_rows, parts.rows, *common)
+        self.b = TileLoader(self.w, self.t, parts.b, "b", tuple(seconds), s.cols, s.warp_cols, parts.cols, *common)
         self.sides = (self.a, self.b)
         self.copied = any(side.way.copied for side in self.sides)
         self.stashed = not all(side.way.copied for side in self.sides)
         self.at = space(spec)
         self.fragments = Fragments(self.w, self.at, self.names, spec)
         self.fragments_m, self.fragments_n = self.a.fragments, self.b.fragments
+        #: columns of 8 sums of a warp, those of the second factors one after another
+        self.columns = 2 * self.fragments_n * spec.products
         self.tiles_m, self.tiles_n = -(-parts.rows // s.rows), -(-parts.cols // s.cols)
         self.blocks = parts.batch * self.tiles_m * self.tiles_n
         if self.blocks * s.split >= 2**31:
@@ -68,7 +71,7 @@ class _Renderer:
         self.depth = parts.stages(s.inner)
         self.steps = s.inner * parts.a.itemsize // STEP
         direct = self.fragments_m * self.fragments_n // s.split <= DIRECT
-        self.staging: Staging | None = None if direct else staging(self.at, s.rows // s.split, s.cols)
+        self.staging: Staging | None = None if direct else staging(self.at, s.rows // s.split, s.cols, spec.products)
 
     def _index_type(self) -> str:
         """Of places in both factors: int32 if all fit with room for padding (gathers may start before the tensor)."""
@@ -86,6 +89,7 @@ class _Renderer:
         plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.parts.batch} x " if self.parts.batch > 1 else ""
         types = " and ".join(dict.fromkeys((self.a.way.product, self.b.way.product)))
+        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {self.parts.depth} products of {types}",
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.stages} stages; "
@@ -96,7 +100,7 @@ class _Renderer:
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
         more += ["cluster.cuh"] if s.split > 1 else []
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
-        parameters = [parameter(side.way.gather.operand, side.pointer) for side in self.sides]
+        parameters = [parameter(side.way.gather.operand, name) for side in self.sides for name in side.pointers]
         parameters += self.fragments.epilogue.pointers.parameters()
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
@@ -182,7 +186,7 @@ class _Renderer:
         for side in self.sides:
             side.lane()
         w.line(
-            f"uint32 a_part[2][{self.fragments_m}][4], b_part[2][{self.fragments_n}][2][2];  // of two steps in turn"
+            f"uint32 a_part[2][{self.fragments_m}][4], b_part[2][{self.columns // 2}][2][2];  // of two steps in turn"
         )
         w.open("const auto load_parts = [&](int stage, int kk)")
         for side in self.sides:
@@ -195,7 +199,7 @@ class _Renderer:
         ahead = s.stages - 1
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
-        w.line(f"{self.fragments.total} sum[{self.fragments_m}][{2 * self.fragments_n}][4] = {{}};")
+        w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
         depth = w.depth
         if ahead > 1:
             # What goes through registers takes many instructions: once in front of the loop is enough.
@@ -241,7 +245,7 @@ class _Renderer:
         w.line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
         w.depth += 1
         w.line("#pragma unroll")
-        w.line(f"for (int j = 0; j < {2 * self.fragments_n}; ++j)")
+        w.line(f"for (int j = 0; j < {self.columns}; ++j)")
         a, b = self.a.way.product, self.b.way.product
         w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
         w.depth -= 1
@@ -261,7 +265,7 @@ class _Renderer:
     def _exchange(self) -> None:
         """The blocks of a cluster add up their sums: each gets part of every warp's rows, always in the same order."""
         w, s, total = self.w, self.s, self.fragments.total
-        each, cols = self.fragments_m // s.split, 2 * self.fragments_n
+        each, cols = self.fragments_m // s.split, self.columns
         part = each * cols * 4
         w.line()
         w.line("// Every block adds up a part of each warp's rows.")
@@ -293,6 +297,8 @@ class _Renderer:
         staged = self.staging
         if staged is not None:
             w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
+            for number in range(1, staged.products):
+                w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next factor")
         depth = w.depth
         if each > 1:
             self._loop("i", each)
@@ -304,15 +310,15 @@ class _Renderer:
         row = f"{row}lane / 4 + f % 2 * 8"
         col = f"warp_col + {'j * 16 + ' if j != '0' else ''}lane % 4 * 2 + f / 2 * 8"
 
-        def total(e: str) -> str:
-            column = "j * 2 + f / 2" if j != "0" else "f / 2"
+        def total(e: str, product: int) -> str:
+            column = linear([(j, 2), ("f / 2", 1)], 2 * product * self.fragments_n)
             return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
 
         if staged is None:
             fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n)
         else:
             own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
-            fragments.put(staged, "staged", f"{own} + {row}", col, total)
+            fragments.put(staged, f"{own} + {row}", col, total)
         while w.depth > depth:
             w.close()
         if staged is None:
@@ -322,4 +328,4 @@ class _Renderer:
         if s.split > 1:
             mine = s.warp_rows // s.split
             m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}" if s.warps_m > 1 else f"m0{rank} + {{r}}"
-        fragments.take(staged, "staged", s.threads, m, "n0 + {c}", exact_m, exact_n)
+        fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)

@@ -199,7 +199,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Ways:
-    """Both factors of a contraction with ``batch`` times ``rows`` x ``cols`` results of ``depth`` products."""
+    """The factors of a contraction with ``batch`` times ``rows`` x ``cols`` results of ``depth`` terms.
+
+    products  second factors: there are so many results at each place.
+    """
 
     batch: int
     rows: int
@@ -207,6 +210,7 @@ class Ways:
     depth: int
     a: Way
     b: Way
+    products: int = 1
 
     def stages(self, inner: int) -> int:
         """Stages that the reduction takes."""
@@ -226,7 +230,7 @@ def ways(spec: ContractionSpec, widen: bool = False) -> Ways:
         a = _way(spec, spec.a, spec.rows, order, products[0])
         b = _way(spec, spec.b, spec.cols, order, products[1])
         if best is None or a.effort + b.effort < best.a.effort + best.b.effort:
-            best = Ways(batch, rows, cols, depth, a, b)
+            best = Ways(batch, rows, cols, depth, a, b, spec.products)
     assert best is not None
     return best
 
@@ -379,8 +383,9 @@ def _possible(parts: Ways, s: MmaSchedule, arch: Arch) -> bool:
 
 def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
     """Registers of a thread, roughly."""
-    sums = s.warp_rows * s.warp_cols // 32
-    fragments = 2 * (s.warp_rows + s.warp_cols) // 16 * 4
+    warp_cols = s.warp_cols * parts.products
+    sums = s.warp_rows * warp_cols // 32
+    fragments = 2 * (s.warp_rows + warp_cols) // 16 * 4
     if arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
         fragments = fragments * (7 if s.inner > 64 else 5) // 2
@@ -392,6 +397,7 @@ def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
         if places > 1:
             kept += 4 + places * (1 + len(way.gather.limits))
         if not way.copied:  # on their way from global memory; single elements take a register each
+            count *= parts.products if way is parts.b else 1
             kept += count * max(4, way.piece if way.vector == 1 else 4)
             if places == way.piece:  # and more of them, the more places there are to work out
                 kept += max(0, count * places - 32) // 2
@@ -403,12 +409,12 @@ def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
 
 def ring_bytes(parts: Ways, s: MmaSchedule) -> int:
     """Shared memory of the stages."""
-    return s.stages * s.inner * (s.rows * parts.a.itemsize + s.cols * parts.b.itemsize)
+    return s.stages * s.inner * (s.rows * parts.a.itemsize + s.cols * parts.products * parts.b.itemsize)
 
 
 def shared_bytes(parts: Ways, s: MmaSchedule) -> int:
     """Shared memory of a block: the stages and later, in their place, the sums with a pad a row (or column)."""
-    sums = 4 * max(s.rows * (s.cols + 8), s.cols * (s.rows + 8))
+    sums = 4 * parts.products * max(s.rows * (s.cols + 8), s.cols * (s.rows + 8))
     return max(ring_bytes(parts, s), sums)
 
 
@@ -419,13 +425,14 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> flo
     blocks = parts.batch * -(-parts.rows // s.rows) * -(-parts.cols // s.cols) * s.split
     depth = -(-parts.stages(s.inner) // s.split)
     rate = RATE.get(arch.major * 10 + arch.minor, 1024) * 2 / itemsize
-    products = s.rows * s.cols * s.inner / rate
-    filled = (s.rows + s.cols) * s.inner * itemsize
-    read = warps * (s.warp_rows + s.warp_cols) * s.inner * itemsize
+    cols = s.cols * parts.products
+    products = s.rows * cols * s.inner / rate
+    filled = (s.rows + cols) * s.inner * itemsize
+    read = warps * (s.warp_rows + s.warp_cols * parts.products) * s.inner * itemsize
     shared = (filled + read) / SHARED_RATE
-    pieces = sum(size * s.inner / way.piece * way.effort for way, size in ((parts.a, s.rows), (parts.b, s.cols)))
+    pieces = sum(size * s.inner / way.piece * way.effort for way, size in ((parts.a, s.rows), (parts.b, cols)))
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and fragments for them.
-    multiply = s.rows * s.cols * s.inner * itemsize / (16 * 8 * 32) * 1.6
+    multiply = s.rows * cols * s.inner * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))

@@ -61,6 +61,8 @@ TILES = (
     (32, 32, 16, 4, 4),
 )
 WAVE = 132
+#: Shared memory that a block may declare.
+STATIC_BYTES = 48 << 10
 
 
 def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
@@ -72,16 +74,28 @@ def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
     batch, m, n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
     wide = spec.accumulate in ("double", "uint64")
 
+    products = spec.products
+
     def cost(tile: tuple[int, int, int, int, int]) -> float:
         rows, cols, _, tr, tc = tile
         blocks = batch * -(-m // rows) * -(-n // cols)
         waves = -(-blocks // WAVE)
-        rate = tr * tc / (tr * tc + 2.0 * (tr + tc))
+        rate = tr * tc * products / (tr * tc * products + 2.0 * (tr + tc * products))
         return waves * rows * cols / rate
 
-    ranked = sorted((t for t in TILES if not (wide and t[3] * t[4] > 32)), key=cost)
+    # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
+    most = max(32 if wide else 64, CHUNK * CHUNK * products)
+    size = 8 if wide else 4
+    fitting = [t for t in TILES if t[3] * t[4] * products <= most and _shared(t, products) * size <= STATIC_BYTES]
+    ranked = sorted(fitting, key=cost)
     itype = _itype(spec)
     return tuple(SimtSchedule(*tile, itype) for tile in ranked)
+
+
+def _shared(tile: tuple[int, int, int, int, int], products: int) -> int:
+    """Elements of both stages of the tiles in shared memory."""
+    rows, cols, inner, _, _ = tile
+    return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
 
 
 def _itype(spec: ContractionSpec) -> str:
@@ -105,6 +119,7 @@ def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> Kerne
 class _Side:
     """One factor, and how a thread fetches its part of a tile.
 
+    pointers C variables of the tensors: of all second factors, which are fetched from the same places of each.
     outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
     along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
     count    elements a thread fetches of each tile, ``step`` apart along the other dimension.
@@ -113,7 +128,7 @@ class _Side:
 
     gather: Gather
     outer: tuple[int, ...]
-    pointer: str
+    pointers: tuple[str, ...]
     label: str  # "a" or "b"
     axis: str
     origin: str
@@ -127,6 +142,10 @@ class _Side:
     def at(self) -> str:
         """The subscript of what a thread keeps for each of its rows or columns."""
         return "[i]" if self.along_k and self.count > 1 else ""
+
+    def of(self, number: int | str) -> str:
+        """The subscript of a product, where there are several."""
+        return f"[{number}]" if len(self.pointers) > 1 else ""
 
 
 class _Renderer:
@@ -146,7 +165,7 @@ class _Renderer:
             "inside",
             "term",
             "fetch",
-            *"mnkijce",
+            *"mnkijcep",
             "k0",
             "kk",
         ]
@@ -156,20 +175,27 @@ class _Renderer:
         taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n") for d in dims]
         taken += [f"{axis}{d}" for axis in "bhmr" for d in dims]
         self.names, self.w = Names([spec.name, *taken]), Writer()
-        pointers = [self.names.unique(gather.operand.name) for gather in (spec.a, spec.b)]
+        shared, *seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
         self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
         self.k = prod(spec.inner)
         self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
         row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
-        self.a = self._side(spec.a, spec.rows, pointers[0], "a", "m", row0, schedule.rows)
-        self.b = self._side(spec.b, spec.cols, pointers[1], "b", "n", col0, schedule.cols)
+        self.a = self._side(spec.a, spec.rows, (shared,), "a", "m", row0, schedule.rows)
+        self.b = self._side(spec.b, spec.cols, tuple(seconds), "b", "n", col0, schedule.cols)
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
         first = spec.program.stores[0].operand.strides
         self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1 and _in_order(spec)
 
     def _side(
-        self, gather: Gather, outer: tuple[int, ...], pointer: str, label: str, axis: str, origin: str, tile: int
+        self,
+        gather: Gather,
+        outer: tuple[int, ...],
+        pointers: tuple[str, ...],
+        label: str,
+        axis: str,
+        origin: str,
+        tile: int,
     ) -> _Side:
         s = self.s
         over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
@@ -177,19 +203,21 @@ class _Renderer:
         step = s.threads // s.inner if along_k else s.threads // tile
         exact = prod(outer) % tile == 0
         count = tile * s.inner // s.threads
-        return _Side(gather, outer, pointer, label, axis, origin, tile, along_k, count, step, exact)
+        return _Side(gather, outer, pointers, label, axis, origin, tile, along_k, count, step, exact)
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
         program = spec.program
         plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.batch} x " if self.batch > 1 else ""
+        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
             f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, "memory.cuh"), details)
-        parameters = [parameter(side.gather.operand, side.pointer) for side in (self.a, self.b)]
+        sides = (self.a, self.b)
+        parameters = [parameter(side.gather.operand, pointer) for side in sides for pointer in side.pointers]
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
         signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters(), 1)
         blocks = locate(
@@ -235,7 +263,7 @@ class _Renderer:
         w.line()
         # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks.
         w.line(f"__shared__ __align__(16) {c} a_tile[2][{s.inner}][{s.rows + CHUNK}];")
-        w.line(f"__shared__ __align__(16) {c} b_tile[2][{s.inner}][{s.cols + CHUNK}];")
+        w.line(f"__shared__ __align__(16) {c} b_tile{self.b.of(self.spec.products)}[2][{s.inner}][{s.cols + CHUNK}];")
 
     def _prepare(self, side: _Side) -> None:
         """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
@@ -243,7 +271,7 @@ class _Renderer:
         w.line()
         fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
         length = self.s.inner if side.along_k else side.tile
-        part = f"// this thread's part of a tile of {side.pointer}"
+        part = f"// this thread's part of a tile of {' and of '.join(side.pointers)}"
         w.line(f"const int {fast} = t % {length}, {slow} = t / {length};  {part}")
         many = bool(side.at)
         position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
@@ -306,12 +334,13 @@ class _Renderer:
         if terms:
             conditions.append("term")
         offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)]).replace(" + -", " - ")
-        value = factor(gather.operand, f"{side.pointer}[{offset}]", self.spec.accumulate)
         if len(conditions) > 1:
             w.line(f"const bool inside = {' && '.join(conditions)};")
             conditions = ["inside"]
-        value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
-        w.line(f"{p}_next[i] = {value};")
+        for number, pointer in enumerate(side.pointers):
+            value = factor(gather.operand, f"{pointer}[{offset}]", self.spec.accumulate)
+            value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+            w.line(f"{p}_next{side.of(number)}[i] = {value};")
         w.close()
         w.close()
 
@@ -333,7 +362,13 @@ class _Renderer:
         k, outer = f"{p}_k", f"{p}_{side.axis}"
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
         self.w.line("#pragma unroll")
-        self.w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
+        if len(side.pointers) == 1:
+            self.w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
+            return
+        self.w.open(f"for (int i = 0; i < {side.count}; ++i)")
+        for number in range(len(side.pointers)):
+            self.w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
+        self.w.close()
 
     # ---- multiply
 
@@ -341,7 +376,8 @@ class _Renderer:
         w, s = self.w, self.s
         across, down = s.cols // s.thread_cols, s.rows // s.thread_rows
         w.line()
-        w.line(f"{self.spec.accumulate} sum[{s.thread_rows}][{s.thread_cols}] = {{}};")
+        of = self.b.of(self.spec.products)
+        w.line(f"{self.spec.accumulate} sum{of}[{s.thread_rows}][{s.thread_cols}] = {{}};")
         if self.rows_fast:
             w.line(f"const int ty = t % {down}, tx = t / {down};  // threads side by side take neighbouring rows")
         else:
@@ -353,7 +389,7 @@ class _Renderer:
         w, s, c = self.w, self.s, self.spec.accumulate
         steps = -(-self.k // s.inner)
         w.line()
-        w.line(f"{c} a_next[{self.a.count}], b_next[{self.b.count}];")
+        w.line(f"{c} a_next[{self.a.count}], b_next{self.b.of(self.spec.products)}[{self.b.count}];")
         w.open(f"const auto fetch = [&]({self.t} k0)")
         self._fetch(self.a)
         self._fetch(self.b)
@@ -368,16 +404,11 @@ class _Renderer:
             w.line(f"if (k0 < {(steps - 1) * s.inner}) fetch(k0 + {s.inner});")
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {s.inner}; ++kk)")
-        for p, mine, tile, thread in (("a", s.thread_rows, s.rows, "ty"), ("b", s.thread_cols, s.cols, "tx")):
-            places = [linear([(thread, CHUNK)], chunk * (tile // mine) * CHUNK) for chunk in range(mine // CHUNK)]
-            loads = [f"load_shared<{CHUNK}>(&{p}_tile[stage][kk][{place}])" for place in places]
-            if len(loads) == 1:
-                w.line(f"const auto {p}_part = {loads[0]};")
-            else:
-                w.line(f"const Vector<{c}, {CHUNK}> {p}_part[{len(loads)}] = {{")
-                for load in loads:
-                    w.line(f"    {load},")
-                w.line("};")
+        self._part(self.a, "", s.thread_rows, "ty")
+        if self.spec.products > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
+        self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
         w.line("#pragma unroll")
@@ -385,10 +416,25 @@ class _Renderer:
             f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
             for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
         )
-        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum[i][j] += {product};")
+        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
+        w.close()
+        if self.spec.products > 1:
+            w.close()
         w.close()
         w.close()
-        w.close()
+
+    def _part(self, side: _Side, of: str, mine: int, thread: str) -> None:
+        """Reads a thread's rows or columns of term ``kk`` from shared memory."""
+        w, p = self.w, side.label
+        places = [linear([(thread, CHUNK)], chunk * (side.tile // mine) * CHUNK) for chunk in range(mine // CHUNK)]
+        loads = [f"load_shared<{CHUNK}>(&{p}_tile{of}[stage][kk][{place}])" for place in places]
+        if len(loads) == 1:
+            w.line(f"const auto {p}_part = {loads[0]};")
+            return
+        w.line(f"const Vector<{self.spec.accumulate}, {CHUNK}> {p}_part[{len(loads)}] = {{")
+        for load in loads:
+            w.line(f"    {load},")
+        w.line("};")
 
     # ---- epilogue
 
@@ -414,7 +460,8 @@ class _Renderer:
         if spec.results:
             rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)
-        self.epilogue.results([*self._batch(), *rows, "n"], f"sum[{i}][{j}]", run)
+        sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
+        self.epilogue.results([*self._batch(), *rows, "n"], sums, run)
         while w.depth > depth:
             w.close()
 

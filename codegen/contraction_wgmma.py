@@ -46,7 +46,9 @@ class _Renderer(Producer):
         rank = range(8)
         taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobmp" for d in rank)]
         self.names, self.w = Names(taken), Writer()
-        self.a, self.b = (self.names.unique(g.operand.name) for g in (spec.a, spec.b))
+        self.a, *self.seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
+        #: columns that a wgmma multiplies: those of all second factors, one after another
+        self.columns = schedule.cols * spec.products
         layout = self.layout
         space = (*layout.batch, *layout.rows, *layout.cols)
         self.epilogue = Epilogue(self.w, layout.program, self.names, space, spec.accumulate, spec.result)
@@ -76,7 +78,8 @@ class _Renderer(Producer):
         k = self.parts.reduction
         plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.batch} x " if self.batch > 1 else ""
-        instruction = f"m64n{s.cols}k{32 // self.itemsize}"
+        instruction = f"m64n{self.columns}k{32 // self.itemsize}"
+        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.inner)} products of {self.types[0]}",
             f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by "
@@ -91,21 +94,21 @@ class _Renderer(Producer):
         if s.gather:
             more.insert(-1, "async_copy.cuh")
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
-        w.line(f"FUSEGRAPH_WGMMA({s.cols})")
+        w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
         names = self.epilogue.pointers
         maps = layout.maps
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
-        a_map, b_map = (self.names.unique(name, "_map") for name in (self.a, self.b))
+        a_map, *b_maps = (self.names.unique(name, "_map") for name in (self.a, *self.seconds))
         grid_constant = "const __grid_constant__ TensorMap "
         first = parameter(spec.a.operand, self.a) if s.gather else grid_constant + a_map
-        parameters = [first, grid_constant + b_map]
+        parameters = [first, *(grid_constant + name for name in b_maps)]
         parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
         else:
             parameters += [grid_constant + name for name in store_maps]
-        self.a_map, self.b_map, self.store_maps = a_map, b_map, store_maps
+        self.a_map, self.b_maps, self.store_maps = a_map, b_maps, store_maps
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._barriers()
@@ -123,10 +126,12 @@ class _Renderer(Producer):
         if s.split > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
         w.close()
-        loads = range(2, 2 + len(program.loads))
+        loads = range(1 + spec.products, 1 + spec.products + len(program.loads))
         written: tuple[int | TensorMap, ...] = maps or tuple(range(loads.stop, loads.stop + len(layout.stores)))
         side = self.side_a
-        boxes = (0 if side is None else self._boxed(side, s.rows), self._boxed(self.parts.b, s.cols))
+        b = self._boxed(self.parts.b, s.cols)
+        boxes = [0 if side is None else self._boxed(side, s.rows)]
+        boxes += [replace(b, argument=1 + number) for number in range(spec.products)]
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
         return KernelSource(
             spec.name,
@@ -154,7 +159,7 @@ class _Renderer(Producer):
         return replace(side.map, box=box, swizzle=width if width >= 32 else 0)
 
     def _ring_bytes(self) -> int:
-        return self.s.stages * ROW_BYTES * (self.s.rows + self.s.cols)
+        return self.s.stages * ROW_BYTES * (self.s.rows + self.columns)
 
     def _shared_bytes(self) -> int:
         ring = max(self._ring_bytes(), self.layout.sums_bytes)
@@ -181,11 +186,14 @@ class _Renderer(Producer):
         w.open("struct Shared")
         for name, side, gather, size in (
             ("a", self.side_a, self.spec.a, s.rows),
-            ("b", self.parts.b, self.spec.b, s.cols),
+            ("b", self.parts.b, self.spec.b, self.columns),
         ):
             tile = self._tile_type(side, size)
             text = f"alignas(1024) {gather.operand.dtype.ctype} {name}[{s.stages}]{tile};"
-            w.line(text + (f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""))
+            note = f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""
+            if name == "b" and self.spec.products > 1:
+                note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
+            w.line(text + note)
         if layout.maps is not None:
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
@@ -244,7 +252,7 @@ class _Renderer(Producer):
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
         self.tiles()
-        w.line(f"{self.register_type} sum[{s.cols // 2}];")
+        w.line(f"{self.register_type} sum[{self.columns // 2}];")
         w.line("int previous = 0;")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
@@ -258,9 +266,9 @@ class _Renderer(Producer):
         transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
         a_part = ("group" if s.groups > 1 else "0") if across else (rows if s.groups > 1 else "")
-        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {s.cols}{flags}>(")
+        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
         w.line(f"    sum, {self._descriptor(side, 'a', s.rows, a_part)},")
-        w.line(f"    {self._descriptor(self.parts.b, 'b', s.cols, '')}, k > {first} || kk > 0);")
+        w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, k > {first} || kk > 0);")
         w.close()
         w.line("wgmma_commit();")
         w.open(f"if (k > {first})")
@@ -299,19 +307,21 @@ class _Renderer(Producer):
         if s.groups > 1:
             w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
         w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {s.cols // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
+        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
         w.line("cluster_sync();")
 
     def _add_up(self) -> None:
         """A block adds up its part of the columns, always in the same order."""
         w, s = self.w, self.s
         each, threads = s.part // 2, s.groups * GROUP
-        w.line(f"{self.register_type} total[{each}] = {{}};")
+        products = self.spec.products
+        w.line(f"{self.register_type} total[{each * products}] = {{}};")
         w.line("#pragma unroll")
         w.open(f"for (int q = 0; q < {s.split}; ++q)")
         w.line(f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;")
         w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {each}; ++i) total[i] += theirs[i * {threads}];")
+        place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
+        w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
         w.close()
         w.line()
 
@@ -353,10 +363,14 @@ class _Renderer(Producer):
         """The named barrier of a consumer's threads (0 is that of __syncthreads)."""
         return "group + 1" if self.s.groups > 1 else "1"
 
-    def _sum(self, first: str) -> str:
+    def _sums(self, first: str) -> list[str]:
+        """The sums of element ``e`` of pair ``f``, one a product."""
         name = "total" if self.s.split > 1 else "sum"
-        text = f"{name}[{first} + f / 2 * 4 + f % 2 * 2 + e]"
-        return f"uint32({text})" if self.spec.accumulate == "uint32" else text
+        texts = []
+        for number in range(self.spec.products):
+            start = f"{number * self.s.part // 2} + " if number else ""
+            texts.append(f"{name}[{start}{first} + f / 2 * 4 + f % 2 * 2 + e]")
+        return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
     def _staged(self) -> None:
         """Results through shared memory: a consumer writes a chunk of columns, TMA copies it out meanwhile."""
@@ -382,7 +396,7 @@ class _Renderer(Producer):
         position = self._position(ragged_m, ragged_n, clamp=True)
         run = Run(2, len(layout.batch) + len(layout.rows), "e")
         self.epilogue.results(
-            position, self._sum(f"(chunk * {layout.chunk} + j) / 2"), run, staged=[f"{v}[f]" for v in values]
+            position, self._sums(f"(chunk * {layout.chunk} + j) / 2"), run, staged=[f"{v}[f]" for v in values]
         )
         w.close()
         for name, value in zip(self.staged, values):
@@ -429,6 +443,6 @@ class _Renderer(Producer):
             w.line(f"if ({' || '.join(outside)}) continue;")
         missing = (lambda e: f"n + {e} >= {self.parts.cols}") if odd else None
         run = Run(2, len(layout.batch) + len(layout.rows), "e", missing)
-        self.epilogue.results(position, self._sum("j / 2"), run)
+        self.epilogue.results(position, self._sums("j / 2"), run)
         w.close()
         w.close()

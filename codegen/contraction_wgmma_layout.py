@@ -26,7 +26,8 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 class WgmmaSchedule:
     """A tile of groups * 64 rows and ``cols`` columns a block.
 
-    groups  consumer warpgroups of a block, 1 to 3; cols: a multiple of 16 up to 256.
+    groups  consumer warpgroups of a block, 1 to 3.
+    cols    a multiple of 16; times the second factors at most 256.
     gather  whether the producer's threads gather the first factor rather than the copy engine.
     stages  of the ring, each 128 bytes along the reduction.
     split   blocks (a cluster) that share the reduction of a tile.
@@ -115,7 +116,7 @@ class Layout:
     def maps(self) -> tuple[TensorMap, ...] | None:
         """The outputs' tensor maps, None if they are written from registers: one cannot have a map."""
         found = []
-        first = 2 + len(self.program.loads)
+        first = 1 + self.spec.products + len(self.program.loads)
         for n, op in enumerate(self.stores):
             made = self._map(op, first + n)
             if made is None:
@@ -166,4 +167,4 @@ class Layout:
     @property
     def sums_bytes(self) -> int:
         """Shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
-        return self.s.rows * self.s.cols * 4 if self.s.split > 1 else 0
+        return self.s.rows * self.s.cols * self.spec.products * 4 if self.s.split > 1 else 0

@@ -18,10 +18,10 @@ class Producer:
     s: WgmmaSchedule
     parts: Factors
     w: Writer
-    #: C names of the first factor and of both factors' tensor maps
+    #: C names of the first factor, and of the tensor maps of the first and the second factors
     a: str
     a_map: str
-    b_map: str
+    b_maps: list[str]
     itemsize: int
     #: tiles along rows and columns, batches, and tiles in all
     tiles_m: int
@@ -71,7 +71,7 @@ class Producer:
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        w.line(f"barrier_expect(full, {ROW_BYTES * (s.rows + s.cols)});")
+        w.line(f"barrier_expect(full, {ROW_BYTES * (s.rows + s.cols * len(self.b_maps))});")
         item = "k"
         if k.per_stage > 1:
             w.line("#pragma unroll")
@@ -82,7 +82,7 @@ class Producer:
         for d in range(len(side.pixels)):
             w.line(f"const int p{d} = {coordinate('c', side.pixels, d)};")
         self._load(side, "a", self.a_map, "m0", s.rows)
-        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        self._load_seconds()
         if k.per_stage > 1:
             w.close()
         w.close()
@@ -121,9 +121,9 @@ class Producer:
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
         w.open("if (t == 0)")
         w.line("Barrier& full = shared.full[stage.index];")
-        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols});")
+        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols * len(self.b_maps)});")
         w.line(f"const int c = k * {self.parts.reduction.panel};")
-        self._load(self.parts.b, "b", self.b_map, "n0", s.cols)
+        self._load_seconds()
         w.close()
         each = 16 // self.itemsize
         w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
@@ -170,7 +170,13 @@ class Producer:
             channel = f"{item} < {k.panels} ? {channel} : {k.channels}"
         w.line(f"const int c = {channel};")
 
-    def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int) -> None:
+    def _load_seconds(self) -> None:
+        """Loads of the second factors' tiles, one behind another."""
+        for number, tensor_map in enumerate(self.b_maps):
+            self._load(self.parts.b, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
+
+    def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0) -> None:
+        """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage."""
         w, k = self.w, self.parts.reduction
         values = {"c": "c", "o": origin}
         for d, tap in enumerate(k.taps):
@@ -197,6 +203,7 @@ class Producer:
             return
         if side.along_k:
             target = f"{at}[u]" if k.per_stage > 1 else at
+            target = f"{target}[{start}]" if start else target
             coordinates = ", ".join(text(term) for term in side.terms)
             w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
             return
@@ -207,7 +214,8 @@ class Producer:
             w.open(f"for (int i = 0; i < {size // across}; ++i)")
             values["o"] = f"{origin} + i * {across}"
         coordinates = ", ".join(text(term) for term in side.terms)
-        w.line(f"tma_load({at}[{'i' if several else 0}], {tensor_map}, full, {coordinates});")
+        panel = linear([("i", 1)] if several else [], start // across)
+        w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
         if several:
             w.close()
 

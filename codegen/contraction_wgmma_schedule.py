@@ -54,9 +54,9 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
     unit = 16 if parts.b.along_k else 64
     for groups in (2, 3, 1):
         for cols in (256, 192, 128, 96, 64, 32, 16):
-            if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
+            if cols * spec.products > _most_cols(groups, gather):
                 continue
-            if cols > _most_cols(groups, gather):
+            if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
             tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
             for split in range(1, 9):
@@ -78,7 +78,7 @@ def _most_cols(groups: int, gather: bool) -> int:
 
 
 def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
-    stage = ROW_BYTES * (s.rows + s.cols)
+    stage = ROW_BYTES * (s.rows + s.cols * spec.products)
     layout = Layout(spec, parts, s)
     room = arch.shared_bytes_per_block - layout.staging_bytes - 1024
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
@@ -109,13 +109,14 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     depth = -(-parts.reduction.stages // s.split)
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
-    products = s.rows * (s.cols + 16 + max(0, 128 - s.cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
-    loads = ROW_BYTES * (s.rows + s.cols) / L2_RATE
+    cols = s.cols * spec.products
+    products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
+    loads = ROW_BYTES * (s.rows + cols) / L2_RATE
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
-        loads = max(loads, (s.rows + s.cols) * parts.reduction.per_stage * PANEL_ROW)
+        loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
     epilogue = EPILOGUE * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
-    exchange = EXCHANGE + s.rows * s.cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
+    exchange = EXCHANGE + s.rows * cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
     return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)

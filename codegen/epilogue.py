@@ -75,11 +75,16 @@ class Epilogue:
         return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in others)
 
     def results(
-        self, position: Sequence[str], text: str, run: Run | None = None, staged: Sequence[str] | None = None
+        self,
+        position: Sequence[str],
+        sums: Sequence[str],
+        run: Run | None = None,
+        staged: Sequence[str] | None = None,
     ) -> None:
-        """Writes the program for the result at ``position`` (a C expression a dimension), whose sum is ``text``.
+        """Writes the program for the result at ``position`` (a C expression a dimension), whose sums, one a product,
+        are ``sums``.
 
-        With a run, ``position`` is that of its first result, and ``text`` may use its element.  ``staged`` are C
+        With a run, ``position`` is that of its first result, and ``sums`` may use its element.  ``staged`` are C
         variables, a vector for each output, that take the run's results instead of memory.
         """
         w, program = self.w, self.program
@@ -121,7 +126,8 @@ class Epilogue:
                 terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[{offset(operand.strides)}]", "_e")
         for n, strides in enumerate(program.indices):
             terms[Index(n)] = f"int32({offset(strides)})"
-        terms[Anchor()] = sum_value(text, self.accumulate, self.result)
+        for n, text in enumerate(sums):
+            terms[Anchor(n)] = sum_value(text, self.accumulate, self.result)
         self._emitter.statements(w, terms, lambda k: self._varies[k])
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
             value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))

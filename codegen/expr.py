@@ -54,7 +54,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The value the kernel's anchor computed for this element, in the anchor's compute type."""
+    """The value the kernel's main loop computed for this element, in the anchor's compute type: the n-th of those."""
+
+    number: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from codegen.spec import ContractionSpec, Limit
 
 MOST_RUN = 16  # results that a thread handles together
 
-#: The C expression of sum number e of a pair, given e.
-Sum: TypeAlias = Callable[[str], str]
+#: The C expression of sum number e of a pair, given e and the product.
+Sum: TypeAlias = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,19 @@ class Staging:
 
     by_rows  whether neighbours lie along a row of the result, else along a column.
     run      neighbours that one thread takes out together.
+    products sums of a place; those of each product lie together.
     """
 
     by_rows: bool
     size: int
     length: int
     run: int
+    products: int = 1
+
+    @staticmethod
+    def name(product: int) -> str:
+        """The C variable of a product's sums."""
+        return f"staged{product or ''}"
 
     @property
     def pad(self) -> int:
@@ -103,11 +110,11 @@ class Staging:
 
     @property
     def bytes(self) -> int:
-        return self.size * (self.length + self.pad) * 4
+        return self.products * self.size * (self.length + self.pad) * 4
 
 
-def staging(at: Space, rows: int, cols: int) -> Staging:
-    """How ``rows`` x ``cols`` sums are staged for the program of a space."""
+def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
+    """How ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
     first = at.stores[0].strides
     last_row = len(at.shape) - len(at.cols) - 1
     by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
@@ -119,7 +126,7 @@ def staging(at: Space, rows: int, cols: int) -> Staging:
         any(size % run for size in sizes) or not any(_one_access(at, op, run, along) for op in at.stores)
     ):
         run //= 2
-    return Staging(by_rows, rows if by_rows else cols, length, run)
+    return Staging(by_rows, rows if by_rows else cols, length, run, products)
 
 
 def _rows_in_order(at: Space) -> bool:
@@ -149,6 +156,7 @@ class Fragments:
         self.t = at.index_type
         self.epilogue = Epilogue(w, at.program, names, at.shape, spec.accumulate, spec.result)
         self._unsigned = spec.accumulate == "uint32"
+        self._products = range(spec.products)
         self.total = "int32" if self._unsigned else "float"
         self.m, self.n = prod(at.rows), prod(at.cols)
 
@@ -171,29 +179,32 @@ class Fragments:
         run = None
         if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
             run = Run(2, len(self.at.shape) - 1, "e", missing)
-            self.epilogue.results(self._position(), self._sum(total("e")), run)
+            self.epilogue.results(self._position(), [self._sum(total("e", p)) for p in self._products], run)
             return
         w.line("#pragma unroll")  # neighbours that are in different rows of the columns' dimensions
         w.open("for (int e = 0; e < 2; ++e)")
         if missing:
             w.line(f"if ({missing('e')}) continue;")
-        self.epilogue.results(self._position("n + e"), self._sum(total("e")), None)
+        self.epilogue.results(self._position("n + e"), [self._sum(total("e", p)) for p in self._products], None)
         w.close()
 
-    def put(self, to: Staging, name: str, row: str, col: str, total: Sum) -> None:
-        """Writes pair ``f``, whose first sum is at (row, col) of the tile, to a staging area."""
+    def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
+        """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
         w = self.w
         w.line(f"const int row = {row};")
         w.line(f"const int col = {col};")
-        if to.by_rows:
-            w.line(f"const {self.total} left = {total('0')}, right = {total('1')};")
-            w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{left, right}}}});")
-        else:
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e')};")
+        for p in self._products:
+            name = to.name(p)
+            if to.by_rows:
+                left, right = (f"{side}{p or ''}" for side in ("left", "right"))
+                w.line(f"const {self.total} {left} = {total('0', p)}, {right} = {total('1', p)};")
+                w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{{left}, {right}}}}});")
+            else:
+                w.line("#pragma unroll")
+                w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
     def take(
-        self, source: Staging, name: str, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
+        self, source: Staging, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
     ) -> None:
         """Writes the program on what is staged, a run a thread; m, n are those of the staged row {r} and column {c}."""
         w = self.w
@@ -205,13 +216,15 @@ class Fragments:
         w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
         w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
         self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
-        place = f"{name}[{slow}][{fast}]"
+        sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
         run = None
         if source.run > 1:
-            w.line(f"const auto sums = load_shared<{source.run}>(&{place});")
+            for p, place in enumerate(sums):
+                w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
+            sums = [f"sums{p or ''}[e]" for p in self._products]
             along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
             run = Run(source.run, along, "e")
-        self.epilogue.results(self._position(), self._sum("sums[e]" if run else place), run)
+        self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
         w.close()
 
     def _leave(self, *conditions: list[str]) -> None:

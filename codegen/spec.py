@@ -158,6 +158,8 @@ class ContractionSpec:
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
     batch, rows, cols, inner  sizes of the batch, row, column and reduction dimensions.
+    others                    more second factors, which lie in memory as b does: each makes a result of its own with
+                              a, and the program sees them all (``Anchor(0)`` is that of b).
     accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
@@ -181,6 +183,17 @@ class ContractionSpec:
     tf32: bool = False
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()
+    others: tuple[Operand, ...] = ()
+
+    @property
+    def seconds(self) -> tuple[Operand, ...]:
+        """All second factors."""
+        return (self.b.operand, *self.others)
+
+    @property
+    def products(self) -> int:
+        """Products that share the first factor: results at each place, each with a second factor of its own."""
+        return 1 + len(self.others)
 
     @property
     def space(self) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ class TileLoader:
 
     w, t     where it is written, and the type of positions and places.
     way      how the elements come to shared memory.
-    label    "a" or "b", with which the kernel's variables begin; pointer: that of the factor itself.
+    label    "a" or "b", with which the kernel's variables begin; pointers: of the factor itself, or of all second
+             factors: a stage holds a tile of each, brought from the same places of each.
     tile     rows (of the first factor) or columns (of the second) of a tile; of_warp: those of a warp.
     total    rows or columns altogether; depth: terms of a sum.
     inner    terms of a stage.
@@ -30,7 +31,7 @@ class TileLoader:
     t: str
     way: Way
     label: str
-    pointer: str
+    pointers: tuple[str, ...]
     tile: int
     of_warp: int
     total: int
@@ -52,7 +53,12 @@ class TileLoader:
 
     @property
     def bytes(self) -> int:
+        """Of a tile."""
         return self.tile * self.inner * self.way.itemsize
+
+    @property
+    def products(self) -> int:
+        return len(self.pointers)
 
     @property
     def pieces(self) -> int:
@@ -71,7 +77,9 @@ class TileLoader:
         note = f"stages of {lies} {way.element}"
         if not way.along_k and self.tile * way.itemsize > ACROSS_BYTES:
             note += f", in panels of {ACROSS_BYTES // way.itemsize}"
-        return f"alignas(128) unsigned char {self.label}[{stages}][{self.bytes}];  // {note}; swizzled"
+        size = f"{self.products} * {self.bytes}" if self.products > 1 else f"{self.bytes}"
+        note = f"{note}; of {self.products} factors" if self.products > 1 else note
+        return f"alignas(128) unsigned char {self.label}[{stages}][{size}];  // {note}; swizzled"
 
     # ---- what a thread brings
 
@@ -146,7 +154,7 @@ class TileLoader:
     def _which(self) -> str:
         """Writes which pieces a thread brings; returns the C variable of the first one's row or column."""
         w, way, p, width, pieces = self.w, self.way, self.label, self.row_bytes, self.row_pieces
-        of = f"// this thread's pieces of a tile of {self.pointer}"
+        of = f"// this thread's pieces of a tile of {' and of '.join(self.pointers)}"
         if not way.along_k:
             apart = f": {self.step} apart along the sum" if self.count > 1 else ""
             w.line(f"const int {p}_piece = t % {pieces}, {p}_k = t / {pieces};  {of}{apart}")
@@ -171,8 +179,9 @@ class TileLoader:
         """Declares the registers of pieces on their way."""
         if not self.way.copied:
             parts = f"[{self.vectors}]" if self.vectors > 1 else ""
+            of = f"[{self.products}]" if self.products > 1 else ""
             ctype = self.way.gather.operand.dtype.ctype
-            self.w.line(f"Vector<{ctype}, {self.way.vector}> {self.label}_next[{self.count}]{parts};")
+            self.w.line(f"Vector<{ctype}, {self.way.vector}> {self.label}_next{of}[{self.count}]{parts};")
 
     def fetch(self) -> None:
         """Brings the thread's pieces of stage ``k``, to ``stage`` of the ring or to registers."""
@@ -263,26 +272,27 @@ class TileLoader:
         terms = [(f"{p}_base{self.base_at}", 1), (along, 1)]
         if counter:
             terms.append((counter, way.vector * gather.inner[-1]))
-        place = f"{self.pointer} + ({linear(terms)})"
-        if way.copied:
-            size = way.vector * source.itemsize
-            to = self._piece() + (f" + v * {size}" if self.vectors > 1 else "")
-            valid = f", {inside} ? {size} : 0" if inside else ""
-            w.line(f"copy_async<{size}>({to}, {place}{valid});")
-            return
-        to = self._next + ("[v]" if self.vectors > 1 else "")
-        value = f"load<{way.vector}>({place})"
-        w.line(f"{to} = {f'{inside} ? {value} : Vector<{source.ctype}, {way.vector}>{{}}' if inside else value};")
+        for product, pointer in enumerate(self.pointers):
+            place = f"{pointer} + ({linear(terms)})"
+            if way.copied:
+                size = way.vector * source.itemsize
+                to = self._piece(product) + (f" + v * {size}" if self.vectors > 1 else "")
+                valid = f", {inside} ? {size} : 0" if inside else ""
+                w.line(f"copy_async<{size}>({to}, {place}{valid});")
+                continue
+            to = self._next(product) + ("[v]" if self.vectors > 1 else "")
+            value = f"load<{way.vector}>({place})"
+            w.line(f"{to} = {f'{inside} ? {value} : Vector<{source.ctype}, {way.vector}>{{}}' if inside else value};")
 
-    @property
-    def _next(self) -> str:
+    def _next(self, product: int) -> str:
         """The registers of piece ``i``."""
-        return f"{self.label}_next[{'i' if self.count > 1 else '0'}]"
+        of = f"[{product}]" if self.products > 1 else ""
+        return f"{self.label}_next{of}[{'i' if self.count > 1 else '0'}]"
 
-    def _piece(self) -> str:
+    def _piece(self, product: int) -> str:
         """Where piece ``i`` of a thread lies in a stage."""
         p, way = self.label, self.way
-        stage = f"shared.{p}[stage]"
+        stage = f"shared.{p}[stage]" + (f" + {product * self.bytes}" if product else "")
         if self.count == 1:
             return f"{stage} + {p}_at"
         if way.along_k and not way.threads_along_k:  # the pieces' numbers have no bits in common with those of threads
@@ -298,21 +308,25 @@ class TileLoader:
         w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
         if self.count > 1:
             self._loop("i", self.count)
-        same = way.gather.operand.dtype.ctype == way.element
-        to = f"reinterpret_cast<{way.element}*>({self._piece()})"
-        if same and self.vectors == 1:
-            w.line(f"store_shared({to}, {self._next});")
-        else:
-            at = (
-                "[e]" if self.vectors == 1 else "[e][0]" if way.vector == 1 else f"[e / {way.vector}][e % {way.vector}]"
-            )
-            value = f"{self._next}{at}" if same else f"convert<{way.element}>({self._next}{at})"
-            w.line(f"Vector<{way.element}, {way.piece}> piece;")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {way.piece}; ++e) piece[e] = {value};")
-            w.line(f"store_shared({to}, piece);")
+        for product in range(self.products):
+            self._stash(product)
         while w.depth > depth:
             w.close()
+
+    def _stash(self, product: int) -> None:
+        w, way = self.w, self.way
+        same = way.gather.operand.dtype.ctype == way.element
+        to, pieces = f"reinterpret_cast<{way.element}*>({self._piece(product)})", self._next(product)
+        if same and self.vectors == 1:
+            w.line(f"store_shared({to}, {pieces});")
+            return
+        at = "[e]" if self.vectors == 1 else "[e][0]" if way.vector == 1 else f"[e / {way.vector}][e % {way.vector}]"
+        value = f"{pieces}{at}" if same else f"convert<{way.element}>({pieces}{at})"
+        name = f"piece{product or ''}"
+        w.line(f"Vector<{way.element}, {way.piece}> {name};")
+        w.line("#pragma unroll")
+        w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
+        w.line(f"store_shared({to}, {name});")
 
     def _loop(self, counter: str, count: int) -> None:
         self.w.line("#pragma unroll")
@@ -345,24 +359,30 @@ class TileLoader:
 
     def parts(self) -> None:
         """Loads the fragments of step ``kk`` from ``stage``."""
+        for product in range(self.products):
+            self._parts(product)
+
+    def _parts(self, product: int) -> None:
         w, p, several = self.w, self.label, self.fragments > 1
         counter = "i" if self.first else "j"
         if several:
             w.line("#pragma unroll")
             w.line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
         number = counter if several else "0"
+        to = linear([(number, 1)], product * self.fragments)
         # Steps along a row of the tile change bits that no lane's place has before the swizzle: it keeps them.
         down, along = (number, "kk") if self.way.along_k else ("kk", number)
-        rows = f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
+        rows = f" + {product * self.bytes}" if product else ""
+        rows += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
         lane = f"({p}_lane ^ {along} * {STEP})" if along != "0" else f"{p}_lane"
         name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
         indent = "    " if several else ""
-        w.line(f"{indent}{name}({p}_part[kk % 2][{number}], shared.{p}[stage]{rows} + {lane});")
+        w.line(f"{indent}{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{rows} + {lane});")
 
     def round(self) -> None:
         """Rounds the fragments of step ``kk`` to what the tensor cores read of them."""
         if self.way.gather.operand.dtype.name == "float32":
             counter = "i" if self.first else "j"
             self.w.line("#pragma unroll")
-            self.w.line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
+            self.w.line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")
             self.w.line(f"    round_to_tf32({self.label}_part[kk % 2][{counter}]);")

@@ -119,7 +119,7 @@ class _Planes(Renderer):
         position = [image, group, f, self.at["depth"], down, col]
         whole = spec.out[2] % s.cols == 0
         run = Run(s.cols, 5, "q", None if whole else lambda q: f"{linear([(col, 1), (q, 1)])} >= {spec.out[2]}")
-        self.epilogue.results(position, f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]", run)
+        self.epilogue.results(position, [f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]"], run)
         self.close_to(depth)
         return blocks
 
@@ -289,7 +289,7 @@ class _Channels(Renderer):
             w.line(f"if ({down} >= {spec.out[1]}) break;")
         position = [self.at["image"], group, "0", self.at["depth"], down, col]
         # The channels of a thread all exist: its vector divides their number.
-        self.epilogue.results(position, f"sum[{p}][{'e' if s.vector > 1 else '0'}]", Run(s.vector, 1, "e"))
+        self.epilogue.results(position, [f"sum[{p}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
         self.close_to(depth)
         return blocks
 

@@ -203,7 +203,7 @@ class Ring(Renderer):
                 w.open(f"if (!({beyond}))")
         position = [self.at["image"], group, "0", "0", down, across]
         # The channels of a thread all exist: its vector divides their number.
-        self.epilogue.results(position, f"sum[{p}][{q}][{'e' if s.vector > 1 else '0'}]", Run(s.vector, 1, "e"))
+        self.epilogue.results(position, [f"sum[{p}][{q}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
         self.close_to(depth)
 
 

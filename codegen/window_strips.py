@@ -73,7 +73,7 @@ class Strips(Renderer):
             w.line(f"if ({down} >= {spec.out[1]}) break;")
         f = self.loop("f", spec.filters)
         beyond = None if spec.out[2] % s.vector == 0 else lambda e: f"{linear([(col, 1), (e, 1)])} >= {spec.out[2]}"
-        self.epilogue.results([image, group, f, "0", down, col], f"sum[{f}][{p}][q]", Run(s.vector, 5, "q", beyond))
+        self.epilogue.results([image, group, f, "0", down, col], [f"sum[{f}][{p}][q]"], Run(s.vector, 5, "q", beyond))
         self.close_to(depth)
         return -(-total // s.threads)
 

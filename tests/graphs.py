@@ -330,6 +330,10 @@ class _Author:
             step = steps.pop(self.draw.integer(0, len(steps) - 1))
             if step == "anchor":
                 getattr(self, self.theme)()
+                if self.theme in ("matmul", "conv") and self.chance(15):
+                    steps.append("reduction")  # of its result, more likely than of something else
+            elif step == "reduction":
+                self.rows()
             else:
                 self.pointwise()
         self.outputs()
@@ -584,6 +588,8 @@ class _Author:
         dtype = self.draw.pick(("", "", "", ', dtype="float32"'))
         result = self.define(f"g.matmul({w}, {x}{dtype})" if left else f"g.matmul({x}, {w}{dtype})")
         assert self.tensor(result).size <= 10**6
+        if not left:
+            self.gate(result, w)
 
     def conv(self) -> None:
         found = [n for n in self.names if 3 <= self.tensor(n).rank <= 5 and 0 not in self.tensor(n).shape]
@@ -619,7 +625,20 @@ class _Author:
             self.define(f"g.conv_wgrad({x}, {loss}, taps={taps}, {how})")
             return
         w = self.input((filters, channels // groups, *taps), dtype)
-        self.define(f"g.conv_fprop({x}, {w}, {how})")
+        self.gate(self.define(f"g.conv_fprop({x}, {w}, {how})"), w)
+
+    def gate(self, product: str, factor: str) -> None:
+        """Sometimes the same product with another second factor, and a node that takes both."""
+        if not self.chance(15):
+            return
+        expression = self.lines[-1].split(" = ", 1)[1]
+        declared = next(line for line in self.lines if line.startswith(f"{factor} = "))
+        other = self.define(f"g.tensor('factor{len(self.names)}', {declared.split(', ', 1)[1]}")
+        self.consumed |= {product, other, factor}
+        both = self.define(re.sub(rf"\b{factor}\b", other, expression))
+        self.consumed.add(both)
+        first, second = self.number(product), self.number(both)
+        self.define(f"g.{self.draw.pick(('mul', 'mul', 'add', 'max', 'min'))}({first}, {second})")
 
     def backward(self, loss: str, per_group: int, groups: int, taps: Sequence[int], how: str, dtype: str) -> bool:
         """A transposed convolution of a tensor, if the padding leaves a result that is not too large."""

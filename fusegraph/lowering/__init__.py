@@ -22,6 +22,9 @@ def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
     if view.contractions:
         contraction.accept(view, options)
+        first, *others = view.contractions
+        if others and window.suits(first, view.graph) is None:
+            raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
     elif rows.reductions(view):
         rows.accept(view, options)
     else:

@@ -1,6 +1,9 @@
-"""A matmul or convolution with a pointwise DAG on its result -> a `ContractionSpec` (implicit GEMM)."""
+"""Matmuls or convolutions with a pointwise DAG on their results -> a `ContractionSpec` (implicit GEMM)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather
@@ -12,17 +15,18 @@ from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
 
+#: Most products of one kernel, by the C type of their sums, which lie in registers.
+MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
+
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result."""
+    """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result, or some
+    that share their first factor and meet in a pointwise node.
+    """
     anchors = view.contractions
-    if len(anchors) > 1:
-        first, second = anchors[:2]
-        raise Refusal(
-            f"{first.op.name} {first.name!r} and {second.op.name} {second.name!r} are two kernels: one anchor each"
-        )
     anchor = anchors[0]
-    before = _before(view, anchor)
+    _check_products(view, anchors)
+    before = {node for each in anchors for node in _before(view, each)}
     if before:
         node = min(before, key=view.nodes.index)
         raise Refusal(
@@ -30,9 +34,9 @@ def accept(view: GroupView, options: Options) -> None:
             "its operands are read as they lie in memory"
         )
     shape = anchor.output.shape
-    after = {anchor}
+    after = set(anchors)
     for node in view.nodes:
-        if node is anchor:
+        if node in anchors:
             continue
         if node.kind is not Kind.POINTWISE:
             raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
@@ -53,10 +57,38 @@ def accept(view: GroupView, options: Options) -> None:
     check_size(view)
 
 
-def _before(view: GroupView, anchor: Node) -> set[Node]:
-    """Nodes of the group that the anchor depends on (within it: groups are convex)."""
+def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
+    """Raises Refusal unless contractions can share their first factor's tiles and the kernel of a result."""
+    first = anchors[0]
+    for other in anchors[1:]:
+        both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
+        if first.inputs[0] is not other.inputs[0] or first.op is not other.op or first in _before(view, other):
+            raise Refusal(f"{both} are two kernels: one anchor each")
+        a, b = first.inputs[1], other.inputs[1]
+        alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
+        if not alike or first.output.dtype != other.output.dtype or first.attributes != other.attributes:
+            raise Refusal(
+                f"{both} share {first.inputs[0].name!r}, but {a.name!r} {list(a.shape)} and {b.name!r} "
+                f"{list(b.shape)} differ in shape, strides, dtype or in what is done with them"
+            )
+    most = MOST_PRODUCTS[accumulator(first, compute_type(view.graph.compute_dtype))]
+    if len(anchors) > most:
+        raise Refusal(f"{len(anchors)} products of {first.inputs[0].name!r}: one kernel makes at most {most}")
+    # Without a node that takes them both, two products are as well off as two kernels.
+    together: list[set[Node]] = [{anchor} for anchor in anchors]
+    for node in view.nodes:
+        if len(found := set(anchors) & _before(view, node)) > 1:
+            meeting = [part for part in together if part & found]
+            together = [part for part in together if not part & found] + [set().union(*meeting)]
+    if len(together) > 1:
+        one, two = (min(part, key=anchors.index) for part in together[:2])
+        raise Refusal(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
+
+
+def _before(view: GroupView, node: Node) -> set[Node]:
+    """Nodes of the group that a node depends on (within it: groups are convex)."""
     found: set[Node] = set()
-    stack = [anchor]
+    stack = [node]
     while stack:
         for tensor in stack.pop().inputs:
             producer = view.graph.producer(tensor)
@@ -106,10 +138,13 @@ _PRODUCTS = {
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The implicit GEMM of a group that `accept` takes."""
-    anchor = view.contractions[0]
-    first, second = (Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs)
+    anchors = view.contractions
+    anchor, factors = anchors[0], (anchors[0].inputs[0], *(node.inputs[1] for node in anchors))
+    first, second, *others = (Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in factors)
+    least = min(op.alignment for op in (second, *others))
+    second = replace(second, alignment=least)
     product = _PRODUCTS[anchor.op.name](anchor, first, second)
-    builder = ProgramBuilder(view, options, product.strides, anchor)
+    builder = ProgramBuilder(view, options, product.strides, *anchors)
     program, reads, writes = builder.build()
     spec = ContractionSpec(
         name,
@@ -125,5 +160,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         anchor.attributes["compute_dtype"] == "tf32",
         product.terms,
         product.results,
+        tuple(replace(op, alignment=least) for op in others),
     )
-    return Lowered("contraction", spec, (*anchor.inputs, *reads), writes)
+    return Lowered("contraction", spec, (*factors, *reads), writes)

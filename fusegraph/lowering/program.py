@@ -62,9 +62,9 @@ def _shown(tensor: Tensor) -> str:
 
 
 class ProgramBuilder:
-    """Builds the program of a group; ``anchor`` is the node whose value the kernel's main loop computes."""
+    """Builds the program of a group; ``anchors`` are the nodes whose values the kernel's main loop computes."""
 
-    def __init__(self, view: GroupView, options: Options, strides: StridesOf, anchor: Node | None = None) -> None:
+    def __init__(self, view: GroupView, options: Options, strides: StridesOf, *anchors: Node) -> None:
         self._view, self._options, self._strides = view, options, strides
         self._loads: list[Operand] = []
         self._reads: list[Tensor] = []
@@ -76,14 +76,15 @@ class ProgramBuilder:
         self._exact: dict[Value, tuple[Value, DType]] = {}
         self._real_dtype = view.graph.compute_dtype
         self.real = compute_type(self._real_dtype)
-        self._anchor = anchor
-        self._anchor_type = compute_type(anchor.output.dtype, self.real) if anchor else "float"
+        self._anchors = anchors
+        self._anchor_type = compute_type(anchors[0].output.dtype, self.real) if anchors else "float"
 
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(program, tensors read, tensors written) in the order of the program's operands."""
         for node in self._view.nodes:
-            if node is self._anchor:
-                self._values[node.output] = self._rounded(node.output, Anchor())
+            if node in self._anchors:
+                number = self._anchors.index(node)
+                self._values[node.output] = self._rounded(node.output, Anchor(number))
             else:
                 self._values[node.output] = self._apply(node)
         stores = tuple(Store(self._operand(t), self._stored(t)) for t in self._view.writes)
