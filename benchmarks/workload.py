@@ -32,8 +32,8 @@ class Workload:
     missing      why there is no build: "no OP in the op table yet", or what else.
     torch        name of the function in `benchmarks.peers` that computes the same with torch.
     output       shape of the result.
-    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16" or "tf32") the rate
-                 that bounds them.
+    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
+                 rate that bounds them.
     extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
     output_strides  in elements, where the result does not lie as the graph would have it.
     """

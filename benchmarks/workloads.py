@@ -169,6 +169,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         if (n, c, size) == (64, 256, 56) and stride == 1:
             shape = (n, k, out, out)
             yield Workload(f"{base} tf32", "float32", operands, shape, torch, build, flops, "tf32")
+            yield Workload(f"{base} fp32", "float32", operands, shape, torch, build, flops, "fp32")
     image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
     flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
     loss = Input("loss", image, "NHWC")

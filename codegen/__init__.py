@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import contraction, pointwise, rows, window
+from codegen import contraction, pointwise, rows, window, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
@@ -20,8 +20,9 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, RowsSpec, WindowSpec
+from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, RowsSpec, WindowSpec, WinogradSpec
 from codegen.window_schedule import WindowSchedule
+from codegen.winograd import WinogradSchedule
 
 __all__ = [
     "PORTABLE",
@@ -49,6 +50,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return rows.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
+    if isinstance(spec, WinogradSpec) and isinstance(s, WinogradSchedule):
+        return winograd.render(spec, s)
     if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | MmaSchedule | SimtSchedule):
         return contraction.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

@@ -63,6 +63,8 @@ TILES = (
 WAVE = 132
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
+#: Multiply-adds of a multiprocessor in a cycle.
+LANES = 128
 
 
 def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
@@ -71,23 +73,14 @@ def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
-    batch, m, n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
+    sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
     wide = spec.accumulate in ("double", "uint64")
-
     products = spec.products
-
-    def cost(tile: tuple[int, int, int, int, int]) -> float:
-        rows, cols, _, tr, tc = tile
-        blocks = batch * -(-m // rows) * -(-n // cols)
-        waves = -(-blocks // WAVE)
-        rate = tr * tc * products / (tr * tc * products + 2.0 * (tr + tc * products))
-        return waves * rows * cols / rate
-
     # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
     most = max(32 if wide else 64, CHUNK * CHUNK * products)
     size = 8 if wide else 4
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and _shared(t, products) * size <= STATIC_BYTES]
-    ranked = sorted(fitting, key=cost)
+    ranked = sorted(fitting, key=lambda tile: _cycles(tile, *sizes, products))
     itype = _itype(spec)
     return tuple(SimtSchedule(*tile, itype) for tile in ranked)
 
@@ -96,6 +89,20 @@ def _shared(tile: tuple[int, int, int, int, int], products: int) -> int:
     """Elements of both stages of the tiles in shared memory."""
     rows, cols, inner, _, _ = tile
     return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
+
+
+def _cycles(tile: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, products: int = 1) -> float:
+    """Cycles that products of these sizes are estimated to take in tiles."""
+    rows, cols, _, tr, tc = tile
+    blocks = batch * -(-m // rows) * -(-n // cols)
+    waves = -(-blocks // WAVE)
+    rate = LANES * tr * tc * products / (tr * tc * products + 2.0 * (tr + tc * products))
+    return waves * rows * cols * k / rate
+
+
+def cycles(batch: int, m: int, n: int, k: int) -> float:
+    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
+    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
 
 
 def _itype(spec: ContractionSpec) -> str:

@@ -11,19 +11,27 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, rows_schedule, window_schedule
+from codegen import contraction, pointwise, rows_schedule, window_schedule, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.rows_schedule import RowsSchedule
-from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec, WindowSpec
+from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec, WindowSpec, WinogradSpec
 from codegen.window_schedule import WindowSchedule
+from codegen.winograd import WinogradSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | RowsSpec | WindowSpec | ContractionSpec
+KernelSpec: TypeAlias = PointwiseSpec | RowsSpec | WindowSpec | ContractionSpec | WinogradSpec
 Schedule: TypeAlias = (
-    PointwiseSchedule | TilesSchedule | RowsSchedule | WindowSchedule | WgmmaSchedule | MmaSchedule | SimtSchedule
+    PointwiseSchedule
+    | TilesSchedule
+    | RowsSchedule
+    | WindowSchedule
+    | WgmmaSchedule
+    | MmaSchedule
+    | SimtSchedule
+    | WinogradSchedule
 )
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
@@ -64,6 +72,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return next(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
+    if isinstance(spec, WinogradSpec):
+        return winograd.schedules(spec)[0]
     return contraction.schedules(spec, arch)[0]
 
 
@@ -75,6 +85,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
+    if isinstance(spec, WinogradSpec):
+        return winograd.schedules(spec)
     return _unique(contraction.schedules(spec, arch))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
@@ -13,6 +13,8 @@ from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options, Refusal
+from fusegraph.passes import algorithms
+from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
@@ -61,7 +63,7 @@ class Plan:
     """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie.
 
     counterpart gives for each tensor of the graph, and for those between the nodes of its composites, the one of the
-    simplified graph that stands for it.
+    simplified graph that stands for it.  algorithms tells what does each convolution, by name of the node.
     """
 
     graph: Graph
@@ -70,6 +72,7 @@ class Plan:
     partition: Partition
     kernels: tuple[Kernel, ...]
     memory: MemoryPlan
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
@@ -84,7 +87,7 @@ def check_outputs(graph: Graph) -> None:
 
 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
-    """Decomposes, simplifies, splits long reductions, partitions and renders a graph.
+    """Decomposes, simplifies, chooses convolutions' algorithms, splits long reductions, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
     `by_cost_model`).  Raises GraphError if the graph has no outputs.
@@ -93,8 +96,11 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
-    split = split_reductions(simplified.graph)
-    counterpart = {o: split.counterpart[n] for o, n in simplified.counterpart.items() if n in split.counterpart}
+    chosen = algorithms.choose(simplified.graph, options)
+    split = split_reductions(chosen.graph)
+    counterpart = dict(simplified.counterpart)
+    for step in (chosen.counterpart, split.counterpart):
+        counterpart = {old: step[new] for old, new in counterpart.items() if new in step}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     try:
         partition = fuse(split.graph, options, enabled=fusion)
@@ -108,4 +114,4 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
-    return Plan(graph, split.graph, counterpart, partition, tuple(kernels), memory)
+    return Plan(graph, split.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms)

@@ -26,7 +26,7 @@ class Case:
     """One graph to build and check.
 
     family    what the kernel of its contraction must be; None: anything.
-    schedule  spec -> schedule for that kernel; None: the best one.
+    schedule  spec -> schedule for that kernel, and for Winograd's transforms; None: the best one.
     special   share of NaN, infinities and extremes among the inputs.
     check     more to assert, given the Executable.
     arch      the architecture whose kernels are run.
@@ -52,7 +52,7 @@ def executable(case: Case) -> CpuExecutable:
         kernels = []
         for kernel in made.plan.kernels:
             spec = kernel.group.lowered.spec
-            if kernel.group.family in ("contraction", "window"):
+            if kernel.group.family in ("contraction", "window", "winograd"):
                 spec = replace(spec, name=kernel.name)
                 kernel = replace(kernel, source=rendered(spec, case.schedule(spec)))
             kernels.append(kernel)

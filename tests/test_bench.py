@@ -65,7 +65,7 @@ def test_every_workload_is_whole():
     for workload in workloads:
         assert workload.torch in known, workload.name
         assert (workload.build is None) == bool(workload.missing), workload.name
-        assert (workload.flops > 0) == (workload.unit in ("bf16", "tf32")), workload.name
+        assert (workload.flops > 0) == (workload.unit in ("bf16", "tf32", "fp32")), workload.name
         graph = workload.graph()
         if graph is not None:
             assert [t.shape for t in graph.inputs] == [i.shape for i in workload.inputs]

@@ -188,6 +188,7 @@ def test_the_text_in_a_pipe(file, capsys):
             "outputs",
             "nodes",
             "simplified_away",
+            "algorithms",
             "kernels",
             "kernels_unfused",
             "bytes_unfused",

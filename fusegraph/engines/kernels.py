@@ -38,8 +38,12 @@ class KernelExecutable(Executable, Generic[Built]):
         choose: Chooser | None = None,
         choose_later: Chooser | None = None,
     ) -> None:
-        self._options, self._fusion, self._choose = options, fusion, choose_later
         first = plan(graph, options, fusion=fusion, choose=choose)
+        if workspace_limit is not None and first.memory.size > workspace_limit and options.workspace:
+            # Algorithms that need a workspace of their own have another that needs none.
+            options = replace(options, workspace=0)
+            first = plan(graph, options, fusion=fusion, choose=choose)
+        self._options, self._fusion, self._choose = options, fusion, choose_later
         super().__init__(graph, first, device)
         if workspace_limit is not None and first.memory.size > workspace_limit:
             largest = max(first.memory.offsets, key=lambda t: t.nbytes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import contraction, pointwise, rows, window
+from fusegraph.lowering import contraction, pointwise, rows, window, winograd
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
+from fusegraph.ops.base import Kind
 
 __all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Refusal", "Target", "accept", "kernel_name", "lower"]
 
@@ -20,9 +21,9 @@ def kernel_name(view: GroupView) -> str:
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
-    if view.contractions:
+    if view.anchors:
         contraction.accept(view, options)
-        first, *others = view.contractions
+        first, *others = view.anchors
         if others and window.suits(first, view.graph) is None:
             raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
     elif rows.reductions(view):
@@ -35,10 +36,12 @@ def lower(view: GroupView, options: Options) -> Lowered:
     """The kernel of a group.  Raises Refusal if no family takes it."""
     accept(view, options)
     name = kernel_name(view)
-    if not view.contractions and rows.reductions(view):
+    if not view.anchors and rows.reductions(view):
         return rows.lower(view, options, name)
-    if not view.contractions:
+    if not view.anchors:
         return pointwise.lower(view, options, name)
+    if view.anchors[0].kind is Kind.TRANSFORM:
+        return winograd.lower(view, options, name)
     if window.suits(view.contractions[0], view.graph) is None:
         return window.lower(view, options, name)
     return contraction.lower(view, options, name)

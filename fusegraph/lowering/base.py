@@ -26,10 +26,12 @@ class Options:
 
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
+    workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
     """
 
     strict: bool = False
     alignment: int = 16
+    workspace: int = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class GroupView:
     @property
     def contractions(self) -> list[Node]:
         return [n for n in self.nodes if n.kind is Kind.CONTRACTION]
+
+    @property
+    def anchors(self) -> list[Node]:
+        """What a kernel is about, with pointwise nodes on its result: contractions, or a transform of Winograd's."""
+        return [n for n in self.nodes if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:
         """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the

@@ -23,7 +23,7 @@ def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result, or some
     that share their first factor and meet in a pointwise node.
     """
-    anchors = view.contractions
+    anchors = view.anchors
     anchor = anchors[0]
     _check_products(view, anchors)
     before = {node for each in anchors for node in _before(view, each)}
@@ -62,7 +62,8 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
-        if first.inputs[0] is not other.inputs[0] or first.op is not other.op or first in _before(view, other):
+        alone = first.kind is Kind.TRANSFORM or first.op is not other.op
+        if alone or first.inputs[0] is not other.inputs[0] or first in _before(view, other):
             raise Refusal(f"{both} are two kernels: one anchor each")
         a, b = first.inputs[1], other.inputs[1]
         alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)

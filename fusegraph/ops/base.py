@@ -21,6 +21,7 @@ class Kind(Enum):
     REDUCTION = "reduction"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
+    TRANSFORM = "transform"
 
 
 @dataclass(frozen=True)

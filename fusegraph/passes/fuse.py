@@ -194,7 +194,7 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | None) -> tuple
     """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 readers of one input."""
     if sibling is not None:
         return 2, sibling.nbytes
-    anchored = any(n.kind is Kind.CONTRACTION for g in (a, b) for n in quotient.members[g])
+    anchored = any(n.kind in (Kind.CONTRACTION, Kind.TRANSFORM) for g in (a, b) for n in quotient.members[g])
     return (0 if anchored else 1), LAUNCH_BYTES + quotient.saved(a, b)
 
 

@@ -10,7 +10,7 @@ sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", secti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops import winograd
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
@@ -47,12 +48,14 @@ class Rounding:
     approximate   names of tensors computed with approximate instructions.
     strict        every intermediate is rounded.
     coarse        names of sums of fp8 products that may be made by the tensor cores of sm_90, which keep 14 bits.
+    winograd      names of convolutions that are made by Winograd's algorithm, and the results a side of its tiles.
     """
 
     materialized: frozenset[str] = frozenset()
     approximate: frozenset[str] = frozenset()
     strict: bool = False
     coarse: frozenset[str] = frozenset()
+    winograd: Mapping[str, int] = field(default_factory=dict)
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
@@ -84,7 +87,10 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     tensor = node.output
     value = np.broadcast_to(apply(node, [v for v, _ in operands]), tensor.shape)
     if node.kind is Kind.CONTRACTION:
-        error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
+        if tensor.name in rounding.winograd:
+            error = _winograd(node, operands, rounding.winograd[tensor.name])
+        else:
+            error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
     elif node.kind is Kind.REDUCTION:
         error = _reduction(graph, node, operands[0], value)
     else:
@@ -171,6 +177,34 @@ def _contraction(
     error = np.where(finite > largest, np.inf, error)
     if ea.any() or eb.any():
         error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
+    return np.where(np.isnan(error), np.inf, error)
+
+
+def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) -> Array:
+    """The bound of a sum of products by Winograd's algorithm, in float32, plus what the operands' own errors bring.
+
+    Every term of a result is rounded at most 10 times in the transform of the filter, the inexact coefficients
+    included, 8 times in that of the input, 10 times in that of the output, once as a product and once by each addition
+    over the channels (`codegen/device/winograd.cuh`): that many u times the same sum of the terms' magnitudes, which is
+    the algorithm with the magnitudes of its coefficients.  What may overflow or is not finite spoils its whole tile.
+    """
+    (x, ex), (taps, et) = ((np.asarray(v, np.float64), e) for v, e in operands)
+    attributes, shape = {**node.attributes}, node.output.shape
+    of_filter, of_input, of_output = winograd.transforms(node.op.name, attributes, shape, tile)
+    u = winograd.filter_transform(np.abs(taps) + et, **of_filter, magnitude=True)
+    v = winograd.input_transform(np.abs(x) + ex, **of_input, magnitude=True)
+    terms = x.shape[1] + 29
+    unit = terms * float32.unit_roundoff
+    m = v @ u
+    spread = v.sum(axis=2, keepdims=True) + u.sum(axis=1, keepdims=True) + terms  # what underflow brings
+    error = winograd.output_transform(unit / (1 - unit) * m + 2 * tiny(float32) * spread, **of_output, magnitude=True)
+    largest = float32.max * (1 - 2.0**-10)
+    spoilt = ~(v < largest).all(axis=2, keepdims=True) | ~(u < largest).all(axis=1, keepdims=True) | ~(m < largest)
+    everywhere = np.broadcast_to(spoilt.any(axis=0), m.shape).astype(np.float64)
+    error = np.where(winograd.output_transform(everywhere, **of_output, magnitude=True) > 0, np.inf, error)
+    if ex.any() or et.any():
+        for a, b in ((ex, np.abs(taps)), (np.abs(x), et), (ex, et)):
+            error = error + node.op.reference(a, b, **attributes)
     return np.where(np.isnan(error), np.inf, error)
 
 

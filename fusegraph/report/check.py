@@ -129,6 +129,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
         frozenset(old.name for old, new in live if new in approximate),
         strict,
         frozenset(old.name for old, new in live if new in coarse),
+        {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None},
     )
 
 

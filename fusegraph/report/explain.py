@@ -27,6 +27,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
     kernels_unfused        kernels that one a node of the graph as built would make.
     bytes_unfused          bytes those would move through device memory; ``bytes_moved`` what the kernels move.
     decisions              as `describe_decision`, for every edge and every pair of siblings.
+    algorithms             what does each convolution: node, algorithm, reason.
     workspace_bytes        device memory for intermediates; ``workspace`` maps each to ``offset`` and ``bytes``.
     """
     kernel_of = {node: kernel.name for kernel in plan.kernels for node in kernel.group.nodes}
@@ -39,6 +40,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
         "bytes_unfused": _unfused_bytes(plan.graph),
         "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
         "decisions": [describe_decision(d) for d in plan.partition.decisions],
+        "algorithms": [{"node": n, "algorithm": a.name, "reason": a.reason} for n, a in plan.algorithms.items()],
         "workspace_bytes": plan.memory.size,
         "workspace": {t.name: {"offset": at, "bytes": t.nbytes} for t, at in plan.memory.offsets.items()},
     }
@@ -151,7 +153,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     lines += wrapped(
         f"{count_text(facts['kernels_unfused'], 'node')} in {count_text(len(kernels), 'kernel')} (one a node would be "
         f"{facts['kernels_unfused']}). Device-memory traffic {size_text(after)} instead of {size_text(before)}, "
-        f"{size_text(before - after)} saved. Workspace {size_text(facts['workspace_bytes'])}.",
+        f"{_saved(before - after)}. Workspace {size_text(facts['workspace_bytes'])}.",
         width,
         "  ",
     )
@@ -167,6 +169,11 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         lines += wrapped(f"schedule {schedule}", width, "    ", " " * 12)
         for reason, forms in _by_reason(kernel["declined_forms"]).items():
             lines += wrapped(f"no {' or '.join(forms)}: {reason}", width, "    ", " " * 12)
+    if facts["algorithms"]:
+        lines += ["", "  convolutions:"]
+    for (algorithm, reason), nodes in _by_algorithm(facts["algorithms"]).items():
+        lines += wrapped(f"{_names(nodes)}: {algorithm}", width, "    ")
+        lines += wrapped(reason, width, "        ")
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
@@ -177,6 +184,19 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         for name, place in facts["workspace"].items():
             lines.append(f"    {name}: {size_text(place['bytes'])} at offset {place['offset']}")
     return "\n".join(lines) + "\n"
+
+
+def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """The convolutions that an algorithm does for one reason."""
+    result: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        result.setdefault((choice["algorithm"], choice["reason"]), []).append(choice["node"])
+    return result
+
+
+def _saved(nbytes: int) -> str:
+    """Bytes saved, or moved in exchange for fewer products (Winograd's)."""
+    return f"{size_text(abs(nbytes))} {'saved' if nbytes >= 0 else 'more'}"
 
 
 def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:

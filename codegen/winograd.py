@@ -1,0 +1,211 @@
+"""The winograd family: the transforms of Winograd's convolution, a thread a patch, all of it in registers.
+
+Threads side by side take neighbouring channels where those are neighbours in memory (NHWC), ``width`` of them each,
+else neighbouring tiles; either way what a warp reads or writes for one element of its patches is contiguous, or becomes
+so with the elements next to it, which the L1 cache holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.epilogue import Epilogue, Run
+from codegen.iteration import coordinate, extent, index_type, linear, unsigned
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import KernelSource, WinogradSpec
+
+#: Elements of all patches of a thread; it needs more registers than that for the transforms.
+_MOST_ELEMENTS = 144
+
+
+@dataclass(frozen=True)
+class WinogradSchedule:
+    """Neighbouring channels of a thread (1, 2 or 4) and threads of a block."""
+
+    width: int
+    threads: int
+    itype: str
+
+
+def schedules(spec: WinogradSpec) -> tuple[WinogradSchedule, ...]:
+    """The schedules worth trying: one channel a thread keeps most patches on their way."""
+    itype = _itype(spec)
+    widths = [w for w in (1, 2, 4) if _takes(spec, w)]
+    return tuple(WinogradSchedule(w, threads, itype) for w in widths for threads in (256, 128))
+
+
+def _takes(spec: WinogradSpec, width: int) -> bool:
+    """Whether a thread can read so many neighbouring channels at once and keep their patches in registers."""
+    if width == 1:
+        return True
+    source = spec.source
+    others = [s for d, (s, size) in enumerate(zip(source.strides, _source_space(spec))) if d != 1 and size > 1]
+    return (
+        source.strides[1] == 1
+        and spec.channels % width == 0
+        and all(s % width == 0 for s in (*others, spec.start))
+        and source.alignment % (width * source.dtype.itemsize) == 0
+        and width * spec.sides[0] ** 2 <= _MOST_ELEMENTS
+    )
+
+
+def _source_space(spec: WinogradSpec) -> tuple[int, ...]:
+    return (spec.images, spec.channels, *spec.tiles, spec.sides[0], spec.sides[0])
+
+
+def _itype(spec: WinogradSpec) -> str:
+    reach = [
+        prod(spec.space[:4]),
+        extent(_source_space(spec), spec.source.strides) + abs(spec.start),
+        *(extent(spec.space, op.strides) for op in spec.program.operands),
+    ]
+    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+
+def render(spec: WinogradSpec, schedule: WinogradSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises ValueError for a width that does not suit the spec."""
+    if not _takes(spec, schedule.width):
+        raise ValueError(f"{schedule}: {spec.name} cannot read {schedule.width} channels at a time")
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: WinogradSpec, schedule: WinogradSchedule) -> None:
+        self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Writer()
+        taken = "t image filter channel row col row0 col0 base patch result inside part i j e"
+        self.names = Names([spec.name, *taken.split()])
+        self.source = self.names.unique(spec.source.name)
+        self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, "float", "float")
+        self.subscript = "[e]" if schedule.width > 1 else ""
+
+    def render(self) -> KernelSource:
+        w, spec, s = self.w, self.spec, self.s
+        program = spec.program
+        count = len(program.notes)
+        before, after = spec.sides
+        each = f"{s.width} channels of a tile" if s.width > 1 else "a tile of a channel"
+        details = [
+            f"Winograd F({spec.tile}x{spec.tile},3x3), {spec.transform} transform: {before} x {before} -> "
+            f"{after} x {after}, {each} a thread"
+        ]
+        title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+        heading(w, title, program, headers(program, "memory.cuh", "winograd.cuh", *self._more()), details)
+        parameters = [parameter(spec.source, self.source), *self.epilogue.pointers.parameters()]
+        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
+        signature(w, spec.name, s.threads, parameters, 1)
+        position = self._locate()
+        self.epilogue.scalars()
+        self._read(position)
+        self._transform()
+        self._write(position)
+        w.close()
+        blocks = -(-self._threads() // s.threads)
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1))
+
+    def _more(self) -> list[str]:
+        return ["strip.cuh"] if self.s.width > 1 and self.spec.window else []
+
+    def _threads(self) -> int:
+        return prod(self.spec.space[:4]) // self.s.width
+
+    def _locate(self) -> list[str]:
+        """Writes which patch a thread has: its image, channel, tile row and tile column."""
+        w, spec, s = self.w, self.spec, self.s
+        threads = self._threads()
+        first = "blockIdx.x" if self.t == "int32" else "int64(blockIdx.x)"
+        w.line(f"const {self.t} t = {first} * {s.threads} + threadIdx.x;")
+        if threads % s.threads:
+            w.line(f"if (t >= {threads}) return;")
+        of = "filter" if spec.transform == "filter" else "image"
+        shape = {of: spec.images, "row": spec.tiles[0], "col": spec.tiles[1]}
+        if self._channels_fast():
+            shape["channel"] = spec.channels // s.width
+        else:
+            shape = {"channel": spec.channels, **shape}
+        found = {}
+        for d, (name, size) in enumerate(shape.items()):
+            found[name] = name if size > 1 else "0"
+            if size > 1:
+                step = f" * {s.width}" if name == "channel" and s.width > 1 else ""
+                w.line(f"const {self.t} {name} = {coordinate('t', list(shape.values()), d)}{step};")
+        return [found[name] for name in (of, "channel", "row", "col")]
+
+    def _channels_fast(self) -> bool:
+        """Whether neighbouring threads take neighbouring channels: the larger of what is read and written decides."""
+        spec = self.spec
+        larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
+        return larger.strides[1] == 1
+
+    def _close(self, depth: int) -> None:
+        while self.w.depth > depth:
+            self.w.close()
+
+    def _read(self, position: list[str]) -> None:
+        w, spec, width = self.w, self.spec, self.s.width
+        side, strides = spec.sides[0], spec.source.strides
+        w.line()
+        conditions = []
+        if spec.window:
+            for name, tile, (before, size), count in zip(("row", "col"), position[2:], spec.window, spec.tiles):
+                w.line(f"const {self.t} {name}0 = {linear([(tile, spec.tile)], -before)};")
+                if before > 0 or (count - 1) * spec.tile + side - before > size:
+                    place = f"{name}0 + {'i' if name == 'row' else 'j'}"
+                    conditions.append(f"{unsigned(self.t)}({place}) < {size}")
+        w.line(f"const {self.t} base = {linear(list(zip(position, strides)), spec.start)};")
+        array = f"[{width}]" if width > 1 else ""
+        w.line(f"float patch{array}[{side}][{side}];")
+        depth = w.depth
+        for name in "ij":
+            w.line("#pragma unroll")
+            w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
+        inside = "inside" if len(conditions) > 1 else "".join(conditions)
+        if len(conditions) > 1:
+            w.line(f"const bool inside = {' && '.join(conditions)};")
+        offset = linear([("base", 1), ("i", strides[4]), ("j", strides[5])])
+        if width == 1:
+            value = f"{self.source}[{offset}]"
+            w.line(f"patch[i][j] = {f'{inside} ? {value} : 0.0f' if inside else value};")
+        else:
+            where = f"{self.source} + {offset}"
+            read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
+            w.line(f"const Vector<float, {width}> part = {read};")
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
+        self._close(depth)
+
+    def _transform(self) -> None:
+        w, width, side = self.w, self.s.width, self.spec.sides[1]
+        w.line()
+        w.line(f"float result{f'[{width}]' if width > 1 else ''}[{side}][{side}];")
+        each = ""
+        if width > 1:
+            w.line("#pragma unroll")
+            each = f"for (int e = 0; e < {width}; ++e) "
+        call = f"winograd::{self.spec.transform}(patch{self.subscript}, result{self.subscript});"
+        w.line(f"{each}{call}")
+
+    def _write(self, position: list[str]) -> None:
+        """The program on every element of the result: on neighbours at once where that makes an access wide."""
+        w, spec, width = self.w, self.spec, self.s.width
+        side = spec.sides[1]
+        w.line()
+        run = Run(width, 1, "e") if width > 1 else None
+        beyond = {}
+        if spec.results:
+            for name, tile, size in zip("ij", position[2:], spec.results):
+                if size % spec.tile:
+                    beyond[name] = f"{linear([(tile, spec.tile), (name, 1)])} >= {size}"
+        looped, places = "ij", ["i", "j"]
+        if run is None and any(self.epilogue.wide(op, side, 5) for op in spec.program.operands):
+            run = Run(side, 5, "j", (lambda _: beyond["j"]) if "j" in beyond else None)
+            looped, places = "i", ["i", "0"]
+        depth = w.depth
+        for name in looped:
+            w.line("#pragma unroll")
+            w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
+            if name in beyond:
+                w.line(f"if ({beyond[name]}) continue;")
+        self.epilogue.results([*position, *places], [f"result{self.subscript}[i][j]"], run)
+        self._close(depth)

@@ -1,0 +1,208 @@
+"""Which algorithm does each convolution, and writing out Winograd's as the nodes that it is made of.
+
+The choice follows from shapes, layouts and dtypes alone, by an estimate for an H200: it is the same on every machine,
+and so are the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from codegen import contraction_simt
+from fusegraph.dtypes import float32
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
+from fusegraph.lowering import window
+from fusegraph.lowering.base import Options
+from fusegraph.ops import TABLE
+from fusegraph.ops import winograd as w
+from fusegraph.ops.convert import from_reference, to_reference
+
+#: Bytes of device memory moved in a cycle of an H200, and cycles that another kernel takes to start.
+BYTES_PER_CYCLE = 2200
+LAUNCH_CYCLES = 5000
+#: How much faster than the direct sum Winograd's algorithm must look, to be taken.
+MARGIN = 1.2
+
+DIRECT, PRODUCT, IMPLICIT = "direct", "matrix product", "implicit GEMM"
+_CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What does a convolution: its name, why this one, and for Winograd's the results a side of a tile."""
+
+    name: str
+    reason: str
+    tile: int | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A graph with Winograd's convolutions written out.
+
+    counterpart  the new graph's tensor for each of the old one.
+    algorithms   convolution -> what does it, by name of the node.
+    """
+
+    graph: Graph
+    counterpart: Mapping[Tensor, Tensor]
+    algorithms: Mapping[str, Algorithm]
+
+
+def choose(graph: Graph, options: Options) -> Chosen:
+    """Decides on the algorithm of every convolution; the graph itself if none of them is Winograd's."""
+    algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.name in _CONVOLUTIONS}
+    if all(a.tile is None for a in algorithms.values()):
+        return Chosen(graph, {t: t for t in graph.tensors.values()}, algorithms)
+    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
+    new: dict[Tensor, Tensor] = {}
+    for tensor in graph.tensors.values():
+        if graph.producer(tensor) is None:
+            new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
+    result.inputs = [new[t] for t in graph.inputs]
+    parts = _Parts(result)
+    for node in graph.nodes:
+        inputs, old = tuple(new[t] for t in node.inputs), node.output
+        tile = algorithms[node.name].tile if node.name in algorithms else None
+        if tile is not None:
+            new[old] = parts.convolution(node, inputs, tile)
+        else:
+            output = result._add_tensor(old.name, old.shape, old.strides, old.dtype)
+            new[old] = result.add_node(Node(node.op, inputs, node.attributes, output)).output
+    result.outputs = [new[t] for t in graph.outputs]
+    return Chosen(result, new, algorithms)
+
+
+# ---- the choice
+
+
+def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
+    """What does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
+    asked = node.attributes.get("algorithm")
+    no = w.unsuitable(node.op.name, tuple(t.type for t in node.inputs), node.attributes)
+    if no is None and not node.output.size:
+        no = "there is nothing to compute"
+    if no is None and graph.compute_dtype != float32:
+        no = f"the graph computes in {graph.compute_dtype}"
+    if no is None and asked in w.TILES:
+        return _winograd(node, w.TILES[asked], "asked for")
+    if window.suits(node, graph) is None:
+        return Algorithm(DIRECT, "few channels and filters a group: every element of the input is read once")
+    if no is None and asked == "direct":
+        no = "'direct' was asked for"
+    if no is None and options.strict:
+        no = "the graph is strict"
+    if no is None:
+        best = min(w.TILES.values(), key=lambda tile: cycles(node, tile))
+        factor, workspace = cycles(node) / max(cycles(node, best), 1.0), _workspace(node, best)
+        if workspace > options.workspace:
+            no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
+        elif factor >= MARGIN:
+            return _winograd(node, best, f"estimated to take {1 / factor:.2f} of the time of the direct sum")
+        else:
+            no = f"with its transforms it is estimated to take {1 / factor:.2f} of the time of the direct sum"
+    if _is_product(node):
+        return Algorithm(PRODUCT, "1x1 filters: channels of every position times filters, as they lie in memory")
+    return Algorithm(IMPLICIT, f"no Winograd: {no}")
+
+
+def _is_product(node: Node) -> bool:
+    at = node.attributes
+    taps = node.output.shape[2:] if node.op.name == "conv_wgrad" else node.inputs[1].shape[2:]
+    return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
+
+
+def _winograd(node: Node, tile: int, why: str) -> Algorithm:
+    shape, side = node.output.shape, tile + 2
+    rows, columns = w.tiles((shape[2], shape[3]), tile)
+    fewer = 9 * shape[2] * shape[3] / (side * side * rows * columns)
+    reason = f"{why}; {fewer:.3g} times fewer products, {_workspace(node, tile) / 1e6:.1f} MB between its kernels"
+    return Algorithm(f"winograd F({tile}x{tile},3x3)", reason, tile)
+
+
+def _sizes(node: Node, tile: int) -> tuple[int, int, int, int]:
+    """(products, rows, columns, terms) of the batched matrix product; the direct sum is tile 1 in this respect."""
+    shape, channels = node.output.shape, node.inputs[0].shape[1]
+    rows, columns = w.tiles((shape[2], shape[3]), tile)
+    return (tile + 2) ** 2, shape[0] * rows * columns, shape[1], channels
+
+
+def _workspace(node: Node, tile: int) -> int:
+    """Bytes of the transformed filter and input and of the products."""
+    places, rows, columns, terms = _sizes(node, tile)
+    return 4 * places * (terms * columns + rows * terms + rows * columns)
+
+
+def cycles(node: Node, tile: int | None = None) -> float:
+    """Cycles that a convolution is estimated to take on an H200: as Winograd's with a tile, else as the direct sum."""
+    x, taps = node.inputs
+    if tile is None:
+        shape = node.output.shape
+        return contraction_simt.cycles(1, shape[0] * shape[2] * shape[3], shape[1], 9 * x.shape[1])
+    moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
+    return contraction_simt.cycles(*_sizes(node, tile)) + moved / BYTES_PER_CYCLE + 3 * LAUNCH_CYCLES
+
+
+# ---- the nodes
+
+
+class _Parts:
+    """Adds Winograd's convolutions to a graph; those with an operand in common share its transform."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._made: dict[Any, Tensor] = {}
+
+    def convolution(self, node: Node, inputs: tuple[Tensor, ...], tile: int) -> Tensor:
+        """The result of a convolution, with its name, layout and dtype.
+
+        Places of a tile come first, then tiles, channels or filters: what lies contiguous in memory is what does in the
+        image that is read or written.
+        """
+        old = node.output
+        of_filter, of_input, of_output = w.transforms(node.op.name, node.attributes, old.shape, tile)
+        x, taps = inputs
+        u = self._once("filter", node, w.FILTER, taps, of_filter, (0, 2, 1))
+        v = self._once("input", node, w.INPUT, x, of_input, _order(x))
+        m = self._graph.apply(TABLE["matmul"], (v, u), {})
+        m.strides = packed_strides(m.shape, _order(old))
+        self._name(m, node, "products")
+        y = self._graph.apply(w.OUTPUT, (m,), {**of_output, "dtype": old.dtype})
+        y.strides = old.strides
+        self._graph._rename(y, old.name)
+        return y
+
+    def _once(
+        self, part: str, node: Node, op: Any, operand: Tensor, attributes: dict[str, Any], order: tuple[int, ...]
+    ) -> Tensor:
+        key = op.name, operand, tuple(attributes.items())
+        if key not in self._made:
+            made = self._folded(operand, attributes) if part == "filter" and operand.is_constant else None
+            if made is None:
+                made = self._graph.apply(op, (operand,), attributes)
+                made.strides = packed_strides(made.shape, order)
+            self._name(made, node, part)
+            self._made[key] = made
+        return self._made[key]
+
+    def _folded(self, operand: Tensor, attributes: dict[str, Any]) -> Tensor:
+        """The transform of a constant filter, as a constant."""
+        assert operand.value is not None
+        value = w.filter_transform(to_reference(operand.value, operand.dtype), **attributes)
+        return self._graph.constant(np.ascontiguousarray(from_reference(value, float32)))
+
+    def _name(self, tensor: Tensor, node: Node, part: str) -> None:
+        graph = self._graph
+        graph._rename(tensor, graph._unique(f"{node.name[:180]} {part}"))
+        graph._automatic.add(tensor)  # gives way to a tensor of the user's
+
+
+def _order(image: Tensor) -> tuple[int, ...]:
+    """The memory order of (places, tiles, channels): channels last if they are neighbours in an image."""
+    return (0, 1, 2) if image.strides[1] <= image.strides[3] or image.shape[3] == 1 else (0, 2, 1)
