@@ -173,15 +173,20 @@ class Tensor:
 
 
 class Node:
-    """An op of the table applied to tensors.  Named after its result."""
+    """An op of the table applied to tensors.  Named after its result, the first where there are several."""
 
-    __slots__ = ("attributes", "inputs", "op", "output")
+    __slots__ = ("attributes", "inputs", "op", "outputs")
 
-    def __init__(self, op: Op, inputs: tuple[Tensor, ...], attributes: Mapping[str, Any], output: Tensor) -> None:
+    def __init__(self, op: Op, inputs: tuple[Tensor, ...], attributes: Mapping[str, Any], *outputs: Tensor) -> None:
         self.op = op
         self.inputs = inputs
         self.attributes = MappingProxyType(dict(attributes))
-        self.output = output
+        self.outputs = outputs
+
+    @property
+    def output(self) -> Tensor:
+        """The first result: for all but some composites the only one."""
+        return self.outputs[0]
 
     @property
     def name(self) -> str:
@@ -207,7 +212,7 @@ class Graph:
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
         self.name = check_name("graph", name)
@@ -320,13 +325,20 @@ class Graph:
     # ---- nodes
 
     def apply(self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None) -> Tensor:
-        """Applies an op of the table and returns its result.  The methods and operators call this."""
+        """Applies an op of the table and returns its (first) result.  The operators call this."""
+        return self.apply_node(op, operands, attributes, name).output
+
+    def apply_node(
+        self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
+    ) -> Node:
+        """Applies an op of the table and returns its node.  The methods call this."""
         if name is not None:
             check_name("tensor", name)
         label = f"{op.name} {name!r}" if name else op.name
-        if len(operands) != len(op.operands):
+        if not len(op.operands) - op.optional <= len(operands) <= len(op.operands):
+            least = f"{len(op.operands) - op.optional} to " if op.optional else ""
             raise GraphError(
-                f"{label} takes {len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}"
+                f"{label} takes {least}{len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}"
             )
         unknown = set(attributes) - set(op.attributes)
         if unknown:
@@ -343,17 +355,21 @@ class Graph:
         try:
             if op.normalize is not None:
                 values = op.normalize(types, values)
-            result = op.infer(types, values)
-            shape = check_shape(result.shape)
+            inferred = op.infer(types, values)
+            results = inferred if isinstance(inferred, tuple) else (inferred,)
+            shapes = [check_shape(result.shape) for result in results]
         except GraphError as error:
             seen = ", ".join(f"{k} = {t.name!r} {t.dtype} {list(t.shape)}" for k, t in zip(op.operands, tensors))
             raise type(error)(f"{label}: {error} ({seen})") from None
-        output = self._add_tensor(
-            name or self._unique(op.name), shape, _result_strides(op, shape, tensors), result.dtype
-        )
-        if name is None:
-            self._automatic.add(output)
-        return self.add_node(Node(op, tensors, values, output)).output
+        outputs: list[Tensor] = []
+        for part, shape, result in zip(op.results, shapes, results):
+            stem = f"{outputs[0].name[:180]} {part}" if outputs else op.name
+            given = name if not outputs else None
+            strides = _result_strides(op, shape, tensors)
+            outputs.append(self._add_tensor(given or self._unique(stem), shape, strides, result.dtype))
+            if given is None:
+                self._automatic.add(outputs[-1])
+        return self.add_node(Node(op, tensors, values, *outputs))
 
     def add_node(self, node: Node) -> Node:
         """Adds a node whose tensors are this graph's already.  For passes; users call the op methods."""
@@ -361,7 +377,7 @@ class Graph:
         for tensor in node.inputs:
             if tensor in self._producer:
                 self.network.add_edge(self._producer[tensor], node, tensor=tensor)
-        self._producer[node.output] = node
+        self._producer |= dict.fromkeys(node.outputs, node)
         return node
 
     @property
@@ -490,16 +506,22 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
         same = [t for t in tensors if len(t.shape) == len(shape) and not t.is_constant]
         leader = max(same, key=lambda t: t.size, default=None)
     else:
-        leader = tensors[0] if op.keeps_layout else None
+        leader = tensors[0] if op.keeps_layout and tensors[0].rank == len(shape) else None
     if leader is None or overlaps(leader.shape, leader.strides):
         return packed_strides(shape)
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
 
 
-def _method(op: Op) -> Callable[..., Tensor]:
+def _method(op: Op) -> Callable[..., Any]:
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     parameters += [
-        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for n in op.operands
+        inspect.Parameter(
+            n,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            annotation=Tensor,
+            default=None if k >= len(op.operands) - op.optional else inspect.Parameter.empty,
+        )
+        for k, n in enumerate(op.operands)
     ]
     parameters += [
         inspect.Parameter(
@@ -510,9 +532,10 @@ def _method(op: Op) -> Callable[..., Tensor]:
         for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is REQUIRED)
     ]
     parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None))
-    signature = inspect.Signature(parameters, return_annotation=Tensor)
+    several = len(op.results) > 1
+    signature = inspect.Signature(parameters, return_annotation=tuple[Tensor, ...] if several else Tensor)
 
-    def method(self: Graph, *args: Any, **kwargs: Any) -> Tensor:
+    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
@@ -520,8 +543,11 @@ def _method(op: Op) -> Callable[..., Tensor]:
         given = dict(bound.arguments)
         del given["self"]
         name = given.pop("name", None)
-        operands = [given.pop(key) for key in op.operands]
-        return self.apply(op, operands, given, name)
+        operands = [given.pop(key, None) for key in op.operands]
+        while len(operands) > len(op.operands) - op.optional and operands[-1] is None:
+            operands.pop()
+        outputs = self.apply_node(op, operands, given, name).outputs
+        return outputs[0] if len(outputs) == 1 else outputs
 
     method.__name__ = op.name
     method.__qualname__ = f"Graph.{op.name}"

@@ -19,6 +19,7 @@ from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.partition import Group, Partition
+from fusegraph.passes.recompute import recompute
 from fusegraph.passes.simplify import simplify
 from fusegraph.passes.split_reductions import split_reductions
 
@@ -63,7 +64,8 @@ class Plan:
     """A graph ready to be built: its simplified form, partition, kernels in order, and where intermediates lie.
 
     counterpart gives for each tensor of the graph, and for those between the nodes of its composites, the one of the
-    simplified graph that stands for it.  algorithms tells what does each convolution, by name of the node.
+    simplified graph that stands for it; copies what else does, where several kernels compute the same.  algorithms
+    tells what does each convolution, by name of the node.
     """
 
     graph: Graph
@@ -73,6 +75,7 @@ class Plan:
     kernels: tuple[Kernel, ...]
     memory: MemoryPlan
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    copies: Mapping[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
@@ -106,6 +109,12 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition = fuse(split.graph, options, enabled=fusion)
     except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+    copies: Mapping[Tensor, tuple[Tensor, ...]] = {}
+    if fusion:
+        recomputed = recompute(partition, options)
+        partition, copies = recomputed.partition, recomputed.copies
+        alive = recomputed.counterpart
+        counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
     choose = choose or by_cost_model()
     names = Names()
     kernels = []
@@ -114,4 +123,4 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))
     memory = plan_memory(partition)
-    return Plan(graph, split.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms)
+    return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)

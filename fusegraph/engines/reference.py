@@ -20,10 +20,15 @@ Array = np.ndarray[Any, Any]
 
 
 def apply(node: Node, operands: Sequence[Array]) -> Array:
-    """A node's result as a reference array (floats unrounded in float64), from reference arrays of its operands."""
+    """The result of a node that has one, as `apply_all` gives it."""
+    return apply_all(node, operands)[0]
+
+
+def apply_all(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
+    """A node's results as reference arrays (floats unrounded in float64), from reference arrays of its operands."""
     types = tuple(t.type for t in node.inputs)
     real = node.output.graph.compute_dtype
-    return ops.evaluate(node.op, types, node.attributes, node.output.dtype, operands, real)
+    return ops.evaluate_all(node.op, types, node.attributes, [t.dtype for t in node.outputs], operands, real)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:
@@ -38,8 +43,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
     for tensor in graph.inputs:
         values[tensor] = to_reference(inputs[tensor.name], tensor.dtype)
     for node in graph.nodes:
-        value = np.broadcast_to(apply(node, [values[t] for t in node.inputs]), node.output.shape)
-        values[node.output] = round_to(value, node.output.dtype) if strict and node.output.dtype.is_float else value
+        for tensor, found in zip(node.outputs, apply_all(node, [values[t] for t in node.inputs])):
+            value = np.broadcast_to(found, tensor.shape)
+            values[tensor] = round_to(value, tensor.dtype) if strict and tensor.dtype.is_float else value
     return values
 
 

@@ -60,9 +60,8 @@ class GroupView:
                 producer = graph.producer(tensor)
                 if producer is None or producer not in self.members:
                     reads[tensor] = None
-            result = node.output
-            if result in self._outputs or any(c not in self.members for c in graph.network.successors(node)):
-                writes.append(result)
+            takers = [c for c in graph.network.successors(node) if c not in self.members]
+            writes += (t for t in node.outputs if t in self._outputs or any(t in c.inputs for c in takers))
         self.reads = tuple(reads)
         self.writes = tuple(writes)
 

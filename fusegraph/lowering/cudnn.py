@@ -163,7 +163,7 @@ def accept(view: GroupView, options: Options) -> None:
                 "cuDNN 9 takes convolutions of int8 that store their int32 sums, but writes other numbers "
                 f"({node.name!r}); cast the sums to float32"
             )
-        for tensor in (*node.inputs, node.output):
+        for tensor in (*node.inputs, *node.outputs):
             if tensor.size == 0:
                 raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
     _leading_merge(view.nodes)
@@ -182,7 +182,7 @@ def _leading_merge(nodes: Sequence[Node]) -> bool:
     cuDNN (seen with 9.19) computes wrong values for a pointwise graph in three dimensions in which a tensor repeats
     along the first and one more.  Merging the first two avoids it; where strides forbid that, the graph is refused.
     """
-    tensors = {t for n in nodes for t in (*n.inputs, n.output) if t.size > 1}
+    tensors = {t for n in nodes for t in (*n.inputs, *n.outputs) if t.size > 1}
     if any(n.kind is not Kind.POINTWISE for n in nodes) or max((t.rank for t in tensors), default=0) != 3:
         return False
     shape = np.broadcast_shapes(*(t.shape for t in tensors))
@@ -214,7 +214,7 @@ class _Builder:
         self.cudnn = frontend()
         self.spec = spec
         self.one_dimensional = any(n.op.name in _CONVOLUTIONS and n.inputs[0].rank == 3 for n in spec.nodes)
-        every = {t for n in spec.nodes for t in (*n.inputs, n.output)}
+        every = {t for n in spec.nodes for t in (*n.inputs, *n.outputs)}
         vectors = {t.shape[0] for t in every if t.rank == 1 and t.size > 1}
         alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
         #: columns into which the only length of a graph of vectors is folded, 0 for other graphs
@@ -237,7 +237,9 @@ class _Builder:
         for tensor in self.spec.reads:
             self.tensors[tensor] = self._input(tensor)
         for node in self.spec.nodes:
-            self.tensors[node.output] = self._result(node, self._apply(node))
+            made = self._apply(node)
+            for tensor, result in zip(node.outputs, made if isinstance(made, (list, tuple)) else (made,)):
+                self.tensors[tensor] = self._result(node, tensor, result)
         return Described(self.graph, self.uids, self.scalars)
 
     def type(self, dtype: DType) -> Any:
@@ -345,8 +347,7 @@ class _Builder:
         inserted = self.one_dimensional and axis == rank - 1
         return axis + self.rank - rank - (self.one_dimensional and not inserted)
 
-    def _result(self, node: Node, result: Any) -> Any:
-        tensor = node.output
+    def _result(self, node: Node, tensor: Tensor, result: Any) -> Any:
         sizes, steps = self._shaped(tensor.shape, tensor.strides)
         if tensor in self.spec.writes:
             uid = self.uids[tensor] = self._next_uid()

@@ -1,6 +1,15 @@
 """The op table.  Importing this package registers every op."""
 
-from fusegraph.ops import composite, contraction, convolution, pointwise_activation, pointwise_math, reduction
+from fusegraph.ops import (
+    composite,
+    contraction,
+    convolution,
+    norm,
+    norm_backward,
+    pointwise_activation,
+    pointwise_math,
+    reduction,
+)
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
 __all__ = [
@@ -12,6 +21,8 @@ __all__ = [
     "composite",
     "contraction",
     "convolution",
+    "norm",
+    "norm_backward",
     "pointwise_activation",
     "pointwise_math",
     "reduction",

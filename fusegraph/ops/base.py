@@ -45,13 +45,17 @@ class Op:
     operands    names of the tensor operands, in order.
     masks       operands that are conditions: converted to bool, not promoted with the others.
     attributes  attribute name -> default (REQUIRED when there is none).
-    infer       (operand types, attributes) -> result type; raises ShapeError, DTypeError or AttributeValueError whose
-                text needs no node name (the builder adds it).
+    infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
+                DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
     normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a
                 padding given as one number spread over the dimensions); runs before infer, raises AttributeValueError.
     reference   NumPy meaning: called with one array an operand and the attributes as keywords.  Float operands
                 arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All
                 operands have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
+                Gives a tuple where there are several results.
+    results     names of the results of an op that has several (composites only), in order: the tensors are named after
+                the node and these.
+    optional    how many of the last operands may be left out.
     cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int",
                 "bool"), with {operand} and {attribute} placeholders; operands and attributes are identifiers or
                 literals of the promoted compute type.  A function of the attributes where the expression depends on
@@ -62,8 +66,8 @@ class Op:
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
-    expand      composites: (write, operands, attributes as keywords) -> the result, of nodes that ``write(op, part,
-                operands, attributes as keywords)`` adds and names (see `passes.decompose`).
+    expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes
+                that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
     keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
                 NHWC out).
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
@@ -72,8 +76,8 @@ class Op:
     name: str
     kind: Kind
     operands: tuple[str, ...]
-    infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType]
-    reference: Callable[..., np.ndarray[Any, Any]]
+    infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
+    reference: Callable[..., Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
     cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
@@ -83,6 +87,8 @@ class Op:
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None
+    results: tuple[str, ...] = ("",)
+    optional: int = 0
     keeps_layout: bool = False
     masks: tuple[str, ...] = ()
     doc: str = ""

@@ -28,6 +28,8 @@ class Writing(Protocol):
 
 
 Expand = Callable[..., Any]
+#: Values of norm_forward_phase: training keeps what the gradient needs.
+PHASES = ("inference", "training")
 
 
 def _single_axis(value: Any, shape: tuple[int, ...]) -> int:
@@ -43,39 +45,66 @@ def _not_negative(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -
     return result
 
 
-def _composite(
+#: (operand types, attributes in canonical form) -> the types of the results.
+Infer = Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
+
+
+def like_first(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+    """The result has the first operand's shape and dtype."""
+    return types[0]
+
+
+def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> TensorType:
+    """The type of a result of which there is one for all elements along axes."""
+    kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
+    dropped = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    return TensorType(kept if keepdims else dropped, x.dtype)
+
+
+def _checked(name: str, value: Any, x: TensorType) -> Any:
+    """An attribute that composites share, in canonical form; others as they are."""
+    if name == "axis":
+        return _single_axis(value, x.shape)
+    if name == "axes":
+        return normal_axes(value, len(x.shape))
+    if name == "epsilon":
+        return _not_negative(name, value, x.dtype, x.shape)
+    if name == "keepdims" and not isinstance(value, (bool, np.bool_)):
+        raise AttributeValueError(f"keepdims is True or False, got {value!r}")
+    if name == "norm_forward_phase" and value not in PHASES:
+        raise AttributeValueError(f"norm_forward_phase is {' or '.join(map(repr, PHASES))}, got {value!r}")
+    if name in ("momentum", "probability") and not 0 <= float(number(name, value, x.dtype, x.shape)) <= 1:
+        raise AttributeValueError(f"{name} is between 0 and 1, got {value!r}")
+    return value
+
+
+def composite(
     name: str,
     operands: tuple[str, ...],
     attributes: Mapping[str, Any],
-    reference: Callable[..., Array],
+    reference: Callable[..., Any],
     expand: Expand,
     doc: str,
     *,
-    reduces: bool = False,
-    needs_elements: bool = True,
+    infer: Infer = like_first,
+    results: tuple[str, ...] = ("",),
+    optional: int = 0,
+    needs_elements: bool = False,
+    keeps_layout: bool = True,
     cudnn: str | None = None,
 ) -> None:
-    """Registers a composite of floats.
+    """Registers a composite of floats; all operands broadcast to the first, those called x, y or loss have its shape.
 
-    reduces: whether the axes go, as in a reduction; needs_elements: whether rows of no elements have no result.
+    needs_elements: whether rows of no elements have no result.  The other arguments are `Op`'s; NumPy's floating-point
+    warnings are off while the reference runs.
     """
 
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-        x = types[0]
         accepted_kinds(name, op.promoted(types), ("float",))
-        accepted_kinds(name, x.dtype, ("float",))
-        normal = dict(values)
-        if "axis" in normal:
-            normal["axis"] = _single_axis(normal["axis"], x.shape)
-        if "axes" in normal:
-            normal["axes"] = normal_axes(normal["axes"], len(x.shape))
-        if "epsilon" in normal:
-            normal["epsilon"] = _not_negative("epsilon", normal["epsilon"], x.dtype, x.shape)
-        if "keepdims" in normal and not isinstance(normal["keepdims"], (bool, np.bool_)):
-            raise AttributeValueError(f"keepdims is True or False, got {normal['keepdims']!r}")
-        return normal
+        accepted_kinds(name, types[0].dtype, ("float",))
+        return {key: _checked(key, value, types[0]) for key, value in values.items()}
 
-    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
+    def inferred(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
         x, normal = types[0], normalize(types, values)
         axes = normal.get("axes", (normal.get("axis"),))
         for d in axes if needs_elements else ():
@@ -83,29 +112,32 @@ def _composite(
                 raise ShapeError(f"{name} of no elements: axis {d} has size 0")
         for key, other in zip(operands[1:], types[1:]):
             if np.broadcast_shapes(*_padded(x.shape, other.shape)) != x.shape:
-                raise ShapeError(f"{key} {list(other.shape)} does not broadcast to x {list(x.shape)}")
-        if not reduces:
-            return x
-        kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
-        dropped = tuple(n for d, n in enumerate(x.shape) if d not in axes)
-        return TensorType(kept if normal["keepdims"] else dropped, x.dtype)
+                raise ShapeError(f"{key} {list(other.shape)} does not broadcast to {operands[0]} {list(x.shape)}")
+            if key in ("x", "y", "loss") and other.shape != x.shape:
+                raise ShapeError(f"{key} {list(other.shape)} has not the shape of {operands[0]} {list(x.shape)}")
+        found = infer(types, normal)
+        for result in found if isinstance(found, tuple) else (found,):  # some have the dtype of another operand
+            accepted_kinds(name, result.dtype, ("float",))
+        return found
 
-    def quiet(*arrays: Array, **values: Any) -> Array:
+    def quiet(*arrays: Array, **values: Any) -> Any:
         with np.errstate(all="ignore"):
-            return np.asarray(reference(*arrays, **values))
+            return reference(*arrays, **values)
 
     op = register(
         Op(
             name=name,
             kind=Kind.COMPOSITE,
             operands=operands,
-            infer=infer,
+            infer=inferred,
             reference=quiet,
             attributes=attributes,
             normalize=normalize,
             expand=expand,
             cudnn=cudnn,
-            keeps_layout=not reduces,
+            results=results,
+            optional=optional,
+            keeps_layout=keeps_layout,
             doc=doc,
         )
     )
@@ -135,7 +167,7 @@ def _softmax(write: Writing, x: Any, axis: int) -> Any:
     return write("mul", "", e, write("reciprocal", "scale", total))
 
 
-_composite(
+composite(
     "softmax",
     ("x",),
     {"axis": -1},
@@ -143,6 +175,7 @@ _composite(
     _softmax,
     """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
     infinity, as this formula gives in NumPy; ShapeError for rows of no elements.""",
+    needs_elements=True,
 )
 
 
@@ -157,13 +190,14 @@ def _log_softmax(write: Writing, x: Any, axis: int) -> Any:
     return write("sub", "", shifted, write("log", "log", total))
 
 
-_composite(
+composite(
     "log_softmax",
     ("x",),
     {"axis": -1},
     _log_softmax_reference,
     _log_softmax,
     """The logarithm of softmax along an axis, without overflow or underflow; not finite where softmax is NaN.""",
+    needs_elements=True,
 )
 
 
@@ -187,7 +221,7 @@ def _logsumexp(write: Writing, x: Any, axes: tuple[int, ...], keepdims: bool) ->
     return write("add", "", write("log", "log", total), before if keepdims else shift(False, " dropped"))
 
 
-_composite(
+composite(
     "logsumexp",
     ("x",),
     {"axes": -1, "keepdims": True},
@@ -195,59 +229,49 @@ _composite(
     _logsumexp,
     """log(sum(exp(x))) along axes (None: all), without overflow.  Minus infinity for rows of nothing else; ShapeError
     for rows of no elements.  keepdims as in a reduction.""",
-    reduces=True,
+    infer=lambda types, at: reduced(types[0], at["axes"], at["keepdims"]),
+    needs_elements=True,
+    keeps_layout=False,
 )
 
 
-# ---- norms
+# ---- their gradients
 
 
-def _layernorm_reference(x: Array, scale: Array, bias: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    centred = x - x.mean(axis=axes, keepdims=True)
-    variance = (centred * centred).mean(axis=axes, keepdims=True)
-    return np.asarray(centred / np.sqrt(variance + epsilon) * scale + bias)
+def _softmax_backward_reference(loss: Array, y: Array, axis: int) -> Array:
+    return np.asarray(y * (loss - (loss * y).sum(axis=axis, keepdims=True)))
 
 
-def _layernorm(write: Writing, x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float) -> Any:
-    centred = write("sub", "centred", x, write("reduction", "mean", x, mode="avg", axes=axes))
-    square = write("mul", "square", centred, centred)
-    variance = write("reduction", "variance", square, mode="avg", axes=axes)
-    spread = write("rsqrt", "inverse", write("add", "shifted", variance, epsilon))
-    return write("add", "", write("mul", "scaled", write("mul", "normal", centred, spread), scale), bias)
+def _softmax_backward(write: Writing, loss: Any, y: Any, axis: int) -> Any:
+    total = write("reduction", "sum", write("mul", "product", loss, y), mode="add", axes=axis)
+    return write("mul", "", y, write("sub", "difference", loss, total))
 
 
-_composite(
-    "layernorm",
-    ("x", "scale", "bias"),
-    {"axes": -1, "epsilon": 1e-5},
-    _layernorm_reference,
-    _layernorm,
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance (of the numbers themselves, without
-    Bessel's correction) along axes (None: all).  The variance is the mean of the squared differences from the mean, so
-    that large offsets cost no digits.  scale and bias broadcast to x, whose dtype the result has.""",
-    needs_elements=False,
-    cudnn="layernorm",
+composite(
+    "softmax_backward",
+    ("loss", "y"),
+    {"axis": -1},
+    _softmax_backward_reference,
+    _softmax_backward,
+    """The gradient of softmax along an axis, y * (loss - sum(loss * y)): loss is that of the result, y the result.""",
 )
 
 
-def _rmsnorm_reference(x: Array, scale: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon) * scale)
+def _log_softmax_backward_reference(loss: Array, y: Array, axis: int) -> Array:
+    return np.asarray(loss - np.exp(y) * loss.sum(axis=axis, keepdims=True))
 
 
-def _rmsnorm(write: Writing, x: Any, scale: Any, axes: tuple[int, ...], epsilon: float) -> Any:
-    mean = write("reduction", "mean", write("mul", "square", x, x), mode="avg", axes=axes)
-    inverse = write("rsqrt", "inverse", write("add", "shifted", mean, epsilon))
-    return write("mul", "", write("mul", "normal", x, inverse), scale)
+def _log_softmax_backward(write: Writing, loss: Any, y: Any, axis: int) -> Any:
+    total = write("reduction", "sum", loss, mode="add", axes=axis)
+    return write("sub", "", loss, write("mul", "product", write("exp", "exp", y), total))
 
 
-_composite(
-    "rmsnorm",
-    ("x", "scale"),
-    {"axes": -1, "epsilon": 1e-5},
-    _rmsnorm_reference,
-    _rmsnorm,
-    """x / sqrt(mean(x^2) + epsilon) * scale, the mean along axes (None: all).  scale broadcasts to x, whose dtype the
-    result has.""",
-    needs_elements=False,
-    cudnn="rmsnorm",
+composite(
+    "log_softmax_backward",
+    ("loss", "y"),
+    {"axis": -1},
+    _log_softmax_backward_reference,
+    _log_softmax_backward,
+    """The gradient of log_softmax along an axis, loss - exp(y) * sum(loss): loss is that of the result, y the
+    result.""",
 )

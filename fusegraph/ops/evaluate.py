@@ -27,7 +27,19 @@ def evaluate(
     operands: Sequence[Array],
     real: DType = float32,
 ) -> Array:
-    """An op's result as a reference array (floats unrounded in float64), from reference arrays of its operands.
+    """The result of an op that has one, as `evaluate_all` gives it."""
+    return evaluate_all(op, types, attributes, (result,), operands, real)[0]
+
+
+def evaluate_all(
+    op: Op,
+    types: tuple[TensorType, ...],
+    attributes: Mapping[str, Any],
+    results: Sequence[DType],
+    operands: Sequence[Array],
+    real: DType = float32,
+) -> tuple[Array, ...]:
+    """An op's results as reference arrays (floats unrounded in float64), from reference arrays of its operands.
 
     Operands are converted as kernels do: exactly, but an integer that meets floats rounds to the compute type.
     """
@@ -37,8 +49,13 @@ def evaluate(
             converted.append(to_reference(x, d))
         else:
             converted.append(convert(x, t.dtype, compute_dtype(d, real)) if t.dtype != d else x)
-    value = np.asarray(op.reference(*converted, **attributes))
-    produced = op.promoted(types)
+    found = op.reference(*converted, **attributes)
+    values = found if isinstance(found, tuple) else (found,)
+    return tuple(_stored(op, np.asarray(v), op.promoted(types), d) for v, d in zip(values, results, strict=True))
+
+
+def _stored(op: Op, value: Array, produced: DType, result: DType) -> Array:
+    """What a reference gave, computed in one dtype, as a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))
         return value if exact else convert(value, produced, result)

@@ -29,11 +29,11 @@ def decompose(graph: Graph) -> Simplified:
     for node in graph.nodes:
         inputs = tuple(new[t] for t in node.inputs)
         if node.kind is Kind.COMPOSITE:
-            new[node.output] = _Expansion(result, node).expand(inputs)
+            made = _Expansion(result, node).expand(inputs)
         else:
-            old = node.output
-            output = result._add_tensor(old.name, old.shape, old.strides, old.dtype)
-            new[old] = result.add_node(Node(node.op, inputs, node.attributes, output)).output
+            made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
+            result.add_node(Node(node.op, inputs, node.attributes, *made))
+        new |= dict(zip(node.outputs, made))
     result.outputs = [new[t] for t in graph.outputs]
     return Simplified(result, new)
 
@@ -44,16 +44,21 @@ class _Expansion:
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph, self._node = graph, node
 
-    def expand(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        node, result = self._node, self._node.output
+    def expand(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Adds the nodes; returns the tensors that stand for the composite's results."""
+        node, graph = self._node, self._graph
         assert node.op.expand is not None
-        real = self._graph.compute_dtype
-        wide = [self._cast(t, compute_dtype(t.dtype, real), "in") for t in inputs]
-        tensor: Tensor = node.op.expand(self, *wide, **node.attributes)
-        tensor = self._cast(tensor, result.dtype, "result")
-        self._graph._rename(tensor, node.name)
-        tensor.strides = result.strides
-        return tensor
+        wide = [self._cast(t, compute_dtype(t.dtype, graph.compute_dtype), "in") for t in inputs]
+        found: Any = node.op.expand(self, *wide, **node.attributes)
+        results: list[Tensor] = []
+        for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):
+            tensor = self._cast(tensor, wanted.dtype, "result")
+            if tensor in (*inputs, *results):
+                tensor = self("identity", "result", tensor)
+            graph._rename(tensor, wanted.name)
+            tensor.strides = wanted.strides
+            results.append(tensor)
+        return results
 
     def __call__(self, op: str, part: str, *operands: Any, **attributes: Any) -> Tensor:
         tensor = self._graph.apply(TABLE[op], operands, attributes)

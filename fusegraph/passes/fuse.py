@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import combinations
 from math import prod
 
 import networkx as nx
@@ -23,6 +24,8 @@ from fusegraph.passes.partition import Decision, Group, Partition, edges
 
 #: What a kernel launch is worth, in bytes a GPU moves in that time; decides between pairs that save as little.
 LAUNCH_BYTES = 8_000_000
+#: Stands for the input that neighbours share where they share none.
+_LAUNCH = object()
 
 
 class _Quotient:
@@ -33,6 +36,7 @@ class _Quotient:
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
+        self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
         for producer, consumer in graph.network.edges():
@@ -89,6 +93,8 @@ class _Quotient:
         for node in self.members[b]:
             self.group_of[node] = a
         self.members[a] += self.members.pop(b)
+        if b in self.reducing:
+            self.reducing = self.reducing - {b} | {a}
         for forward, backward in ((self.successors, self.predecessors), (self.predecessors, self.successors)):
             gone = forward.pop(b)
             for k in gone:
@@ -147,7 +153,7 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
     version = dict.fromkeys(quotient.members, 0)
     siblings: list[Decision] = []
 
-    def push(a: int, b: int, sibling: Tensor | None) -> None:
+    def push(a: int, b: int, sibling: Tensor | object | None) -> None:
         tier, saved = _score(quotient, a, b, sibling)
         heapq.heappush(heap, (tier, -saved, a, b, version[a], version[b]))
 
@@ -156,7 +162,7 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
         for tensor in set(node.inputs):
             readers.setdefault(tensor, []).append(node)
 
-    def neighbours(g: int) -> Iterator[tuple[int, int, Tensor | None]]:
+    def neighbours(g: int) -> Iterator[tuple[int, int, Tensor | object | None]]:
         for s in quotient.successors[g]:
             yield g, s, None
         for p in quotient.predecessors[g]:
@@ -166,6 +172,10 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
                 for other in {quotient.group_of[n] for n in readers[tensor]} - {g}:
                     if other not in quotient.successors[g] and other not in quotient.predecessors[g]:
                         yield min(g, other), max(g, other), tensor
+        # Reductions of different results of one kernel: nothing is read once instead of twice, but a launch is saved.
+        for maker in (g, *quotient.predecessors[g]):
+            for a, b in combinations(sorted(quotient.successors[maker] & quotient.reducing), 2):
+                yield a, b, _LAUNCH
 
     for g in list(quotient.members):
         for a, b, shared in neighbours(g):
@@ -178,10 +188,7 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
         if refusal(quotient, a, b, options, target) is not None:
             continue
         if b not in quotient.successors[a] and a not in quotient.successors[b]:
-            view_a, view_b = quotient.view(a), quotient.view(b)
-            both = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name))
-            reason = f"both read {both.name!r} over the same space: one kernel reads it once"
-            siblings.append(Decision(view_a.nodes[0].name, view_b.nodes[0].name, True, reason, both.nbytes, both.name))
+            siblings.append(_side_by_side(quotient, a, b))
         merged = quotient.merge(a, b)
         del version[b]
         version[merged] += 1
@@ -190,10 +197,21 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
     return siblings
 
 
-def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | None) -> tuple[int, int]:
-    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 readers of one input."""
+def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
+    """The decision for two groups that have no edge between them but one kernel."""
+    view_a, view_b = quotient.view(a), quotient.view(b)
+    first, second = view_a.nodes[0].name, view_b.nodes[0].name
+    both = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name), default=None)
+    if both is None:
+        return Decision(first, second, True, "both reduce results of one kernel along the same axes: one launch")
+    reason = f"both read {both.name!r} over the same space: one kernel reads it once"
+    return Decision(first, second, True, reason, both.nbytes, both.name)
+
+
+def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
+    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 others side by side."""
     if sibling is not None:
-        return 2, sibling.nbytes
+        return 2, sibling.nbytes if isinstance(sibling, Tensor) else 0
     anchored = any(n.kind in (Kind.CONTRACTION, Kind.TRANSFORM) for g in (a, b) for n in quotient.members[g])
     return (0 if anchored else 1), LAUNCH_BYTES + quotient.saved(a, b)
 

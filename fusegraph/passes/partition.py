@@ -50,7 +50,7 @@ class Group:
         """Bytes of device-memory traffic saved against one kernel a node (distinct tensors read and written once
         each).
         """
-        alone = sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in self.nodes)
+        alone = sum(t.nbytes for n in self.nodes for t in (*n.outputs, *set(n.inputs)))
         return alone - sum(t.nbytes for t in {*self.reads, *self.writes})
 
 

@@ -48,7 +48,7 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
         if node not in live:
             continue
         inputs = tuple(_taken(result, new, t) for t in node.inputs)
-        if enabled and node.output not in outputs:
+        if enabled and len(node.outputs) == 1 and node.output not in outputs:
             replacement = _replacement(node, inputs)
             if replacement is None:
                 replacement = seen.get(_key(node, inputs))
@@ -57,13 +57,13 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
             if replacement is not None:
                 new[node.output] = replacement
                 continue
-        output = result._add_tensor(node.name, node.output.shape, node.output.strides, node.output.dtype)
-        result.add_node(Node(node.op, inputs, node.attributes, output))
-        new[node.output] = output
+        made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
+        result.add_node(Node(node.op, inputs, node.attributes, *made))
+        new |= dict(zip(node.outputs, made))
         if node.output not in outputs or _key(node, inputs) not in seen:
-            seen[_key(node, inputs)] = output
+            seen[_key(node, inputs)] = made[0]
     result.outputs = [new[t] for t in graph.outputs]
-    _remove_dead(result)
+    remove_dead(result)
     return Simplified(result, new)
 
 
@@ -79,13 +79,14 @@ def _live(graph: Graph) -> set[Node]:
     return live
 
 
-def _remove_dead(graph: Graph) -> None:
+def remove_dead(graph: Graph) -> None:
     """Removes the nodes that replacements have left without a consumer."""
     live = _live(graph)
     for node in graph.nodes:
         if node not in live:
             graph.network.remove_node(node)
-            del graph.tensors[node.name], graph._producer[node.output]
+            for tensor in node.outputs:
+                del graph.tensors[tensor.name], graph._producer[tensor]
 
 
 def _taken(result: Graph, new: dict[Tensor, Tensor], tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,19 +118,21 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
         return Rounding(strict=strict)
     # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
     programs = [(g, getattr(g.lowered.spec, "program", None)) for g in plan.partition.groups]
-    approximate = {n.output for g, program in programs if program is None or program.approximate for n in g.nodes}
+    inexact = [g for g, program in programs if program is None or program.approximate]
+    approximate = {t for g in inexact for n in g.nodes for t in n.outputs}
     units = [g for g, program in programs if program is None]
     units += [k.group for k in plan.kernels if isinstance(k.choice.schedule, WgmmaSchedule)]
     coarse = {n.output for g in units for n in g.nodes if _is_fp8(n)}
     stored = plan.partition.materialized
-    live = plan.counterpart.items()
-    return Rounding(
-        frozenset(old.name for old, new in live if new in stored or new.is_constant),
-        frozenset(old.name for old, new in live if new in approximate),
-        strict,
-        frozenset(old.name for old, new in live if new in coarse),
-        {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None},
-    )
+
+    def names(chosen: Collection[Tensor]) -> frozenset[str]:
+        """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
+        every = ((old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterpart.items())
+        return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
+
+    constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
+    tiles = {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None}
+    return Rounding(names(stored) | constants, names(approximate), strict, names(coarse), tiles)
 
 
 def _is_fp8(node: Node) -> bool:

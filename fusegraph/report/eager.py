@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, float32, float64
+from fusegraph.dtypes import DType, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
@@ -36,6 +37,8 @@ DTYPES = {
 }
 #: Ops written as several torch functions, or that torch itself computes in steps on the CPU.
 COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square", "rsqrt"})
+#: Operands of norms that torch wants in the type in which it computes, whatever the others are.
+STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_var"})
 
 
 def load_torch() -> Any:
@@ -101,11 +104,36 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
     """The same for the ops that are made of others."""
     f = torch.nn.functional
 
-    def layernorm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float) -> Any:
-        return f.layer_norm(x, x.shape[axes[0] :], scale, bias, epsilon)
+    every = [True, True, True]
 
-    def rmsnorm(x: Any, scale: Any, axes: tuple[int, ...], epsilon: float) -> Any:
-        return f.rms_norm(x, x.shape[axes[0] :], scale, epsilon)
+    def layernorm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
+        if norm_forward_phase == "inference":
+            return f.layer_norm(x, x.shape[axes[0] :], scale, bias, epsilon)
+        return torch.native_layer_norm(x, x.shape[axes[0] :], scale, bias, epsilon)
+
+    def rmsnorm(x: Any, scale: Any, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
+        y = f.rms_norm(x, x.shape[axes[0] :], scale, epsilon)
+        if norm_forward_phase == "inference":
+            return y
+        return y, torch.rsqrt((x.float() ** 2).mean(dim=axes, keepdim=True) + epsilon)
+
+    def batchnorm(x: Any, scale: Any, bias: Any, *running: Any, epsilon: float, momentum: float) -> Any:
+        moved = [r.clone() for r in running]  # torch writes over them
+        old = [r.reshape(-1) for r in moved] or [None, None]
+        weights = (scale.reshape(-1), bias.reshape(-1))
+        y, *statistics = torch.native_batch_norm(x, *weights, *old, True, momentum, epsilon)
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        return y, *(s.reshape(shape) for s in statistics), *moved
+
+    def layernorm_backward(loss: Any, x: Any, scale: Any, mean: Any, inv_variance: Any, axes: tuple[int, ...]) -> Any:
+        gradient = torch.ops.aten.native_layer_norm_backward
+        return gradient(loss, x, x.shape[axes[0] :], mean, inv_variance, scale, scale, every)
+
+    def batchnorm_backward(loss: Any, x: Any, scale: Any, mean: Any, inv_variance: Any) -> Any:
+        gradient = torch.ops.aten.native_batch_norm_backward
+        flat = (t.reshape(-1) for t in (mean, inv_variance))
+        dx, *rest = gradient(loss, x, scale.reshape(-1), None, None, *flat, True, 0.0, every)
+        return dx, *(t.reshape(scale.shape) for t in rest)
 
     return {
         "softmax": lambda x, axis: torch.softmax(x, dim=axis),
@@ -113,7 +141,37 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
         "logsumexp": lambda x, axes, keepdims: torch.logsumexp(x, dim=axes, keepdim=keepdims),
         "layernorm": layernorm,
         "rmsnorm": rmsnorm,
+        "batchnorm": batchnorm,
+        "batchnorm_inference": lambda x, mean, inv, scale, bias: (x - mean) * inv * scale + bias,
+        "layernorm_backward": layernorm_backward,
+        "batchnorm_backward": batchnorm_backward,
+        "softmax_backward": lambda loss, y, axis: torch._softmax_backward_data(loss, y, axis, y.dtype),
+        "log_softmax_backward": lambda loss, y, axis: torch._log_softmax_backward_data(loss, y, axis, y.dtype),
     }
+
+
+def _check_last(node: Node) -> None:
+    """Raises NotSupportedError unless a norm is along the last dimensions, with weights of their shape, as torch's."""
+    x, axes = node.outputs[0], node.attributes["axes"]
+    first = x.rank - len(axes)
+    weights = [t for key, t in zip(node.op.operands, node.inputs) if key in ("scale", "bias")]
+    if axes != tuple(range(first, x.rank)) or not axes or any(w.shape != x.shape[first:] for w in weights):
+        raise NotSupportedError(
+            f"torch normalizes the last dimensions, with weights of their shape; {node.op.name} {node.name!r} is along "
+            f"{list(axes)}"
+        )
+
+
+def _check_channels(node: Node) -> None:
+    """Raises NotSupportedError unless a batchnorm has one weight a channel, as torch's."""
+    channels = (node.outputs[0].shape[1], *(1 for _ in node.outputs[0].shape[2:]))
+    weights = [t for key, t in zip(node.op.operands, node.inputs) if key in ("scale", "bias")]
+    for weight in weights:
+        if weight.shape not in (channels, (1, *channels)):
+            raise NotSupportedError(
+                f"torch has one weight a channel, {list(channels)}; {node.op.name} {node.name!r} has {weight.name!r} "
+                f"{list(weight.shape)}"
+            )
 
 
 class _Window:
@@ -161,7 +219,8 @@ class Eager:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         values = {**self._constants, **dict(zip(self.graph.inputs, inputs))}
         for node, step in self._steps:
-            values[node.output] = step(*(values[t] for t in node.inputs))
+            found = step(*(values[t] for t in node.inputs))
+            values |= zip(node.outputs, found if isinstance(found, tuple) else (found,))
         return tuple(values[t] for t in self.graph.outputs)
 
     def tensor(self, array: Array, dtype: DType) -> Any:
@@ -197,15 +256,10 @@ class Eager:
             return self._reduction(node)
         if node.op.name == "identity":
             return lambda x: self._cast(x, node.output.dtype)
-        if node.op.name in ("layernorm", "rmsnorm"):
-            x, *weights = node.inputs
-            first = x.rank - len(node.attributes["axes"])
-            last = node.attributes["axes"] == tuple(range(first, x.rank)) and first < x.rank
-            if not last or any(w.shape != x.shape[first:] for w in weights):
-                raise NotSupportedError(
-                    f"torch normalizes the last dimensions, with weights of their shape; {node.op.name} "
-                    f"{node.name!r} is along {list(node.attributes['axes'])}"
-                )
+        if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):
+            _check_last(node)
+        if node.op.name in ("batchnorm", "batchnorm_backward"):
+            _check_channels(node)
         function = self._functions.get(node.op.name)
         if function is None:
             raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
@@ -215,9 +269,19 @@ class Eager:
         if mixed or (promoted.is_float and node.op.name in COMPOSED):
             promoted = compute_dtype(promoted, real)
         wanted = [d if d.is_bool else promoted for d in node.op.operand_dtypes(types)]
+        if node.kind is Kind.COMPOSITE and self.is_cuda:  # torch's own statistics are wider than what they are of
+            narrow = [t.dtype for k, t in zip(node.op.operands, types) if k not in STATISTICS]
+            wanted = [t.dtype if k in STATISTICS else reduce(promote, narrow) for k, t in zip(node.op.operands, types)]
+        elif node.kind is Kind.COMPOSITE:  # as wide as the widest result, or torch would round that
+            wanted = [reduce(promote, (t.dtype for t in node.outputs), promoted)] * len(types)
         kinds = [getattr(self._torch, DTYPES[d.name][0]) for d in wanted]
-        result = self._dtypes[node.output.dtype]
-        return lambda *xs: function(*(x.to(k) for x, k in zip(xs, kinds)), **node.attributes).to(result)
+        results = [self._dtypes[t.dtype] for t in node.outputs]
+
+        def run(*xs: Any) -> Any:
+            found = function(*(x.to(k) for x, k in zip(xs, kinds)), **node.attributes)
+            return tuple(y.to(d) for y, d in zip(found if isinstance(found, tuple) else (found,), results))
+
+        return run
 
     def _contraction(self, node: Node) -> Callable[..., Any]:
         promoted = node.op.promoted(tuple(t.type for t in node.inputs))

@@ -126,7 +126,7 @@ def _moved(kernel: Kernel) -> int:
 
 
 def _unfused_bytes(graph: Graph) -> int:
-    return sum(n.output.nbytes + sum(t.nbytes for t in set(n.inputs)) for n in graph.nodes)
+    return sum(t.nbytes for n in graph.nodes for t in (*n.outputs, *set(n.inputs)))
 
 
 # --- text

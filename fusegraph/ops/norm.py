@@ -1,0 +1,285 @@
+"""Norms, as composites: layernorm and its kin, batchnorm, and the statistics that they are made of.
+
+Variances are means of squared differences from the mean, so that large offsets cost no digits.  Statistics are float32
+(float64 for float64), whatever the operands' dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import float32, float64
+from fusegraph.errors import ShapeError
+from fusegraph.ops.base import TensorType
+from fusegraph.ops.composite import Array, Writing, composite, reduced
+
+#: Which axes a norm is along: from the rank of its operand and its attributes.
+Along = Callable[[int, Mapping[str, Any]], tuple[int, ...]]
+
+_STATISTICS = """With norm_forward_phase="training" there are more results, for the gradient: {more}, each of one
+    element for all that share it."""
+
+
+def statistic(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+    """The type of a mean along axes."""
+    return TensorType(reduced(x, axes).shape, float64 if x.dtype == float64 else float32)
+
+
+def given_axes(_: int, attributes: Mapping[str, Any]) -> tuple[int, ...]:
+    """The axes of a norm that has them as an attribute."""
+    axes: tuple[int, ...] = attributes["axes"]
+    return axes
+
+
+def batch_axes(rank: int, _: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+    """All axes but that of the channels, the second."""
+    if rank < 2:
+        raise ShapeError(f"a batch has axes for images and channels at least, this has {rank}")
+    return (0, *range(2, rank))
+
+
+def instance_axes(rank: int, _: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+    """The spatial axes."""
+    if rank < 3:
+        raise ShapeError(f"an instance has axes for images, channels and positions, this has {rank}")
+    return tuple(range(2, rank))
+
+
+# ---- what they share
+
+
+def _centred_reference(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array, Array]:
+    mean = x.mean(axis=axes, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(variance + epsilon)
+    return (x - mean) * inverse, mean, variance, inverse
+
+
+def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any, Any]:
+    """(normal, mean, variance, 1 / sqrt(variance + epsilon))."""
+    mean = write("reduction", "mean", x, mode="avg", axes=axes)
+    centred = write("sub", "centred", x, mean)
+    variance = write("reduction", "variance", write("mul", "square", centred, centred), mode="avg", axes=axes)
+    inverse = write("rsqrt", "inverse", write("add", "shifted", variance, epsilon))
+    return write("mul", "normal", centred, inverse), mean, variance, inverse
+
+
+def _with_statistics(along: Along, count: int) -> Callable[..., Any]:
+    """The types of a norm's results: as the operand and, in training, so many statistics."""
+
+    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Any:
+        x = types[0]
+        axes = along(len(x.shape), attributes)
+        more = count if attributes["norm_forward_phase"] == "training" else 0
+        return (x, *[statistic(x, axes)] * more)
+
+    return infer
+
+
+def _layernorm(name: str, along: Along, attributes: Mapping[str, Any], doc: str) -> None:
+    """Registers a norm with mean and variance along some axes, scale and bias."""
+
+    def reference(x: Array, scale: Array, bias: Array, epsilon: float, norm_forward_phase: str, **at: Any) -> Any:
+        normal, mean, _, inverse = _centred_reference(x, along(x.ndim, at), epsilon)
+        y = normal * scale + bias
+        return (y, mean, inverse) if norm_forward_phase == "training" else y
+
+    def expand(
+        write: Writing, x: Any, scale: Any, bias: Any, epsilon: float, norm_forward_phase: str, **at: Any
+    ) -> Any:
+        normal, mean, _, inverse = _centred(write, x, along(x.rank, at), epsilon)
+        y = write("add", "", write("mul", "scaled", normal, scale), bias)
+        return (y, mean, inverse) if norm_forward_phase == "training" else y
+
+    composite(
+        name,
+        ("x", "scale", "bias"),
+        {**attributes, "epsilon": 1e-5, "norm_forward_phase": "inference"},
+        reference,
+        expand,
+        f"{doc}\n\n    {_STATISTICS.format(more='mean and inv_variance, 1 / sqrt(variance + epsilon)')}",
+        infer=_with_statistics(along, 2),
+        results=("", "mean", "inv_variance"),
+        cudnn=name,
+    )
+
+
+_layernorm(
+    "layernorm",
+    given_axes,
+    {"axes": -1},
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance (of the numbers themselves, without
+    Bessel's correction) along axes (None: all).  The variance is the mean of the squared differences from the mean, so
+    that large offsets cost no digits.  scale and bias broadcast to x, whose dtype the result has.""",
+)
+_layernorm(
+    "adalayernorm",
+    given_axes,
+    {"axes": -1},
+    """layernorm whose scale and bias are other ones for each sample, such as [N, 1, C] for an x of [N, T, C].""",
+)
+_layernorm(
+    "instancenorm",
+    instance_axes,
+    {},
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance over the positions of each channel of
+    each image; x is [N, C, ...], scale and bias are [1, C, 1, ...] as a rule.""",
+)
+
+
+def _rmsnorm_reference(x: Array, scale: Array, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
+    inverse = 1 / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+    y = x * inverse * scale
+    return (y, inverse) if norm_forward_phase == "training" else y
+
+
+def _rmsnorm(write: Writing, x: Any, scale: Any, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
+    mean = write("reduction", "mean", write("mul", "square", x, x), mode="avg", axes=axes)
+    inverse = write("rsqrt", "inverse", write("add", "shifted", mean, epsilon))
+    y = write("mul", "", write("mul", "normal", x, inverse), scale)
+    return (y, inverse) if norm_forward_phase == "training" else y
+
+
+composite(
+    "rmsnorm",
+    ("x", "scale"),
+    {"axes": -1, "epsilon": 1e-5, "norm_forward_phase": "inference"},
+    _rmsnorm_reference,
+    _rmsnorm,
+    f"""x / sqrt(mean(x^2) + epsilon) * scale, the mean along axes (None: all).  scale broadcasts to x, whose dtype the
+    result has.
+
+    {_STATISTICS.format(more="inv_variance, 1 / sqrt(mean(x^2) + epsilon)")}""",
+    infer=_with_statistics(given_axes, 1),
+    results=("", "inv_variance"),
+    cudnn="rmsnorm",
+)
+
+
+# ---- batches
+
+
+def _unbiased(shape: tuple[int, ...]) -> float:
+    """What makes the variance of a batch an estimate of that of all data: n / (n - 1), 1 where that is infinite."""
+    count = prod(shape[d] for d in batch_axes(len(shape)))
+    return count / (count - 1) if count > 1 else 1.0
+
+
+def _batchnorm_reference(
+    x: Array,
+    scale: Array,
+    bias: Array,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    *,
+    epsilon: float,
+    momentum: float,
+) -> tuple[Array, ...]:
+    normal, mean, variance, inverse = _centred_reference(x, batch_axes(x.ndim), epsilon)
+    results = (normal * scale + bias, mean, inverse)
+    if running_mean is None or running_var is None:
+        return results
+    fresh = variance * _unbiased(x.shape)
+    return (
+        *results,
+        (1 - momentum) * running_mean + momentum * mean,
+        (1 - momentum) * running_var + momentum * fresh,
+    )
+
+
+def _batchnorm(
+    write: Writing,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    *,
+    epsilon: float,
+    momentum: float,
+) -> tuple[Any, ...]:
+    normal, mean, variance, inverse = _centred(write, x, batch_axes(x.rank), epsilon)
+    results = (write("add", "", write("mul", "scaled", normal, scale), bias), mean, inverse)
+    if running_mean is None:
+        return results
+
+    def moved(part: str, old: Any, new: Any) -> Any:
+        kept = write("mul", f"{part} kept", old, 1 - momentum)
+        return write("add", part, kept, write("mul", f"{part} added", new, momentum))
+
+    fresh = write("mul", "unbiased", variance, _unbiased(x.shape))
+    return *results, moved("next mean", running_mean, mean), moved("next var", running_var, fresh)
+
+
+def _batchnorm_types(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> tuple[TensorType, ...]:
+    x, running = types[0], types[3:]
+    shared = statistic(x, batch_axes(len(x.shape)))
+    if len(running) == 1:
+        raise ShapeError("in_running_mean and in_running_var go together: give both or neither")
+    for name, t in zip(("in_running_mean", "in_running_var"), running):
+        if t.shape != shared.shape:
+            raise ShapeError(f"{name} has one element a channel, {list(shared.shape)}, got {list(t.shape)}")
+    return x, shared, shared, *running
+
+
+composite(
+    "batchnorm",
+    ("x", "scale", "bias", "in_running_mean", "in_running_var"),
+    {"epsilon": 1e-5, "momentum": 0.1},
+    _batchnorm_reference,
+    _batchnorm,
+    """Training's (x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance over all of a batch for each
+    channel; x is [N, C, ...], scale and bias are [1, C, 1, ...] as a rule.
+
+    Results: y, mean, inv_variance (1 / sqrt(variance + epsilon)) and, if the running statistics ([1, C, 1, ...]) are
+    given, next_running_mean and next_running_var: (1 - momentum) * old + momentum * new, where the new variance is that
+    of the batch times n / (n - 1), n being the elements a channel (as it is where n is 1).""",
+    infer=_batchnorm_types,
+    results=("", "mean", "inv_variance", "next_running_mean", "next_running_var"),
+    optional=2,
+    cudnn="batchnorm",
+)
+
+
+def _batchnorm_inference(write: Writing, x: Any, mean: Any, inv_variance: Any, scale: Any, bias: Any) -> Any:
+    normal = write("mul", "normal", write("sub", "centred", x, mean), inv_variance)
+    return write("add", "", write("mul", "scaled", normal, scale), bias)
+
+
+composite(
+    "batchnorm_inference",
+    ("x", "mean", "inv_variance", "scale", "bias"),
+    {},
+    lambda x, mean, inv_variance, scale, bias: (x - mean) * inv_variance * scale + bias,
+    _batchnorm_inference,
+    """(x - mean) * inv_variance * scale + bias, with statistics known before; all broadcast to x.""",
+    cudnn="batchnorm_inference",
+)
+
+
+def _genstats_reference(x: Array) -> tuple[Array, Array]:
+    axes = batch_axes(x.ndim)
+    return x.sum(axis=axes, keepdims=True), (x * x).sum(axis=axes, keepdims=True)
+
+
+def _genstats(write: Writing, x: Any) -> tuple[Any, Any]:
+    axes = batch_axes(x.rank)
+    total = write("reduction", "sum", x, mode="add", axes=axes)
+    return total, write("reduction", "sum of squares", write("mul", "square", x, x), mode="add", axes=axes)
+
+
+composite(
+    "genstats",
+    ("x",),
+    {},
+    _genstats_reference,
+    _genstats,
+    """(sum, sum of squares) over all of a batch for each channel; x is [N, C, ...].""",
+    infer=lambda types, _: (statistic(types[0], batch_axes(len(types[0].shape))),) * 2,
+    results=("", "sq_sum"),
+    cudnn="genstats",
+)

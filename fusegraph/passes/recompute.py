@@ -1,0 +1,145 @@
+"""Recomputing: a pointwise value that one kernel has and another needs is computed again where that moves fewer bytes.
+
+A tensor that crosses kernels is written once and read by each of its readers.  If it follows, by pointwise nodes alone,
+from tensors that such a reader reads anyway or that are smaller, the reader is given copies of these nodes: a float32
+copy of a bfloat16 input, or the normalized rows that both the rows and the columns of a norm's gradient are summed of,
+then stay in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import Options
+from fusegraph.ops.base import Kind
+from fusegraph.passes.fuse import fuse
+from fusegraph.passes.partition import Group, Partition, edges
+from fusegraph.passes.simplify import remove_dead
+
+#: More nodes than these are not computed twice.
+MAX_NODES = 16
+_KINDS = frozenset({Kind.POINTWISE, Kind.REDUCTION})
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A partition of a graph with copies of some nodes, or of the graph as it was.
+
+    counterpart gives for each tensor of the old graph the one that stands for it, copies what else does.
+    """
+
+    partition: Partition
+    counterpart: Mapping[Tensor, Tensor]
+    copies: Mapping[Tensor, tuple[Tensor, ...]]
+
+
+def recompute(partition: Partition, options: Options) -> Recomputed:
+    """The partition with fewer bytes moved, or itself."""
+    graph = partition.graph
+    same = Recomputed(partition, {t: t for t in graph.tensors.values()}, {})
+    group_of = {n: g for g in partition.groups for n in g.nodes}
+    wanted: dict[Node, set[Tensor]] = {}
+    for producer, consumer, tensor in edges(graph):
+        group = group_of[consumer]
+        if group_of[producer] is not group and _saves(graph, tensor, group):
+            wanted.setdefault(consumer, set()).add(tensor)
+    if not wanted:
+        return same
+    written = _Rewriting(graph, wanted, group_of).run()
+    again = fuse(written.graph, options)
+    if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
+        return same
+    return Recomputed(again, written.counterpart(), written.copies())
+
+
+def _moved(partition: Partition) -> int:
+    """Bytes that the kernels read and write."""
+    return sum(t.nbytes for g in partition.groups for t in {*g.reads, *g.writes})
+
+
+def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
+    """The pointwise nodes that a tensor follows from, itself first, and the tensors that these begin with."""
+    nodes: list[Node] = []
+    begins: set[Tensor] = set()
+    stack = [tensor]
+    while stack and len(nodes) <= MAX_NODES:
+        current = stack.pop()
+        node = graph.producer(current)
+        stays = node is None or node.kind is not Kind.POINTWISE or (current in graph.outputs and current is not tensor)
+        if stays:
+            begins.add(current)
+        elif node is not None and node not in nodes:
+            nodes.append(node)
+            stack += node.inputs
+    return nodes, begins
+
+
+def _saves(graph: Graph, tensor: Tensor, group: Group) -> bool:
+    """Whether a group had better compute a tensor again than read it."""
+    if any(n.kind not in _KINDS for n in group.nodes):
+        return False
+    nodes, begins = _cone(graph, tensor)
+    if not nodes or len(nodes) > MAX_NODES:
+        return False
+    return sum(t.nbytes for t in begins if t not in group.reads) < tensor.nbytes * (1 if tensor in graph.outputs else 2)
+
+
+class _Rewriting:
+    """A copy of a graph in which some nodes take copies of what they took."""
+
+    def __init__(self, graph: Graph, wanted: Mapping[Node, set[Tensor]], group_of: Mapping[Node, Group]) -> None:
+        self._old, self._wanted, self._group_of = graph, wanted, group_of
+        self.graph = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
+        self._new: dict[Tensor, Tensor] = {}
+        self._copies: dict[tuple[int, Tensor], Tensor] = {}
+
+    def run(self) -> _Rewriting:
+        for tensor in self._old.tensors.values():
+            if self._old.producer(tensor) is None:
+                self._new[tensor] = self._add(tensor, tensor.name)
+        self.graph.inputs = [self._new[t] for t in self._old.inputs]
+        for node in self._old.nodes:
+            wanted = self._wanted.get(node, set())
+            inputs = tuple(self._copy(t, node) if t in wanted else self._new[t] for t in node.inputs)
+            made = [self._add(t, t.name) for t in node.outputs]
+            self.graph.add_node(Node(node.op, inputs, node.attributes, *made))
+            self._new |= dict(zip(node.outputs, made))
+        self.graph.outputs = [self._new[t] for t in self._old.outputs]
+        remove_dead(self.graph)
+        return self
+
+    def counterpart(self) -> dict[Tensor, Tensor]:
+        alive = set(self.graph.tensors.values())
+        result = {old: copies[0] for old, copies in self._living().items()}
+        return result | {old: new for old, new in self._new.items() if new in alive}
+
+    def copies(self) -> dict[Tensor, tuple[Tensor, ...]]:
+        counterpart = self.counterpart()
+        return {counterpart[old]: tuple(copies) for old, copies in self._living().items()}
+
+    def _living(self) -> dict[Tensor, list[Tensor]]:
+        """The copies of each tensor."""
+        result: dict[Tensor, list[Tensor]] = {}
+        for (_, old), copy in self._copies.items():
+            result.setdefault(old, []).append(copy)
+        return result
+
+    def _add(self, tensor: Tensor, name: str) -> Tensor:
+        return self.graph._add_tensor(name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
+
+    def _copy(self, tensor: Tensor, consumer: Node) -> Tensor:
+        """A tensor computed again for a group: once, however many of its nodes take it."""
+        key = id(self._group_of[consumer]), tensor
+        if key not in self._copies:
+            nodes, _ = _cone(self._old, tensor)
+            node = self._old.producer(tensor)
+            assert node is not None
+            inputs = tuple(
+                self._copy(t, consumer) if self._old.producer(t) in nodes else self._new[t] for t in node.inputs
+            )
+            copy = self._add(tensor, self.graph._unique(f"{tensor.name[:180]} again"))
+            self.graph._automatic.add(copy)
+            self._copies[key] = self.graph.add_node(Node(node.op, inputs, node.attributes, copy)).output
+        return self._copies[key]
