@@ -2,14 +2,15 @@
 
 Every thread handles vectors of consecutive elements (16-byte accesses) and issues the loads of several of them before
 the first is used.  The space is walked in the memory order of its operands, with neighbouring dimensions merged:
-`pointwise_vectors` where one order suits them all, `pointwise_tiles` where some lie across it.
+`pointwise_vectors` where one order suits them all, `pointwise_unaligned` where rows also begin anywhere, and
+`pointwise_tiles` where some operands lie across the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen import pointwise_schedule, pointwise_tiles, pointwise_tiling, pointwise_vectors
+from codegen import pointwise_schedule, pointwise_tiles, pointwise_tiling, pointwise_unaligned, pointwise_vectors
 from codegen.pointwise_schedule import PointwiseSchedule
 from codegen.pointwise_tiling import TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
@@ -19,13 +20,28 @@ __all__ = ["PointwiseSchedule", "TilesSchedule", "best_schedule", "render", "sch
 
 def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule | TilesSchedule:
     """The schedule used when nothing was tuned."""
-    return pointwise_tiling.best_tiles(spec) or pointwise_schedule.best_schedule(spec)
+    return pointwise_tiling.best_tiles(spec) or next(_vectors(spec))
 
 
 def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule | TilesSchedule]:
     """Schedules worth trying, best guess first."""
     tiles = list(pointwise_tiling.tiles(spec))
-    yield from tiles or pointwise_schedule.schedules(spec)
+    yield from tiles or _vectors(spec)
+
+
+def _vectors(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+    """Schedules without tiles, best guess first."""
+    every = pointwise_schedule.schedules(spec)
+    unaligned = pointwise_unaligned.unaligned_schedules(spec)
+    first = pointwise_schedule.best_schedule(spec)
+    # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
+    if pointwise_schedule.narrow(spec, first, 4):
+        yield from unaligned
+        yield from every
+    else:
+        yield from every
+        if pointwise_schedule.narrow(spec, first, 16):
+            yield from unaligned
 
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | None = None) -> KernelSource:
@@ -33,4 +49,6 @@ def render(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | No
     chosen = schedule or best_schedule(spec)
     if isinstance(chosen, TilesSchedule):
         return pointwise_tiles.render(spec, chosen)
+    if chosen.form == "unaligned":
+        return pointwise_unaligned.render(spec, chosen)
     return pointwise_vectors.render(spec, chosen)

@@ -26,12 +26,12 @@ class Body:
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
 
-    def head(self, details: Sequence[str], threads: int) -> None:
+    def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
         """Everything up to the opening brace."""
         notes = self.program.notes
         plural = "nodes in one kernel" if len(notes) != 1 else "node"
         title = f"{self.name}: {len(notes)} {plural}"
-        heading(self.w, title, self.program, headers(self.program, "memory.cuh"), details)
+        heading(self.w, title, self.program, headers(self.program, header), details)
         signature(self.w, self.name, threads, self.pointers.parameters())
 
     def scalars(self) -> None:

@@ -18,9 +18,10 @@ MAX_VECTOR_BYTES = 64
 
 @dataclass(frozen=True)
 class PointwiseSchedule:
-    """vector: elements of one access; unroll: vectors in flight a thread; form: "flat", "rows" or "cycles".
+    """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
 
-    rows needs rows that are a whole number of vectors; cycles, a space with more than one row.
+    rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that
+    are contiguous along the rows (`pointwise_unaligned`).
     """
 
     vector: int
@@ -119,6 +120,20 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
     if form == "cycles" and unroll == 1:
         form = "flat"
     return PointwiseSchedule(vector, unroll, form, itype)
+
+
+def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
+    """Whether a good part of what a schedule moves goes in accesses of fewer than ``width`` bytes."""
+    shape, program = normalize(spec)
+    moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
+    return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)
+
+
+def _access_bytes(operand: Operand, shape: tuple[int, ...], vector: int) -> int:
+    """Bytes of one access, those that serve a whole vector at least 16."""
+    kind = access(operand.strides, shape, vector, operand)
+    wide = kind in ("scalar", "uniform", "pair")
+    return 16 if wide else operand.dtype.itemsize * (vector if kind == "vector" else 1)
 
 
 def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:

@@ -12,6 +12,7 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
 
 template <int B> struct PackedWord { typedef uint32 type; };
 template <> struct PackedWord<2> { typedef uint16 type; };
+template <> struct PackedWord<8> { typedef uint64 type; };
 
 #ifdef FUSEGRAPH_CPU
 
@@ -74,12 +75,12 @@ __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& va
 
 #endif
 
-// N elements of 1 or 2 bytes in the words they came in, to be kept in registers for a while.  Of a Vector that is loaded
-// under a condition the compiler keeps every element in a register of its own: it takes the words apart before it issues
-// the next load, and so waits for each.
+// N elements in the words they came in, to be kept in registers for a while.  Of a Vector of elements of 1 or 2 bytes that
+// is loaded under a condition the compiler keeps every element in a register of its own: it takes the words apart before
+// it issues the next load, and so waits for each.
 template <class T, int N>
 struct Packed {
-    static constexpr int each = sizeof(T) * N % 4 ? N : 4 / sizeof(T);  // elements of a word
+    static constexpr int each = sizeof(T) * N % 4 ? N : sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // elements of a word
     typedef typename PackedWord<sizeof(T) * each>::type word;
     word words[N / each];
     Packed() = default;
