@@ -32,7 +32,7 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile TensorMap at base buffer c channel chunk e empty exchange f first full group i inside item
-    j k k0 kk lane last m m0 memory mine n n0 panel piece previous q rank row shared stage sum t tap theirs tile total u
+    j k k0 kk lane last m m0 memory mine n n0 p panel piece previous q rank row shared stage sum t tap theirs tile total turn u
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -86,6 +86,8 @@ class _Renderer(Producer):
             f"{'cp.async and ' if s.gather else ''}TMA, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
+        if s.turns:
+            details.append("the consumers take turns: each computes every second tile of the block")
         if s.split > 1:
             details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
@@ -163,7 +165,7 @@ class _Renderer(Producer):
 
     def _shared_bytes(self) -> int:
         ring = max(self._ring_bytes(), self.layout.sums_bytes)
-        return ring + self.layout.staging_bytes + round_up(16 * self.s.stages, 1024)
+        return ring + self.layout.staging_bytes + round_up(16 * (self.s.stages + 1), 1024)
 
     # ---- shared memory and barriers
 
@@ -200,7 +202,8 @@ class _Renderer(Producer):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
                 dims = f"[{s.groups}][{STAGING}][{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
-        w.line(f"Barrier full[{s.stages}], empty[{s.stages}];")
+        turn = ", turn[2]" if s.turns else ""
+        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
@@ -212,8 +215,10 @@ class _Renderer(Producer):
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         gathering = s.producers * GROUP if s.gather else 0
         w.line(f"barrier_init(shared.full[i], {1 + gathering});")
-        w.line(f"barrier_init(shared.empty[i], {s.groups});")
+        w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
         w.close()
+        if s.turns:
+            w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
         w.line("barrier_fence_init();")
         w.close()
         w.line("__syncthreads();")
@@ -243,17 +248,23 @@ class _Renderer(Producer):
         w, s = self.w, self.s
         w.line(f"registers_increase<{s.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-        rows = f"group * {GROUP_ROWS}" if s.groups > 1 else "0"
-        first_row = linear([(rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-        w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
+        first_row = linear([("0" if s.turns else self._rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+        place = f"of {GROUP_ROWS} rows" if s.turns else "in the tile"
+        w.line(f"const int row = {first_row};  // of a thread's first result {place}")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
         if self.layout.maps is not None and len(self.staged):
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
-        self.tiles()
-        w.line(f"{self.register_type} sum[{self.columns // 2}];")
+        if s.turns:
+            w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")
+        self.tiles(consumer=True)
+        pieces = f"[{s.pieces}]" if s.pieces > 1 else ""
+        w.line(f"{self.register_type} sum{pieces}[{self.columns // 2}];")
         w.line("int previous = 0;")
+        if s.turns:
+            w.line("barrier_wait(shared.turn[group], turn);")
+            w.line("turn ^= 1;")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
         if s.gather:
@@ -265,10 +276,12 @@ class _Renderer(Producer):
         across = side is not None and not side.along_k
         transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
-        a_part = ("group" if s.groups > 1 else "0") if across else (rows if s.groups > 1 else "")
+        a_part = self._rows.removesuffix(f" * {GROUP_ROWS}") if across else self._rows.removeprefix("0")
+        self._pieces()
         w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-        w.line(f"    sum, {self._descriptor(side, 'a', s.rows, a_part)},")
+        w.line(f"    {self._sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
         w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, k > {first} || kk > 0);")
+        self._end_pieces()
         w.close()
         w.line("wgmma_commit();")
         w.open(f"if (k > {first})")
@@ -277,6 +290,8 @@ class _Renderer(Producer):
         w.close()
         w.line("previous = stage.index;")
         w.close()
+        if s.turns:
+            w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")
         w.line("wgmma_wait<0>();")
         if s.split == 1:
             w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
@@ -296,6 +311,28 @@ class _Renderer(Producer):
         self.end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+
+    def _pieces(self) -> None:
+        """Opens the loop over a consumer's products of 64 rows."""
+        if self.s.pieces > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int p = 0; p < {self.s.pieces}; ++p)")
+
+    def _end_pieces(self) -> None:
+        if self.s.pieces > 1:
+            self.w.close()
+
+    @property
+    def _sum(self) -> str:
+        """The sums of 64 rows."""
+        return "sum[p]" if self.s.pieces > 1 else "sum"
+
+    @property
+    def _rows(self) -> str:
+        """Where those rows begin in the tile."""
+        if self.s.turns:
+            return f"p * {GROUP_ROWS}"
+        return f"group * {GROUP_ROWS}" if self.s.groups > 1 else "0"
 
     def _publish(self) -> None:
         """Shows the sums of a block to the others of its cluster."""
@@ -330,7 +367,7 @@ class _Renderer(Producer):
     def _position(self, ragged_m: bool, ragged_n: bool, clamp: bool) -> list[str]:
         """Writes m and n of a fragment's first result; returns the C expressions of its coordinates."""
         w, layout = self.w, self.layout
-        m = "m0 + row + f % 2 * 8"
+        m = f"m0 + {self._rows} + row + f % 2 * 8" if self.s.turns else "m0 + row + f % 2 * 8"
         if ragged_m and clamp:
             m = f"min({m}, {self.parts.rows - 1})"
         w.line(f"const {self.t} m = {m};")
@@ -365,7 +402,7 @@ class _Renderer(Producer):
 
     def _sums(self, first: str) -> list[str]:
         """The sums of element ``e`` of pair ``f``, one a product."""
-        name = "total" if self.s.split > 1 else "sum"
+        name = "total" if self.s.split > 1 else self._sum
         texts = []
         for number in range(self.spec.products):
             start = f"{number * self.s.part // 2} + " if number else ""
@@ -378,6 +415,7 @@ class _Renderer(Producer):
         self._batch_coordinates()
         chunks = s.part // layout.chunk
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        self._pieces()
         w.line("#pragma unroll")
         w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
         if ragged_n:
@@ -408,10 +446,10 @@ class _Renderer(Producer):
         w.close()
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        rows = "m0 + group * 64" if s.groups > 1 else "m0"
+        rows = f"m0 + {self._rows}".removesuffix(" + 0")
         w.open("if (t == 0)")
         # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
-        inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.groups > 1 else ""
+        inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
         batch: list[str] = []
         if self.batch > 1:
             several = len(layout.batch) > 1
@@ -423,12 +461,14 @@ class _Renderer(Producer):
         w.line("tma_commit();")
         w.close()
         w.close()
+        self._end_pieces()
 
     def _direct(self) -> None:
         """Results from registers: outputs that no tensor map describes."""
         w, s, layout = self.w, self.s, self.layout
         self._batch_coordinates()
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        self._pieces()
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {s.part}; j += 16)")
         w.line("#pragma unroll")
@@ -446,3 +486,4 @@ class _Renderer(Producer):
         self.epilogue.results(position, self._sums("j / 2"), run)
         w.close()
         w.close()
+        self._end_pieces()

@@ -27,6 +27,8 @@ class WgmmaSchedule:
     """A tile of groups * 64 rows and ``cols`` columns a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
+    turns   whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its sums
+            the other multiplies.  Else they share a tile.
     cols    a multiple of 16; times the second factors at most 256.
     gather  whether the producer's threads gather the first factor rather than the copy engine.
     stages  of the ring, each 128 bytes along the reduction.
@@ -42,6 +44,7 @@ class WgmmaSchedule:
     band: int
     blocks: int
     gather: bool = False
+    turns: bool = False
 
     def factors(self, spec: ContractionSpec) -> Factors:
         """How the tiles of a spec come to shared memory."""
@@ -53,8 +56,13 @@ class WgmmaSchedule:
         return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
 
     @property
+    def pieces(self) -> int:
+        """Products of 64 rows with which a consumer covers its rows of a tile."""
+        return 2 if self.turns else 1
+
+    @property
     def rows(self) -> int:
-        return self.groups * GROUP_ROWS
+        return GROUP_ROWS * (self.pieces if self.turns else self.groups)
 
     @property
     def producers(self) -> int:

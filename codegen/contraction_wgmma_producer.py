@@ -29,12 +29,16 @@ class Producer:
     batch: int
     work: int
 
-    def tiles(self) -> None:
-        """Opens the loop over a block's tiles and says where each is."""
+    def tiles(self, consumer: bool = False) -> None:
+        """Opens the loop over a block's tiles, or those of one of its consumers, and says where each is."""
         w, s = self.w, self.s
         if s.split > 1:
             w.line(f"const int tile = blockIdx.x / {s.split};")
-        elif self.work > s.blocks:
+        elif consumer and s.turns:
+            every, stages = "tile += 2 * gridDim.x", f"stage += {self.parts.reduction.stages}"
+            w.line(f"if (group == 1) {stages};  // the stages of the other's first tile")
+            w.open(f"for (int tile = blockIdx.x + group * gridDim.x; tile < {self.work}; {every}, {stages})")
+        elif s.turns or self.work > s.blocks:
             w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
         else:
             w.line("const int tile = blockIdx.x;")
@@ -42,7 +46,7 @@ class Producer:
         w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
 
     def end_tiles(self) -> None:
-        if self.s.split == 1 and self.work > self.s.blocks:
+        if self.s.split == 1 and (self.s.turns or self.work > self.s.blocks):
             self.w.close()
 
     def stage_range(self, stages: int) -> tuple[str, str]:

@@ -53,7 +53,7 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
     sms = arch.sm_count_hint
     unit = 16 if parts.b.along_k else 64
     for groups in (2, 3, 1):
-        for cols in (256, 192, 128, 96, 64, 32, 16):
+        for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             if cols * spec.products > _most_cols(groups, gather):
                 continue
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
@@ -65,9 +65,17 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
                 ):
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
-                stages = _most_stages(spec, parts, s, arch)
-                if stages >= 2:
-                    yield replace(s, stages=stages)
+                for turns in (False, True) if groups == 2 and split == 1 and not gather else (False,):
+                    taken = replace(s, turns=turns)
+                    if turns and (tiles <= sms or cols * spec.products > MOST_COLS_IN_TURN):
+                        continue
+                    stages = _most_stages(spec, parts, taken, arch)
+                    if stages >= 2:
+                        yield replace(taken, stages=stages)
+
+
+#: Columns of a consumer that takes turns: its thread has twice as many sums.
+MOST_COLS_IN_TURN = 160
 
 
 def _most_cols(groups: int, gather: bool) -> int:
@@ -116,7 +124,10 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
-    epilogue = EPILOGUE * s.part / 8 * max(1, len(spec.program.operands)) + 800
+    epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
+    if s.turns:  # one consumer's epilogue meanwhile the other's products
+        mainloop = depth * (max(products, loads) + 0.05 * loads)
+        return LATENCY + max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
     exchange = EXCHANGE + s.rows * cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
     return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)

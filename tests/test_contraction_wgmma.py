@@ -46,6 +46,11 @@ def shape(groups: int = 0, cols: int = 0, split: int = 0, gather: bool | None = 
     )
 
 
+def in_turn(cols: int = 0) -> Pick:
+    """Schedules whose consumers may as well take turns."""
+    return lambda s: s.groups == 2 and s.split == 1 and not s.gather and s.cols <= 160 and cols in (0, s.cols)
+
+
 def bias(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.relu(y + graph.tensor("bias", (y.shape[-1],))), name="y")
 
@@ -131,6 +136,31 @@ def test_blocks_go_through_several_tiles():
         )
     )
     passes(cases)
+
+
+@pytest.mark.slow
+def test_consumers_take_turns():
+    """Each multiplies while the other runs the epilogue; the last turns may have no tile."""
+    turns: dict[str, Any] = {"turns": True}
+    ragged = matmul((300, 200), (200, 200), "bfloat16", epilogue=everything)
+    cases = [hopper(ragged, in_turn(64), blocks=blocks, **turns) for blocks in (1, 3, 11, 12)]
+    cases += [
+        hopper(matmul((520, k), (k, 72), "float16", epilogue=bias), in_turn(), blocks=2, **turns) for k in (8, 64)
+    ]
+    cases += [
+        hopper(case, in_turn(), blocks=blocks, **turns)
+        for case, blocks in (
+            (matmul((264, 72), (72, 136), "bfloat16", a_strides=(1, 264), b_strides=(1, 72), epilogue=bias), 2),
+            (matmul((3, 136, 72), (3, 72, 40), "bfloat16"), 2),
+            (matmul((200, 80), (80, 33), "float16", b_strides=(1, 80), epilogue=bias), 1),
+            (image((3, 64, 14, 14), (72, 64, 3, 3), padding=1, epilogue=channel_bias), 2),
+            (image((2, 64, 15, 15), (40, 64, 3, 3), stride=2, epilogue=nchw), 1),
+            (dgrad((2, 40, 12, 11), 64, (3, 3), padding=1), 1),
+            (wgrad((2, 64, 12, 11), 40, (3, 3), "channels_last", padding=1), 2),
+            (matmul((300, 96), (96, 48), "int8", b_strides=(1, 96)), 1),
+        )
+    ]
+    passes(cases, guard=True)
 
 
 @pytest.mark.slow
@@ -346,7 +376,10 @@ def anything(r: random.Random) -> Case:
         case = wgrad(
             (r.randint(1, 3), 64 * r.randint(1, 2), height + 4, height + 4), eight(10), (taps, taps), where, **more
         )
-    return hopper(case, blocks=r.choice([1, 2, 3, 132]), pick_any=r)
+    blocks = r.choice([1, 2, 3, 132])
+    if r.random() < 0.2:
+        return hopper(case, in_turn(), blocks=blocks, pick_any=r, turns=True)
+    return hopper(case, blocks=blocks, pick_any=r)
 
 
 @pytest.mark.slow
@@ -419,7 +452,8 @@ def test_compiles_without_spills():
     sources = []
     for number, case in enumerate(cases):
         made = spec(case)
-        for n, s in enumerate(schedules(made, HOPPER)[:4]):
+        every = schedules(made, HOPPER)
+        for n, s in enumerate([*every[:4], *[s for s in every if s.turns][:2]]):
             sources.append(render(replace(made, name=f"case{number}_{n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, "sm_90a", jobs=2):
         assert compiled.spill_bytes == 0, compiled

@@ -17,6 +17,11 @@ struct Ring {
             parity ^= 1;
         }
     }
+    __device__ __forceinline__ void operator+=(int stages) {
+        index += stages;
+        parity ^= index / N & 1;
+        index %= N;
+    }
 };
 
 // Arrives at a barrier once all copies (copy_async) that the thread has started have landed.
