@@ -32,7 +32,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile TensorMap at base buffer c channel chunk e empty exchange f first full group i inside item
-    j k k0 kk lane last m m0 memory mine n n0 p panel piece previous q rank row shared stage sum t tap theirs tile total turn u
+    j k k0 kk lane last m m0 memory mine n n0 p panel piece previous q rank row shared stage sum t tap theirs tile total
+    turn u
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
