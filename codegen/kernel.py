@@ -26,7 +26,9 @@ def heading(w: Writer, title: str, program: Program, headers: Sequence[str], det
 
 def headers(program: Program, *more: str) -> list[str]:
     """The device headers a program needs, in order."""
-    needed = ["types.cuh", *(["math.cuh"] if program.instructions else []), *more]
+    templates = [i.template for i in program.instructions]
+    random = any("philox::" in text for text in templates)
+    needed = ["types.cuh", *(["math.cuh"] if templates else []), *(["philox.cuh"] if random else []), *more]
     return list(dict.fromkeys(needed))
 
 

@@ -418,6 +418,10 @@ class Graph:
             if isinstance(operand, Tensor):
                 self._own(operand, f"{label}, operand {op.operands[index]!r}")
                 yield operand
+            elif isinstance(operand, int) and op.operands[index] in op.integers:
+                if not int64.min <= operand <= int64.max:
+                    raise DTypeError(f"{label}, operand {op.operands[index]!r}: {operand} does not fit in int64")
+                yield self.constant(operand, dtype=int64)
             elif isinstance(operand, (bool, int, float)) and tensors:
                 dtype = _scalar_dtype(operand, tensors[0].dtype)
                 if not dtype.min <= operand <= dtype.max and math.isfinite(operand):

@@ -78,7 +78,8 @@ def ops() -> str:
 def _groups() -> Iterator[tuple[str, list[Op]]]:
     pointwise = [op for op in TABLE.values() if op.kind is Kind.POINTWISE]
     backward = [op for op in pointwise if op.name.endswith("_backward")]
-    forward = [op for op in pointwise if op not in backward]
+    random = [op for op in pointwise if op.integers]
+    forward = [op for op in pointwise if op not in (*backward, *random)]
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
     yield "reductions", [op for op in TABLE.values() if op.kind is Kind.REDUCTION]
     yield "made of reductions and others", [op for op in TABLE.values() if op.kind is Kind.COMPOSITE]
@@ -86,6 +87,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     yield "two operands", [op for op in forward if len(op.operands) == 2]
     yield "three operands", [op for op in forward if len(op.operands) == 3]
     yield "gradients of activations (loss, input)", backward
+    yield "random numbers", random
 
 
 def _op(op: Op) -> str:

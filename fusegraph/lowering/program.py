@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -26,10 +27,12 @@ from codegen.expr import (
     literal,
 )
 from fusegraph.graph import Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
+from fusegraph.ops.random import inner_dims
 
 #: (tensor) -> strides over the kernel's iteration space, 0 where the tensor is repeated.
 StridesOf = Callable[[Tensor], tuple[int, ...]]
@@ -148,12 +151,39 @@ class ProgramBuilder:
             for key, value in node.attributes.items()
             if isinstance(value, (bool, int, float))
         }
+        if node.op.shapes:
+            fields["element"], fields["above"] = self._positions(node.inputs[0], args)
+        fields["compute"] = compute
         for key, tensor, dtype in zip(node.op.operands, node.inputs, dtypes):
+            if key in node.op.shapes:
+                continue
             value, text = self._converted(self._value(tensor), tensor.dtype, dtype, len(args))
             args.append(value)
             fields[key] = text
-        result = compute_type(node.output.dtype, self.real)
-        return self._rounded(node.output, self._emit(node.name, template.format(**fields), args, result))
+        text, result = template.format(**fields), compute_type(node.output.dtype, self.real)
+        value = args[0] if text == "{0}" and result == compute else self._emit(node.name, text, args, result)
+        return self._rounded(node.output, value)
+
+    def _positions(self, tensor: Tensor, args: list[Value]) -> tuple[str, str]:
+        """The template texts of an element's position in a tensor in row-major order: within the last dimensions, as
+        many as an int32 can number, and that of these among the others.
+        """
+        packed = packed_strides(tensor.shape)
+        first = tensor.rank - inner_dims(tensor.shape)
+        whole = prod(tensor.shape[first:])
+        texts = []
+        for strides in (
+            tuple(s if d >= first else 0 for d, s in enumerate(packed)),
+            tuple(s // whole if d < first else 0 for d, s in enumerate(packed)),
+        ):
+            if not any(n > 1 and s for n, s in zip(tensor.shape, strides)):
+                texts.append("0")
+                continue
+            numbered = Tensor(tensor.graph, tensor.name, tensor.shape, strides, tensor.dtype)
+            self._indices.append(self._strides(numbered))
+            args.append(Index(len(self._indices) - 1))
+            texts.append(f"{{{len(args) - 1}}}")
+        return texts[0], texts[1]
 
     def _converted(self, value: Value, source: DType, target: DType, position: int) -> tuple[Value, str]:
         """A value in the compute type of a dtype: the value and the template text that stands for it."""

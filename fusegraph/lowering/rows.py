@@ -117,7 +117,7 @@ class _Space:
                     f"{node.name!r} {list(node.output.shape)} does not broadcast to "
                     f"{'the results' if after else 'the space'} {list(shape)} of the reduction"
                 )
-            if after and not node.op.reads_values:
+            if after and node.op.shapes:
                 raise Refusal(f"{node.name!r} asks for positions in the result of the reduction")
             for tensor in node.inputs:
                 if tensor.is_constant and tensor.size == 1:

@@ -8,6 +8,7 @@ from fusegraph.ops import (
     norm_backward,
     pointwise_activation,
     pointwise_math,
+    random,
     reduction,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
@@ -25,5 +26,6 @@ __all__ = [
     "norm_backward",
     "pointwise_activation",
     "pointwise_math",
+    "random",
     "reduction",
 ]

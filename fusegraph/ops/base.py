@@ -44,6 +44,8 @@ class Op:
     kind        decides how it can be fused.
     operands    names of the tensor operands, in order.
     masks       operands that are conditions: converted to bool, not promoted with the others.
+    integers    operands that are integers by themselves (seeds): neither promoted nor converted.
+    shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
     attributes  attribute name -> default (REQUIRED when there is none).
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
                 DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
@@ -91,17 +93,24 @@ class Op:
     optional: int = 0
     keeps_layout: bool = False
     masks: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
     doc: str = ""
 
     def operand_dtypes(self, types: tuple[TensorType, ...]) -> tuple[DType, ...]:
-        """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for the others."""
-        rest = [t.dtype for key, t in zip(self.operands, types) if key not in self.masks]
-        common = reduce(promote, rest) if rest else bool_
-        return tuple(bool_ if key in self.masks else common for key in self.operands)
+        """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for others."""
+        common = self.promoted(types)
+        return tuple(
+            bool_ if key in self.masks else t.dtype if key in self.integers else common
+            for key, t in zip(self.operands, types)
+        )
 
     def promoted(self, types: tuple[TensorType, ...]) -> DType:
-        """The promoted dtype of all operands but masks: what decides the op's CUDA expression and its result."""
-        return next((d for k, d in zip(self.operands, self.operand_dtypes(types)) if k not in self.masks), bool_)
+        """The promoted dtype of all operands but masks and integers: what decides the op's CUDA expression and its
+        result.
+        """
+        rest = [t.dtype for key, t in zip(self.operands, types) if key not in (*self.masks, *self.integers)]
+        return reduce(promote, rest) if rest else bool_
 
     def expression(self, kind: str, attributes: Mapping[str, Any]) -> str:
         """The CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
@@ -110,8 +119,8 @@ class Op:
 
     @property
     def reads_values(self) -> bool:
-        """Whether the result depends on the operands' values; that of gen_index depends on their shape alone."""
-        return self.kind is not Kind.POINTWISE or bool(self.cuda)
+        """Whether the result depends on an operand's values; that of gen_index depends on a shape alone."""
+        return len(self.shapes) < len(self.operands)
 
     def __hash__(self) -> int:
         return hash(self.name)

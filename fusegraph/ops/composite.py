@@ -7,13 +7,13 @@ dtype; the result alone is rounded to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.reduction import normal_axes
@@ -61,6 +61,15 @@ def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> Tens
     return TensorType(kept if keepdims else dropped, x.dtype)
 
 
+def check_integers(op: Op, types: tuple[TensorType, ...]) -> None:
+    """Raises DTypeError or ShapeError unless those of an op's operands that are integers are one number each."""
+    for key, t in zip(op.operands, types):
+        if key in op.integers and not t.dtype.is_int:
+            raise DTypeError(f"{key} is an integer, got {t.dtype}")
+        if key in op.integers and (prod(t.shape) != 1 or len(t.shape) > len(types[0].shape)):
+            raise ShapeError(f"{key} is one number, got {list(t.shape)}")
+
+
 def _checked(name: str, value: Any, x: TensorType) -> Any:
     """An attribute that composites share, in canonical form; others as they are."""
     if name == "axis":
@@ -89,6 +98,7 @@ def composite(
     infer: Infer = like_first,
     results: tuple[str, ...] = ("",),
     optional: int = 0,
+    integers: tuple[str, ...] = (),
     needs_elements: bool = False,
     keeps_layout: bool = True,
     cudnn: str | None = None,
@@ -102,6 +112,7 @@ def composite(
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
         accepted_kinds(name, op.promoted(types), ("float",))
         accepted_kinds(name, types[0].dtype, ("float",))
+        check_integers(op, types)
         return {key: _checked(key, value, types[0]) for key, value in values.items()}
 
     def inferred(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
@@ -137,6 +148,7 @@ def composite(
             cudnn=cudnn,
             results=results,
             optional=optional,
+            integers=integers,
             keeps_layout=keeps_layout,
             doc=doc,
         )

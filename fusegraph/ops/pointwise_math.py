@@ -214,6 +214,7 @@ unary(
 
     It has no CUDA expression: the lowering supplies the index.""",
     attributes={"axis": (REQUIRED, axis)},
+    shapes=("x",),
     kinds=("float", "int", "bool"),
     result=int32,
     ulps=0,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.simplify import Simplified
 
@@ -38,6 +39,24 @@ def decompose(graph: Graph) -> Simplified:
     return Simplified(result, new)
 
 
+def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    return TensorType(types[0].shape, attributes["dtype"])
+
+
+#: The value of a composite as a tensor of its dtype.  Unlike a cast, which rounds wherever it is, it is rounded like
+#: the result of any other op: where it is stored.  It is not in the op table: only what is written out here needs it.
+NARROW = Op(
+    name="narrow",
+    kind=Kind.POINTWISE,
+    operands=("x",),
+    attributes={"dtype": REQUIRED},
+    infer=_narrow,
+    reference=lambda x, dtype: x,
+    cuda={"float": "{x}"},
+    ulps=0,
+)
+
+
 class _Expansion:
     """Adds one composite's nodes to a graph; called by the op's ``expand`` once a node."""
 
@@ -52,7 +71,8 @@ class _Expansion:
         found: Any = node.op.expand(self, *wide, **node.attributes)
         results: list[Tensor] = []
         for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):
-            tensor = self._cast(tensor, wanted.dtype, "result")
+            if tensor.dtype != wanted.dtype:
+                tensor = graph.apply(NARROW, (tensor,), {"dtype": wanted.dtype})
             if tensor in (*inputs, *results):
                 tensor = self("identity", "result", tensor)
             graph._rename(tensor, wanted.name)

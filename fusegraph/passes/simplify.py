@@ -98,13 +98,12 @@ def _taken(result: Graph, new: dict[Tensor, Tensor], tensor: Tensor) -> Tensor:
 
 
 def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:
-    operands: tuple[Any, ...]
-    if node.op.reads_values:
-        operands = tuple(
-            (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t for t in inputs
-        )
-    else:
-        operands = tuple(t.shape for t in inputs)
+    def identity(key: str, t: Tensor) -> Any:
+        if key in node.op.shapes:
+            return t.shape
+        return (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t
+
+    operands = tuple(map(identity, node.op.operands, inputs))
     attributes = sorted((key, repr(value)) for key, value in node.attributes.items())  # repr tells -0.0 from 0.0
     return (node.op.name, operands, tuple(attributes), node.output.dtype)
 

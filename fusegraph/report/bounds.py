@@ -266,7 +266,7 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     (zero, or another operand), or what all of them do together at their ends if that is more.
     """
     values = [_known(v, e) for v, e in operands]
-    inexact = [k for k, (_, e) in enumerate(operands) if e.any()]
+    inexact = [k for k, (_, e) in enumerate(operands) if e.any() and node.op.operands[k] not in node.op.shapes]
     moves = {k: _moved(values, k, operands[k][1], node.inputs[k].dtype) for k in inexact}
 
     def distance(moved: Mapping[int, Array]) -> Array:

@@ -6,7 +6,7 @@
 //     y sum = reduction(y exp, axes=(1,))
 //     y scale = reciprocal(y sum)
 //     y value = mul(y exp, y scale)
-//     y = identity(y value, dtype=bfloat16)
+//     y = narrow(y value, dtype=bfloat16)
 // 8192 rows of 8192 elements, kept in registers; 512 threads a row
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
