@@ -33,14 +33,12 @@ from fusegraph.ops import TABLE
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import artifacts, bench
 from fusegraph.report.bench import Bench, GraphWorkload, Row, document
-from fusegraph.report.plot import HIDDEN_US, comparable, standings, svg
+from fusegraph.report.plot import standings, svg
 from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.runtime import driver
 
 ROOT = Path(__file__).parent.parent
 ROW_KEYS = {field.name for field in fields(Row)}
-#: Of a row, what files that were written before it was measured do not have.
-NEWER_KEYS = {"covered", "cached_s", "replay_us"}
 ENVIRONMENT = {
     "device": "Pretended GPU",
     "arch": "sm_90a",
@@ -772,7 +770,7 @@ def test_committed_results_are_whole():
         assert set(told) - {"options"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
         assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
         for row in told["rows"]:
-            assert set(row) | NEWER_KEYS == ROW_KEYS
+            assert set(row) == ROW_KEYS
             if row["median_us"] is not None:
                 assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
 
@@ -788,17 +786,3 @@ def test_on_the_gpu(tmp_path):
     assert 1 < row["median_us"] < 1000
     assert 0.1 < row["floor_fraction"] < 2
     assert 0 < row["build_s"] < 5
-
-
-def test_host_time_that_nothing_hid_is_taken_off_a_peers_time():
-    """In runs from before the timer covered the host, a slow call made the device wait."""
-    row = {"workload": "w", "engine": "cudnn", "median_us": 84.0, "floor_us": 38.0, "floor_fraction": 0.45}
-    slow = {**row, "host_us": HIDDEN_US + 40.0}
-    assert comparable(slow)["median_us"] == 44.0
-    assert comparable(slow)["floor_fraction"] == pytest.approx(38 / 44)
-    assert comparable({**slow, "covered": True})["median_us"] == 84.0
-    assert comparable({**row, "host_us": 20.0})["median_us"] == 84.0
-    ours = {**row, "engine": "cuda", "median_us": 40.0, "host_us": 9.0}
-    (standing,) = standings([ours, slow])
-    assert standing.peer is not None
-    assert standing.peer["median_us"] / standing.ours["median_us"] == 1.1

@@ -160,11 +160,11 @@ def matmul_gelu_matmul(g: fg.Graph) -> fg.Tensor:
 
 
 def conv_sum(g: fg.Graph) -> fg.Tensor:
-    return g.reduction(conv(g, image(g)), "add", axes=(1, 2, 3))
+    return g.reduction(conv(g, image(g)), "add", axes=(1, 2, 3), dtype="float32")  # of bfloat16 it stores none
 
 
 def matmul_max(g: fg.Graph) -> fg.Tensor:
-    return g.reduction(rows(g) @ dense(g), "max", axes=-1)
+    return g.reduction(rows(g) @ dense(g), "max", axes=-1, dtype="float32")
 
 
 def row_sum(g: fg.Graph) -> fg.Tensor:

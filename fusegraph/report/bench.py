@@ -140,8 +140,6 @@ class Row:
     note            what ran: our kernels, cuDNN's plans, how torch ran.
     cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
     replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
-    covered         whether the device was kept busy while the host queued the call (`runtime/timing.py`): if not,
-                    median_us may have host time in it.
     """
 
     workload: str
@@ -152,7 +150,6 @@ class Row:
     build_s: float | None
     host_us: float | None
     note: str = ""
-    covered: bool = True
     cached_s: float | None = None
     replay_us: float | None = None
 

@@ -52,22 +52,10 @@ class Standing:
     floor_us: float | None
 
 
-#: Microseconds of host time that flushing the L2 cache once hides.
-HIDDEN_US = 55.0
-
-
-def comparable(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row whose time has no host time in it: where the host was not covered, what may be its part is taken off."""
-    if row.get("covered") or row["median_us"] is None or (row.get("host_us") or 0.0) <= HIDDEN_US:
-        return row
-    us = max(row["median_us"] - (row["host_us"] - HIDDEN_US), 1.0)
-    return {**row, "median_us": us, "floor_fraction": row["floor_us"] / us if row["floor_us"] else None}
-
-
 def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
-    """The rows of a run's JSON, made `comparable`, workload by workload in their order."""
+    """The rows of a run's JSON, workload by workload in their order."""
     by_workload: dict[str, list[Mapping[str, Any]]] = {}
-    for row in map(comparable, rows):
+    for row in rows:
         by_workload.setdefault(row["workload"], []).append(row)
     result = []
     for name, its_rows in by_workload.items():
