@@ -42,6 +42,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "rmsnorm": lambda x, w: f.rms_norm(x, x.shape[-1:], w),
         "batchnorm_relu": batchnorm_relu,
         "maxpool": lambda x: f.max_pool2d(x, 3, 2, 1),
+        "avgpool": lambda x: f.avg_pool2d(x, 3, 2, 1),
         "conv": lambda x, w: f.conv2d(x, w, padding=1),
         "depthwise": lambda x, w: f.conv2d(x, w, padding=1, groups=w.shape[0]),
         "depthwise_swish": lambda x, w: f.silu(f.conv2d(x, w, padding=1, groups=w.shape[0])),

@@ -54,6 +54,14 @@ def _depthwise_swish(g: Graph, x: Tensor, w: Tensor) -> Tensor:
     return g.swish(g.conv_fprop(x, w, padding=1))
 
 
+def _maxpool(g: Graph, x: Tensor) -> Tensor:
+    return g.max_pool(x, 3, 2, 1)
+
+
+def _avgpool(g: Graph, x: Tensor) -> Tensor:
+    return g.avg_pool(x, 3, 2, 1)
+
+
 def _linear_gelu(g: Graph, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
     return g.gelu_approx_tanh(a @ b + bias)
 
@@ -105,7 +113,9 @@ def memory_bound() -> Iterator[Workload]:
     for dtype in ("bfloat16", "float32"):
         name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {short(dtype)}"
         pooled = (64, 256, 28, 28)
-        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool", missing=_no_op("maxpool"))
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool", _maxpool)
+        name = name.replace("maxpool", "avgpool")
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "avgpool", _avgpool)
     for height, width in ((1024, 2048), (8192, 16384)):
         picture = (1, 1, height, width)
         operands = (Input("x", picture), Input("w", (1, 1, 3, 3)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from codegen import contraction, pointwise, rows, window, winograd
+from codegen import contraction, pointwise, pool, rows, window, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
+from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
 from codegen.schedule import (
     PORTABLE,
@@ -20,7 +21,7 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, RowsSpec, WindowSpec, WinogradSpec
+from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, PoolSpec, RowsSpec, WindowSpec, WinogradSpec
 from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
@@ -46,6 +47,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
     s = schedule or best_schedule(spec, arch)
     if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule | TilesSchedule):
         return pointwise.render(spec, s)
+    if isinstance(spec, PoolSpec) and isinstance(s, PoolSchedule):
+        return pool.render(spec, s)
     if isinstance(spec, RowsSpec) and isinstance(s, RowsSchedule):
         return rows.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):

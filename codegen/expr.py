@@ -98,13 +98,15 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is).
+    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), or "index": ``at`` of
+    the first of the largest elements, or of the last that is NaN; -1 of none.
     """
 
     name: str
     combine: str
     value: Value
     ctype: str
+    at: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ class Emitter:
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
         stored = [s.value for s in program.stores]
-        used = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
+        used = [v for i in program.instructions for v in i.args]
+        used += [v for r in program.reductions for v in (r.value, r.at) if v is not None]
         # A result that is stored once and used nowhere else needs no name of its own.
         self.inlined = {
             n for n in range(len(program.instructions)) if Result(n) not in used and stored.count(Result(n)) == 1

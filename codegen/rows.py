@@ -184,7 +184,7 @@ class _Renderer:
         for k in reductions:
             reduction = self.program.reductions[k]
             parts[k] = self.names.unique(reduction.name, "_part")
-            w.line(f"{reduction.ctype} {parts[k]} = {_identity(reduction)};")
+            w.line(f"{reduction.ctype} {parts[k]} = {identity(reduction)};")
         needed = self.stages.needed(stage)
         self._open_vectors()
         self._elements(stage, needed, parts)
@@ -355,7 +355,7 @@ class _Renderer:
         self.emitter.statements(w, terms, lambda k: Result(k) in needed)
         for k, part in parts.items():
             reduction = program.reductions[k]
-            w.line(_accumulate(reduction, part, self.emitter.term(reduction.value, terms)))
+            w.line(accumulate(reduction, part, self.emitter.term(reduction.value, terms)))
         guard = "if (inside) " if self._has_inside else ""
         for k, store in stores:
             text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
@@ -411,7 +411,7 @@ class _Renderer:
         return count
 
 
-def _identity(reduction: Reduction) -> str:
+def identity(reduction: Reduction) -> str:
     """The C literal that changes nothing when it is combined."""
     real = reduction.ctype in ("float", "double")
     if reduction.combine in ("add", "mul"):
@@ -426,7 +426,7 @@ def _identity(reduction: Reduction) -> str:
     return literal(highest if sign > 0 else lowest, reduction.ctype)
 
 
-def _accumulate(reduction: Reduction, part: str, text: str) -> str:
+def accumulate(reduction: Reduction, part: str, text: str) -> str:
     """The C statement that combines one element with a thread's part."""
     function = {"max": "maximum", "min": "minimum"}.get(reduction.combine)
     if function is not None:

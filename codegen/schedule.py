@@ -11,21 +11,23 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, rows_schedule, window_schedule, winograd
+from codegen import contraction, pointwise, pool_schedule, rows_schedule, window_schedule, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
+from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
-from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec, WindowSpec, WinogradSpec
+from codegen.spec import ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, WindowSpec, WinogradSpec
 from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | RowsSpec | WindowSpec | ContractionSpec | WinogradSpec
+KernelSpec: TypeAlias = PointwiseSpec | PoolSpec | RowsSpec | WindowSpec | ContractionSpec | WinogradSpec
 Schedule: TypeAlias = (
     PointwiseSchedule
     | TilesSchedule
+    | PoolSchedule
     | RowsSchedule
     | WindowSchedule
     | WgmmaSchedule
@@ -68,6 +70,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
     """The schedule that the family's cost model thinks is the fastest on an architecture."""
     if isinstance(spec, PointwiseSpec):
         return pointwise.best_schedule(spec)
+    if isinstance(spec, PoolSpec):
+        return next(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
         return next(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
@@ -81,6 +85,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
     """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
     if isinstance(spec, PointwiseSpec):
         return _unique(pointwise.schedules(spec))
+    if isinstance(spec, PoolSpec):
+        return _unique(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
         return _unique(rows_schedule.schedules(spec, arch))
     if isinstance(spec, WindowSpec):

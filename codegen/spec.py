@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Operand, Program
+from codegen.windows import Window
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,22 @@ class RowsSpec:
     row: tuple[int, ...]
     program: Program
     chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A program with reductions over windows: every window is folded, and what depends on it written.
+
+    outer    sizes of the result's dimensions: an element for each window.
+    windows  (dimension, window): which elements a window holds along a dimension; they are folded in row-major order.
+    program  its space is outer, then the elements along each window.  Operands read for every element of a window have
+             strides over these, and of 0 along the window's own dimension.
+    """
+
+    name: str
+    outer: tuple[int, ...]
+    windows: tuple[tuple[int, Window], ...]
+    program: Program
 
 
 @dataclass(frozen=True)

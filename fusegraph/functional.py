@@ -1,4 +1,4 @@
-"""Convolution and matrix products as plain functions on arrays of any framework.
+"""Convolution, matrix products and pooling as plain functions on arrays of any framework.
 
     y = fusegraph.functional.conv2d(x, w, stride=2, padding=1, bias=b, activation="relu")
 
@@ -194,6 +194,44 @@ def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, s
     return _call(_linear, arrays, (("activation", _activation("linear", activation)),), stream)
 
 
+def max_pool2d(
+    x: Any,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[Any] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    *,
+    stream: Any = None,
+) -> Any:
+    """The largest element of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
+
+    Arguments are those of `Graph.max_pool`: padding, which never wins, may be an integer, two, or pairs ((top, bottom),
+    (left, right)); stride is by default the window's size.  stream and errors as of `conv2d`.
+    """
+    attributes = _pool_attributes("max_pool2d", window, stride, padding, ceil_mode)
+    attributes += (("dilation", _integers("max_pool2d", "dilation", dilation)),)
+    return _call(_max_pool2d, {"x": x}, attributes, stream)
+
+
+def avg_pool2d(
+    x: Any,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[Any] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    *,
+    stream: Any = None,
+) -> Any:
+    """The mean of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
+
+    count_include_pad says whether the padding counts, as zeros.  Arguments are otherwise those of `max_pool2d`.
+    """
+    attributes = _pool_attributes("avg_pool2d", window, stride, padding, ceil_mode)
+    return _call(_avg_pool2d, {"x": x}, (*attributes, ("count_include_pad", bool(count_include_pad))), stream)
+
+
 def clear_cache() -> None:
     """Forgets everything that was built, and the device memory it holds."""
     _executable.cache_clear()
@@ -275,6 +313,22 @@ def _conv2d_weight(forms: Forms, attributes: Attributes) -> Graph:
     if x.rank != 4:
         raise ShapeError(f"conv2d_weight takes x (N, C, H, W), got {list(x.shape)}")
     return _finish(graph, graph.conv_wgrad(x, loss, **values), None, None)
+
+
+def _max_pool2d(forms: Forms, attributes: Attributes) -> Graph:
+    return _pool2d("max_pool2d", "max_pool", forms, attributes)
+
+
+def _avg_pool2d(forms: Forms, attributes: Attributes) -> Graph:
+    return _pool2d("avg_pool2d", "avg_pool", forms, attributes)
+
+
+def _pool2d(name: str, op: str, forms: Forms, attributes: Attributes) -> Graph:
+    graph = Graph(name)
+    x = _tensors(graph, forms)["x"]
+    if x.rank != 4:
+        raise ShapeError(f"{name} takes x (N, C, H, W), got {list(x.shape)}")
+    return _finish(graph, getattr(graph, op)(x, **dict(attributes)), None, None)
 
 
 def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
@@ -379,6 +433,16 @@ def _conv_attributes(
         ("dilation", _integers(function, "dilation", dilation)),
         ("groups", _integers(function, "groups", groups)),
         ("activation", _activation(function, activation)),
+    )
+
+
+def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil_mode: Any) -> Attributes:
+    """The attributes of windows as what can be a key of the cache."""
+    return (
+        ("window", _integers(function, "window", window)),
+        ("stride", None if stride is None else _integers(function, "stride", stride)),
+        ("padding", _integers(function, "padding", padding)),
+        ("ceil_mode", bool(ceil_mode)),
     )
 
 

@@ -530,10 +530,10 @@ def _method(op: Op) -> Callable[..., Any]:
     parameters += [
         inspect.Parameter(
             key,
-            inspect.Parameter.KEYWORD_ONLY if default is REQUIRED else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=inspect.Parameter.empty if default is REQUIRED else default,
         )
-        for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is REQUIRED)
+        for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is not REQUIRED)
     ]
     parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None))
     several = len(op.results) > 1

@@ -163,13 +163,16 @@ class Recipe:
         return "\n".join([how, *self.lines])
 
 
-def seeded(seed: int, *, themes: Sequence[str] = ("pointwise", "matmul", "conv", "rows")) -> Recipe:
+THEMES = ("pointwise", "matmul", "conv", "rows", "pool")
+
+
+def seeded(seed: int, *, themes: Sequence[str] = THEMES) -> Recipe:
     """The random graph of a seed."""
     return draw_recipe(Seeded(seed), themes)
 
 
 @st.composite
-def recipes(draw: Callable[..., Any], themes: Sequence[str] = ("pointwise", "matmul", "conv", "rows")) -> Recipe:
+def recipes(draw: Callable[..., Any], themes: Sequence[str] = THEMES) -> Recipe:
     """Random graphs for hypothesis."""
     return draw_recipe(Drawn(draw), themes)
 
@@ -282,6 +285,12 @@ _WITH_ATTRIBUTES = (
     "g.softplus({x}, beta=2.0)",
     "g.elu({x}, alpha=0.5)",
 )
+_POOLS = (
+    "max_pool", "max_pool_index", "avg_pool", "adaptive_max_pool", "adaptive_max_pool_index", "adaptive_avg_pool",
+    "max_pool_backward", "max_pool_backward_index", "avg_pool_backward", "adaptive_max_pool_backward",
+    "adaptive_max_pool_backward_index", "adaptive_avg_pool_backward", "global_max_pool", "global_avg_pool",
+    "local_response_norm", "local_contrast_norm",
+)  # fmt: skip
 _COMPARE = ("cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "cmp_eq", "cmp_neq")
 _NAMES = ("a", "b", "x.1", "weight [0]", "int", "i", "o0", "größe", "size", "v")
 
@@ -339,7 +348,8 @@ class _Author:
         self.outputs()
 
     def base_shape(self) -> tuple[int, ...]:
-        low, high = {"pointwise": (0, 6), "rows": (1, 5), "matmul": (2, 4), "conv": (3, 5)}[self.theme]
+        ranks = {"pointwise": (0, 6), "rows": (1, 5), "matmul": (2, 4), "conv": (3, 5), "pool": (3, 5)}
+        low, high = ranks[self.theme]
         rank = max(low, min(self.draw.pick((2, 1, 3, 4, 0, 5, 6)), high))
         left = 4096
         shape = []
@@ -571,6 +581,60 @@ class _Author:
         weights = ", ".join(self.input(self.broadcastable(shape)) for _ in range(2 if op == "layernorm" else 1))
         # Of a few equal numbers the variance is 0, and nothing would be known of what is divided by it.
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
+
+    def pool(self) -> None:
+        x, op = self.number(self.any()), self.draw.pick(_POOLS)
+        if "max" not in op or op.endswith("_backward"):
+            x = self.real(x)
+        shape = self.tensor(x).shape
+        if not shape or 0 in shape:
+            return
+        spatial = 3 <= len(shape) <= 5 and self.chance(70)
+        axes = {self.draw.integer(0, len(shape) - 1) for _ in range(self.draw.integer(1, 2))}
+        along = tuple(range(2, len(shape))) if spatial else tuple(sorted(axes))
+        end = ("" if spatial else f", axes={along}") + (self.name_argument() if "backward" not in op else "")
+        if op.startswith("global"):
+            self.define(f"g.{op}({x}{end})")
+        elif op == "local_response_norm":
+            self.define(f"g.{op}({x}, {self.draw.integer(1, 4)}, alpha=0.5, axis={along[0]}{self.name_argument()})")
+        elif op == "local_contrast_norm":
+            self.define(f"g.{op}({x}, {self.draw.pick((3, 2))}, epsilon=0.1{end})")
+        elif op.startswith("adaptive"):
+            size = [self.draw.pick([1, 2, shape[a], min(shape[a] + 1, 40), max(shape[a] // 2, 1)]) for a in along]
+            self.pooled(x, op, f"{size}{end}", end, along)
+        else:
+            self.pooled(x, op, f"{self.windows([shape[a] for a in along], 'avg' in op)}{end}", "", along)
+
+    def pooled(self, x: str, op: str, how: str, adaptive: str, along: tuple[int, ...]) -> None:
+        """Pooling, or the gradient of some pooling of a tensor."""
+        backward = "_backward" in op
+        forward = op.replace("_backward", "")
+        result = self.define(f"g.{forward}({x}, {how})")
+        if not backward:
+            return
+        loss = self.input(self.tensor(result).shape, self.draw.pick(FLOATS))
+        size = [self.tensor(x).shape[a] for a in along]
+        given = f"{loss}, {result}" if "index" in op else f"{loss}, {x}" if "max" in op else loss
+        if op == "adaptive_max_pool_backward":
+            self.define(f"g.{op}({given}{adaptive})")
+        elif op.startswith("adaptive"):
+            self.define(f"g.{op}({given}, {size}{adaptive})")
+        else:
+            self.define(f"g.{op}({given}, {how})" if op == "max_pool_backward" else f"g.{op}({given}, {size}, {how})")
+
+    def windows(self, sizes: Sequence[int], average: bool) -> str:
+        window, stride, padding, dilation = [], [], [], []
+        for size in sizes:
+            t, d = self.draw.pick((3, 2, 1, 5)), 1 if average else self.draw.pick((1, 1, 1, 2))
+            before, after = self.draw.integer(0, 2), self.draw.integer(0, 2)
+            window.append(1 if (t - 1) * d + 1 > size + before + after else t)
+            dilation.append(d)
+            stride.append(self.draw.pick((1, 2, 1, 3)))
+            padding.append((before, after))
+        how = f"{window}, stride={stride}, padding={padding}" + (", ceil_mode=True" if self.chance(20) else "")
+        if average:
+            return how + (", count_include_pad=False" if self.chance(50) else "")
+        return f"{how}, dilation={dilation}"
 
     def matmul(self) -> None:
         found = [n for n in self.names if self.tensor(n).rank >= 2 and 0 not in self.tensor(n).shape]

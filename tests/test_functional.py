@@ -15,6 +15,7 @@ import fusegraph as fg
 from fusegraph import functional
 from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
 from fusegraph.functional import (
+    avg_pool2d,
     conv2d,
     conv2d_graph,
     conv2d_input,
@@ -22,6 +23,7 @@ from fusegraph.functional import (
     conv_transpose2d,
     linear,
     matmul,
+    max_pool2d,
 )
 
 Array = np.ndarray[Any, Any]
@@ -352,3 +354,30 @@ def test_torch_on_a_gpu() -> None:
     side.synchronize()
     own = torch.nn.functional.conv2d((x * 2).double(), w.double(), padding=1)
     torch.testing.assert_close(y.double(), own, rtol=1e-4, atol=1e-4)
+
+
+# ---- pooling
+
+
+def test_pooling() -> None:
+    x = normal(2, 3, 8, 12)
+    tiles = x.reshape(2, 3, 4, 2, 4, 3)
+    assert np.array_equal(max_pool2d(x, (2, 3)), tiles.max((3, 5)))
+    np.testing.assert_allclose(avg_pool2d(x, (2, 3)), tiles.mean((3, 5)), rtol=1e-5, atol=1e-6)
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    shifted = [padded[:, :, i : i + 7 : 2, j : j + 11 : 2] for i in range(3) for j in range(3)]
+    channels_last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    y = max_pool2d(channels_last, 3, 2, 1)
+    assert np.array_equal(y, np.max(shifted, axis=0))
+    assert y.strides[1] == 4
+    assert avg_pool2d(x, 3, 3, 1, ceil_mode=True, count_include_pad=False).shape == (2, 3, 3, 5)
+    assert max_pool2d(x.astype(np.int8), 3, dilation=2).dtype == np.int8
+
+
+def test_pooling_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"max_pool2d takes x \(N, C, H, W\)"):
+        max_pool2d(normal(3, 8, 12), 2)
+    with pytest.raises(AttributeValueError, match="window is an integer or a sequence of integers, got float"):
+        avg_pool2d(normal(1, 3, 8, 12), 2.0)
+    with pytest.raises(AttributeValueError, match="stride is an integer of at least 1"):
+        max_pool2d(normal(1, 3, 8, 12), 2, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import contraction, pointwise, rows, window, winograd
+from fusegraph.lowering import contraction, pointwise, pool, rows, window, winograd
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 
@@ -26,6 +26,8 @@ def accept(view: GroupView, options: Options) -> None:
         first, *others = view.anchors
         if others and window.suits(first, view.graph) is None:
             raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
+    elif pool.pools(view):
+        pool.accept(view, options)
     elif rows.reductions(view):
         rows.accept(view, options)
     else:
@@ -36,6 +38,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
     """The kernel of a group.  Raises Refusal if no family takes it."""
     accept(view, options)
     name = kernel_name(view)
+    if not view.anchors and pool.pools(view):
+        return pool.lower(view, options, name)
     if not view.anchors and rows.reductions(view):
         return rows.lower(view, options, name)
     if not view.anchors:

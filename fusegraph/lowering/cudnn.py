@@ -145,6 +145,8 @@ def accept(view: GroupView, options: Options) -> None:
         raise Refusal("cuDNN does not round every intermediate to its tensor's dtype (strict)")
     for node in view.nodes:
         composed = node.op.name in _COMPOSED
+        if node.kind is Kind.WINDOW:
+            raise Refusal(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
         if node.kind is Kind.COMPOSITE and node.op.cudnn is not None:
             raise Refusal(f"{node.op.name} is not described to cuDNN yet ({node.name!r})")
         if node.op.cudnn is None and not composed:

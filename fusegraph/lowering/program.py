@@ -26,10 +26,11 @@ from codegen.expr import (
     ctype_of,
     literal,
 )
+from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import GroupView, Options
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import REQUIRED, Kind
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
 from fusegraph.ops.random import inner_dims
@@ -53,11 +54,22 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
 def describe(node: Node) -> str:
     """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
     operands = [_shown(t) for t in node.inputs]
-    usual = node.op.attributes
-    if node.kind is not Kind.POINTWISE and node.op.normalize is not None:
-        usual = node.op.normalize(tuple(t.type for t in node.inputs), usual)
-    given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and v != usual.get(k)]
+    given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and not _is_usual(node, k)]
     return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
+
+
+def _is_usual(node: Node, key: str) -> bool:
+    """Whether an attribute is what it is when it is not given."""
+    usual = node.op.attributes.get(key)
+    if usual is REQUIRED:
+        return False
+    if node.kind is not Kind.POINTWISE and node.op.normalize is not None:
+        try:
+            types = tuple(t.type for t in node.inputs)
+            usual = node.op.normalize(types, {**node.attributes, key: usual}).get(key)
+        except GraphError:  # the others do not go with it
+            return False
+    return bool(node.attributes[key] == usual)
 
 
 def _shown(tensor: Tensor) -> str:
@@ -85,11 +97,7 @@ class ProgramBuilder:
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(program, tensors read, tensors written) in the order of the program's operands."""
         for node in self._view.nodes:
-            if node in self._anchors:
-                number = self._anchors.index(node)
-                self._values[node.output] = self._rounded(node.output, Anchor(number))
-            else:
-                self._values[node.output] = self._apply(node)
+            self._add(node)
         stores = tuple(Store(self._operand(t), self._stored(t)) for t in self._view.writes)
         program = Program(
             tuple(self._loads),
@@ -103,6 +111,13 @@ class ProgramBuilder:
         )
         program, reads = _without_dead_code(program, self._parameter_order())
         return program, tuple(self._reads[n] for n in reads), self._view.writes
+
+    def _add(self, node: Node) -> None:
+        """Adds what a node computes."""
+        if node in self._anchors:
+            self._values[node.output] = self._rounded(node.output, Anchor(self._anchors.index(node)))
+        else:
+            self._values[node.output] = self._apply(node)
 
     def _parameter_order(self) -> list[int]:
         """The loads in the order of a kernel's parameters: graph inputs as they were declared, then what is left."""
@@ -249,7 +264,8 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             if isinstance(value, Result):
                 stack += program.instructions[value.instruction].args
             if isinstance(value, Reduced):
-                stack.append(program.reductions[value.reduction].value)
+                reduction = program.reductions[value.reduction]
+                stack += [v for v in (reduction.value, reduction.at) if v is not None]
     loads = [n for n in order if Load(n) in live]
     indices = [n for n in range(len(program.indices)) if Index(n) in live]
     kept = [n for n in range(len(program.instructions)) if Result(n) in live]
@@ -262,6 +278,10 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
     def moved(value: Value) -> Value:
         return new.get(value, value)
 
+    def moved_reduction(reduction: Reduction) -> Reduction:
+        at = None if reduction.at is None else moved(reduction.at)
+        return replace(reduction, value=moved(reduction.value), at=at)
+
     return (
         replace(
             program,
@@ -272,9 +292,7 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
                 for n in kept
             ),
             stores=tuple(Store(s.operand, moved(s.value)) for s in program.stores),
-            reductions=tuple(
-                replace(program.reductions[n], value=moved(program.reductions[n].value)) for n in reductions
-            ),
+            reductions=tuple(moved_reduction(program.reductions[n]) for n in reductions),
         ),
         loads,
     )

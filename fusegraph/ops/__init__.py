@@ -8,6 +8,8 @@ from fusegraph.ops import (
     norm_backward,
     pointwise_activation,
     pointwise_math,
+    pooling,
+    pooling_composite,
     random,
     reduction,
 )
@@ -26,6 +28,8 @@ __all__ = [
     "norm_backward",
     "pointwise_activation",
     "pointwise_math",
+    "pooling",
+    "pooling_composite",
     "random",
     "reduction",
 ]

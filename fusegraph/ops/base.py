@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.windows import Window
 from fusegraph.dtypes import DType, bool_, promote
 from fusegraph.errors import GraphError
 
@@ -19,6 +20,7 @@ class Kind(Enum):
 
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
+    WINDOW = "window"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
     TRANSFORM = "transform"
@@ -44,7 +46,7 @@ class Op:
     kind        decides how it can be fused.
     operands    names of the tensor operands, in order.
     masks       operands that are conditions: converted to bool, not promoted with the others.
-    integers    operands that are integers by themselves (seeds): neither promoted nor converted.
+    integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
     attributes  attribute name -> default (REQUIRED when there is none).
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
@@ -67,6 +69,10 @@ class Op:
                 units of the largest term.
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
+    windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
+                result).
+    fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
+                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
     expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
@@ -86,6 +92,10 @@ class Op:
     ulps: float = 1.0
     scale: Callable[..., np.ndarray[Any, Any]] | None = None
     reference_ulps: float = 4.0
+    windows: Callable[[tuple[TensorType, ...], Mapping[str, Any]], tuple[dict[int, Window], tuple[int, ...]]] | None = (
+        None
+    )
+    fold: str = ""
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None

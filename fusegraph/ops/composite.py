@@ -32,13 +32,13 @@ Expand = Callable[..., Any]
 PHASES = ("inference", "training")
 
 
-def _single_axis(value: Any, shape: tuple[int, ...]) -> int:
+def single_axis(value: Any, shape: tuple[int, ...]) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise AttributeValueError(f"axis is an integer, got {value!r}")
     return normal_axes(value, len(shape))[0]
 
 
-def _not_negative(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float:
+def not_negative(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float:
     result = float(number(name, value, dtype, shape))
     if result < 0:
         raise AttributeValueError(f"{name} is not negative, got {value!r}")
@@ -73,11 +73,11 @@ def check_integers(op: Op, types: tuple[TensorType, ...]) -> None:
 def _checked(name: str, value: Any, x: TensorType) -> Any:
     """An attribute that composites share, in canonical form; others as they are."""
     if name == "axis":
-        return _single_axis(value, x.shape)
+        return single_axis(value, x.shape)
     if name == "axes":
         return normal_axes(value, len(x.shape))
     if name == "epsilon":
-        return _not_negative(name, value, x.dtype, x.shape)
+        return not_negative(name, value, x.dtype, x.shape)
     if name == "keepdims" and not isinstance(value, (bool, np.bool_)):
         raise AttributeValueError(f"keepdims is True or False, got {value!r}")
     if name == "norm_forward_phase" and value not in PHASES:

@@ -20,7 +20,7 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops import winograd
+from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
@@ -93,6 +93,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
             error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
     elif node.kind is Kind.REDUCTION:
         error = _reduction(graph, node, operands[0], value)
+    elif node.kind is Kind.WINDOW:
+        error = _window(graph, node, operands)
     else:
         error = _propagated(node, operands, value)
     if not tensor.dtype.is_float:
@@ -250,6 +252,34 @@ def _reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Ar
         lower = np.sqrt(square) - np.sqrt(np.maximum(square - error, 0.0))
         error = np.maximum(upper, lower) * (1 + 2.0**-20) + 4 * unit * np.sqrt(square + error) + tiny(compute)
     return np.where(np.isnan(error), np.inf, error)
+
+
+def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
+    """That of the sum or mean of the most elements that a window holds; maxima are exact, as is where they are if
+    nothing is known to move.
+    """
+    (x, e), attributes, fold = operands[0], {**node.attributes}, node.op.fold
+    e = np.where(np.isnan(e), np.inf, np.broadcast_to(e, x.shape))
+    if fold in ("max", "index"):
+        attributes.pop("dtype", None)
+        most = np.maximum(TABLE["max_pool"].reference(e, **attributes), 0.0)
+        exact = node.output.dtype.is_float and fold == "max"
+        return np.asarray(most if exact else np.where(most > 0, np.inf, 0.0))
+    rest = [index for index, _ in operands[1:]]
+    if any(moved.any() for _, moved in operands[1:]):
+        return np.full(node.output.shape, np.inf)
+
+    def folded(values: Array) -> Array:
+        found = node.op.reference(values, *rest, **attributes)
+        return np.where(np.isnan(found), 0.0, found)  # a mean of no elements, NaN whatever the rounding
+
+    assert node.op.windows is not None
+    windows, _ = node.op.windows(tuple(t.type for t in node.inputs), attributes)
+    count = int(np.prod([w.count for w in windows.values()], dtype=np.int64))
+    compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
+    total = folded(np.where(np.isfinite(x), np.abs(x), 0.0))
+    error = (count + 6) * compute.unit_roundoff * total + count * tiny(compute) + folded(e) * (1 + 2.0**-10)
+    return np.where((total * count + error) > compute.max * (1 - 2.0**-10), np.inf, error)
 
 
 def _tf32_error(value: Array) -> Array:

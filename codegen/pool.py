@@ -1,0 +1,552 @@
+"""The pool family: windows folded to one value each (a maximum, where it is, a sum), pointwise work before and after.
+
+A thread takes a few neighbouring windows of a vector of neighbours in memory that no window is along (channels of NHWC
+images), or, where the innermost dimension has windows (NCHW), a row of neighbouring windows.  It reads all elements
+under its windows, each once, before it uses any, so that enough bytes are in flight; what the windows of different
+threads share comes from the L1 and L2 caches.  Large windows are read in loops.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
+from codegen.iteration import coordinate, linear, unsigned
+from codegen.kernel import Pointers, converted, headers, heading, signature
+from codegen.naming import Names, Writer, identifier
+from codegen.pointwise_body import plus, vector_type
+from codegen.pool_schedule import THREADS, PoolSchedule, held_from, is_aligned, is_strip, normalize, patch, width
+from codegen.rows import accumulate, identity
+from codegen.spec import KernelSource, PoolSpec
+from codegen.windows import Adaptive, Covering, Sliding, Window
+
+#: Of windows with more elements only the innermost loop is unrolled, and by this much.
+UNROLLED = 64
+UNROLL = 4
+_POSITIONS = ("col", "row", "plane")
+_TAPS = ("kx", "ky", "kz")
+_PLACES = ("ix", "iy")
+_TAKEN = "at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane"
+
+
+def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.space = normalize(spec)
+        self.program = self.space.program
+        self.windows = self.space.windows
+        self.patch = patch(self.space, schedule)
+        self.t = schedule.itype
+        #: type of counters, which strides multiply
+        self.small = "int" if self.t == "int32" else self.t
+        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds")
+        taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
+        self.names = Names([spec.name, *_TAKEN.split(), *_POSITIONS, *_TAPS, *_PLACES, *taken])
+        self.pointers = Pointers(self.program, self.names)
+        self.emitter = Emitter(self.program, self.names)
+        self.w = Writer()
+        #: constants of elements that are in scope, and how deep
+        self._scope: dict[str, int] = {}
+        #: C variables: the position of the thread's first window along each outer dimension
+        self.at: list[str] = []
+        #: loads that all elements under the thread's windows have in common: what a thread calls them
+        self.fixed: dict[int, str] = {}
+        #: what the folds of the windows are called, by reduction, and the largest elements of those that say where
+        self.parts: dict[int, str] = {}
+        self.largest: dict[int, str] = {}
+
+    # ---- structure
+
+    def render(self) -> KernelSource:
+        w, program = self.w, self.program
+        count = len(program.notes)
+        title = f"{self.spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+        heading(w, title, program, headers(program, "math.cuh", "strip.cuh"), [self._details()])
+        signature(w, self.spec.name, THREADS, self.pointers.parameters())
+        threads = self._place()
+        self._fixed_loads()
+        self._declare_parts()
+        first = held_from(self.space, self.s)
+        depth = w.depth
+        conditions = self._open_taps(0, first, rolled=True)
+        if first < len(self.windows):
+            names = self._hold(first, conditions)
+            self._fold(first, conditions, names)
+        else:
+            self._fold(first, conditions, {})
+        self._close_to(depth)
+        self._results()
+        w.close()
+        return KernelSource(self.spec.name, w.text(), (-(-threads // THREADS), 1, 1), (THREADS, 1, 1))
+
+    def _details(self) -> str:
+        sizes = " x ".join(str(window.count) for _, window in self.windows) or "1"
+        shape = " x ".join(str(m) for m in self.patch if m > 1)
+        many = f"{shape} windows" if shape else "a window"
+        across = f" of {self.s.vector} neighbours" if self.s.vector > 1 else ""
+        return f"windows of {sizes}; a thread takes {many}{across}"
+
+    def _place(self) -> int:
+        """Writes where the thread's windows are; returns the number of threads."""
+        w, s, outer = self.w, self.s, self.space.outer
+        chunk = [1] * self.space.rank
+        for (d, _), many in zip(self.windows, self.patch):
+            chunk[d] = many
+        if s.vector > 1:
+            chunk[-1] = s.vector
+        n = len(self.windows)
+        names = [f"outer{d}" for d in range(self.space.rank)]
+        free = [d for d in range(self.space.rank) if all(d != k for k, _ in self.windows)]
+        if free[:1] == [0]:
+            names[0] = "outer"
+        if self.space.inner and self.space.rank > 1:
+            names[-1] = "inner"
+        for k, (d, _) in enumerate(self.windows):
+            names[d] = _POSITIONS[n - 1 - k] if n - 1 - k < len(_POSITIONS) else f"window{d}"
+        tall = self.windows[-2][0] if s.down > 1 else None
+        # The digits of a thread's number: those of the outer dimensions, and ``down`` after the last with windows.
+        digits: list[tuple[int, int, int]] = []  # (dimension, size, factor)
+        for d, size in enumerate(outer):
+            each = chunk[d] * (s.down if d == tall else 1)
+            digits.append((d, -(-size // each), each))
+            if tall is not None and d == self.windows[-1][0]:
+                digits.append((tall, s.down, chunk[tall]))
+        sizes = [size for _, size, _ in digits]
+        total = prod(sizes)
+        block = "blockIdx.x" if self.t == "int32" else "uint64(blockIdx.x)"
+        w.line(f"const {unsigned(self.t)} at = {block} * {THREADS} + threadIdx.x;")
+        if total % THREADS:
+            w.line(f"if (at >= {total}) return;")
+        terms: list[list[tuple[str, int]]] = [[] for _ in outer]
+        for k, (d, size, factor) in enumerate(digits):
+            if size > 1:
+                terms[d].append((f"({coordinate('at', sizes, k)})", factor))
+        self.at = []
+        for d, parts in enumerate(terms):
+            if parts:
+                text = linear(parts)
+                text = text[1:-1] if len(parts) == 1 and parts[0][1] == 1 else text
+                w.line(f"const {self.t} {names[d]} = {text};")
+            self.at.append(names[d] if parts else "0")
+        if tall is not None and outer[tall] % (s.down * chunk[tall]):
+            w.line(f"if ({self.at[tall]} >= {outer[tall]}) return;")
+        return total
+
+    def _fixed_loads(self) -> None:
+        """Operands that all elements under the thread's windows share."""
+        moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
+        for n, operand in enumerate(self.program.loads):
+            used = Load(n) in self.space.folded or Load(n) in self.space.final
+            if used and not self.space.under(operand.strides) and not any(operand.strides[d] for d in moving):
+                self.fixed[n] = self._load(n, self._offset(operand.strides, self.at), self.s.vector)
+
+    def _declare_parts(self) -> None:
+        w, program = self.w, self.program
+        start: list[tuple[str, str, str]] = []
+        for k, reduction in enumerate(program.reductions):
+            self.parts[k] = self._free(reduction.name, reduction.combine)
+            value = "-1" if reduction.combine == "index" else identity(reduction)
+            start.append((reduction.ctype, self.parts[k], value))
+        for k, reduction in enumerate(program.reductions):
+            if reduction.combine != "index":
+                continue
+            # Another reduction may be for the maximum itself.
+            same = [j for j, r in enumerate(program.reductions) if (r.combine, r.value) == ("max", reduction.value)]
+            if same:
+                self.largest[k] = self.parts[same[0]]
+            else:
+                ctype = ctype_of(program, reduction.value)
+                self.largest[k] = self.names.unique(f"{reduction.name} largest")
+                start.append((ctype, self.largest[k], identity(Reduction("", "max", reduction.value, ctype))))
+        box = "".join(f"[{size}]" for _, size in self._each if size > 1)
+        filled = []
+        for ctype, name, value in start:
+            zero = float(value.removesuffix("f")) == 0 if value[-1].isdigit() or value.endswith("0f") else False
+            w.line(f"{ctype} {name}{box}{'' if box and not zero else ' = {}' if box else f' = {value}'};")
+            if box and not zero:
+                filled.append((name, value))
+        if not filled:
+            return
+        depth = w.depth
+        for variable, size in self._each:
+            self._open_loop(variable, size)
+        for name, value in filled:
+            w.line(f"{self._part(name)} = {value};")
+        self._close_to(depth)
+
+    def _free(self, name: str, combine: str) -> str:
+        """A name for what a window is folded to, which may be that of a tensor."""
+        taken = identifier(name) in (*self.pointers.loads, *self.pointers.stores)
+        return self.names.unique(name, {"max": "_max", "index": "_at"}.get(combine, "_sum") if taken else "")
+
+    @property
+    def _each(self) -> list[tuple[str, int]]:
+        """Variables and numbers of a thread's windows: rows and columns of the patch, neighbours in memory."""
+        rows, cols = [1, 1, *self.patch][-2:]
+        return [("p", rows), ("q", cols), ("e", self.s.vector)]
+
+    def _part(self, name: str) -> str:
+        """The element of window (p, q) and neighbour e."""
+        return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
+
+    def _open_loop(self, variable: str, count: int) -> None:
+        if count > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
+
+    # ---- the elements under the windows
+
+    def _open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
+        """Opens the loops along some of the windows and writes which elements they are at.  Returns the conditions
+        under which these exist.
+        """
+        conditions: list[str] = []
+        counts = [width(window, many) for (_, window), many in zip(self.windows, self.patch)]
+        for k in range(first, last):
+            d, window = self.windows[k]
+            innermost = k == last - 1 and last == len(self.windows)
+            unroll = (
+                "#pragma unroll"
+                if not rolled or prod(counts[k:]) <= UNROLLED
+                else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
+            )
+            conditions += self._open(k, self.at[d], window, unroll)
+        return conditions
+
+    def _open(self, k: int, position: str, window: Window, unroll: str) -> list[str]:
+        w, t = self.w, self.t
+        back = len(self.windows) - 1 - k
+        place = self._source(k)
+        if isinstance(window, Adaptive):
+            start = _quotient(linear([(position, window.size)]), window.positions)
+            end = _quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
+            w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
+            w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
+            return []
+        many = self.patch[k]
+        tap = self._tap(k)
+        count = width(window, many)
+        if count > 1:
+            w.line(unroll)
+            w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
+        tap = tap if count > 1 else "0"
+        if isinstance(window, Sliding):
+            step = window.dilation if many == 1 else 1
+            self._constant(t, place, linear([(position, window.stride), (tap, step)], -window.before))
+            positions = -(-self.space.outer[self.windows[k][0]] // many) * many
+            highest = (positions - 1) * window.stride + window.reach - 1 - window.before
+            return _within(place, t, window.before > 0, highest >= window.size, window.size)
+        assert isinstance(window, Covering)
+        reached = linear([(position, 1)], window.before)
+        at = _quotient(reached, window.stride)
+        self._constant(t, place, at if tap == "0" else f"{at} - {tap}")
+        positions = self.space.outer[self.windows[k][0]]
+        highest = (positions - 1 + window.before) // window.stride
+        lowest = window.before // window.stride - (count - 1)
+        found = _within(place, t, lowest < 0, highest >= window.size, window.size)
+        offset = linear([(position, 1), (place, -window.stride)], window.before)
+        if window.reach % window.stride:
+            found.append(f"{offset} < {window.reach}")
+        if window.dilation > 1:
+            found.append(f"({offset}) % {window.dilation} == 0")
+        if len(found) < 2:
+            return found
+        holds = f"{place.removeprefix('in_')}_holds"
+        self._constant("bool", holds, " && ".join(found))
+        return [holds]
+
+    def _inside(self, conditions: list[str], name: str = "inside") -> str:
+        """Writes whether the element at hand exists; returns the C expression, "" if it always does."""
+        if len(conditions) < 2:
+            return "".join(conditions)
+        self._constant("bool", name, " && ".join(conditions))
+        return name
+
+    def _source(self, k: int) -> str:
+        back = len(self.windows) - 1 - k
+        return f"in_{_POSITIONS[back]}" if back < len(_POSITIONS) else f"in_window{self.windows[k][0]}"
+
+    def _tap(self, k: int) -> str:
+        back = len(self.windows) - 1 - k
+        if self.patch[k] > 1:
+            return _PLACES[back]
+        return _TAPS[back] if back < len(_TAPS) else f"k{k}"
+
+    def _constant(self, kind: str, name: str, value: str) -> None:
+        """Writes a constant, unless it is in scope already: that of a window of one element, which has no loop."""
+        if name not in self._scope:
+            self.w.line(f"const {kind} {name} = {value};")
+            self._scope[name] = self.w.depth
+
+    def _close_to(self, depth: int) -> None:
+        self._scope = {name: d for name, d in self._scope.items() if d <= depth}
+        while self.w.depth > depth:
+            self.w.close()
+
+    def _hold(self, first: int, conditions: list[str]) -> dict[int, str]:
+        """Reads all elements under the thread's windows; returns what they are called, by load."""
+        w, space = self.w, self.space
+        held: dict[int, str] = {}
+        strips = {n for n in space.taps if is_strip(space, self.s, n)}
+        sizes = [width(window, m) for (_, window), m in zip(self.windows, self.patch)][first:]
+        many = [f"[{size}]" if size > 1 else "" for size in sizes]
+        for n in space.taps:
+            operand = self.program.loads[n]
+            if n in strips:
+                held[n] = self.names.unique(operand.name, "_strips")
+                w.line(f"Strip<{operand.dtype.ctype}, {self._strip(n)}> {held[n]}{''.join(many[:-1])};")
+            else:
+                held[n] = self.names.unique(operand.name, "_under")
+                w.line(f"{vector_type(operand, self._count(n))} {held[n]}{''.join(many)};")
+        variables = [f"[{self._tap(k)}]" if size > 1 else "" for k, size in enumerate(sizes, first)]
+        if strips:
+            depth = w.depth
+            inside = self._inside(conditions + self._open_taps(first, len(self.windows) - 1), "row_inside") or "true"
+            window = self.windows[-1][1]
+            assert isinstance(window, Sliding)
+            col = self.at[self.windows[-1][0]]
+            for n in sorted(strips):
+                operand = self.program.loads[n]
+                strides = (*operand.strides[:-1], window.stride)
+                start = plus(self.pointers.loads[n], self._offset(strides, [*self.at, *self._sources()[:-1], col]))
+                columns = f"{self.t}({linear([(col, window.stride)])}), {self.t}({window.size})"
+                target = f"{held[n]}{''.join(variables[:-1])}"
+                w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
+            self._close_to(depth)
+        if len(strips) < len(space.taps):
+            depth = w.depth
+            inside = self._inside(conditions + self._open_taps(first, len(self.windows)))
+            for n in space.taps:
+                if n not in strips:
+                    self._read(n, f"{held[n]}{''.join(variables)}", inside)
+            self._close_to(depth)
+        return {
+            n: f"{name}{''.join(variables[:-1])}[{self._tap(len(self.windows) - 1)}]"
+            if n in strips
+            else f"{name}{''.join(variables)}"
+            for n, name in held.items()
+        }
+
+    def _strip(self, n: int) -> str:
+        """The template arguments of a strip: elements to the left, in the middle, to the right."""
+        window = self.windows[-1][1]
+        assert isinstance(window, Sliding)
+        middle = self.s.cols * window.stride
+        right = max(width(window, self.s.cols) - window.before - middle, 0)
+        return f"{window.before}, {middle}, {right}"
+
+    def _sources(self) -> list[str]:
+        return [self._source(k) for k in range(len(self.windows))]
+
+    def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
+        """Folds the elements under the windows, reading those that are not held."""
+        w, s, program, space = self.w, self.s, self.program, self.space
+        inside = self._inside(conditions + self._open_taps(first, len(self.windows)))
+        if inside:
+            w.open(f"if ({inside})")
+        terms: dict[Value, str] = {}
+        under = dict(held)
+        for n in space.taps:
+            if n not in under:
+                under[n] = self.names.unique(program.loads[n].name, "_v")
+                self._read(n, f"const {vector_type(program.loads[n], self._count(n))} {under[n]}", "")
+        coordinates = [*self.at, *self._sources()]
+        self._open_loop("e", s.vector)
+        for n in range(len(program.loads)):
+            if Load(n) in space.folded:
+                name = under[n] if n in under else self.fixed[n]
+                text = f"{name}[e]" if self._count(n) > 1 else name
+                terms[Load(n)] = self._element(n, text)
+        for k, strides in enumerate(program.indices):
+            if Index(k) in space.folded:
+                terms[Index(k)] = f"int32({self._offset(strides, coordinates, element=True)})"
+        self.emitter.statements(w, terms, lambda k: Result(k) in space.folded)
+        self._open_patch()
+        skipped = set(self.largest.values())
+        for k, reduction in enumerate(program.reductions):
+            value = self.emitter.term(reduction.value, terms)
+            part = self._part(self.parts[k])
+            if reduction.combine == "index":
+                assert reduction.at is not None
+                largest = self._part(self.largest[k])
+                nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
+                w.open(f"if ({part} < 0 || {value} > {largest}{nan})")
+                w.line(f"{largest} = {value};")
+                w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
+                w.close()
+            elif self.parts[k] not in skipped:
+                w.line(accumulate(reduction, part, value))
+
+    def _open_patch(self) -> None:
+        """Loops over those of the thread's windows that have the element at hand."""
+        w, n = self.w, len(self.windows)
+        for back, variable in ((1, "p"), (0, "q")):
+            k = n - 1 - back
+            if k < 0 or self.patch[k] == 1:
+                continue
+            window = self.windows[k][1]
+            assert isinstance(window, Sliding)
+            place = self._tap(k)
+            self._open_loop(variable, self.patch[k])
+            offset = linear([(place, 1), (variable, -window.stride)])
+            found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
+            if window.dilation > 1:
+                found.append(f"({offset}) % {window.dilation} != 0")
+            what = ("column", "row")[back]
+            w.line(f"if ({' || '.join(found)}) continue;  // window {variable} does not hold this {what}")
+
+    def _count(self, n: int) -> int:
+        """The elements of a load that a thread holds for a vector."""
+        return 1 if self.program.loads[n].strides[self.space.rank - 1] == 0 else self.s.vector
+
+    def _read(self, n: int, target: str, inside: str) -> None:
+        """Reads a vector of a load at the elements at hand, or zeros."""
+        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
+        count = self._count(n)
+        coordinates = [*self.at, *self._sources()]
+        place = plus(pointer, self._offset(operand.strides, coordinates))
+        step = operand.strides[self.space.rank - 1]
+        if count > 1 and step != 1:
+            if target.startswith("const "):
+                target = target.removeprefix("const ")
+                w.line(f"{target};")
+                target = target.split()[-1]
+            w.line("#pragma unroll")
+            at = plus(place, linear([("e", step)]))
+            value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
+            w.line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
+        elif inside:
+            w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
+        elif count > 1:
+            w.line(f"{target} = load<{count}>({place});")
+        else:
+            w.line(f"{target} = {pointer}[{self._offset(operand.strides, coordinates)}];")
+
+    def _offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
+        """The C expression of an offset; element: that of neighbour ``e``."""
+        terms = list(zip(coordinates, strides))
+        if element and self.s.vector > 1:
+            terms.append(("e", strides[self.space.rank - 1]))
+        return linear(terms)
+
+    # ---- the results
+
+    @property
+    def _run(self) -> tuple[str, int]:
+        """Variable and number of the results of a thread that are neighbours in memory: those of a vector, or of a row
+        of windows where the innermost dimension has windows.
+        """
+        d = self.windows[-1][0] if self.windows else -1
+        if self.s.vector == 1 and d == self.space.rank - 1 and self.space.outer[d] % self.patch[-1] == 0:
+            return "q", self.patch[-1]
+        return "e", self.s.vector
+
+    def _wide(self, operand: Operand) -> bool:
+        """Whether a run of results can be one access."""
+        count = self._run[1]
+        return operand.strides[self.space.rank - 1] == 1 and is_aligned(operand, count, self.space.rank - 1)
+
+    def _load(self, n: int, offset: str, count: int) -> str:
+        """Writes a load of so many neighbours at a position of the result; returns what it is called."""
+        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
+        step = operand.strides[self.space.rank - 1]
+        count = 1 if step == 0 else count
+        name = self.names.unique(operand.name, "_v" if count > 1 else "_s")
+        kind = vector_type(operand, count)
+        if count == 1:
+            w.line(f"const {kind} {name} = {pointer}[{offset}];")
+        elif self._wide(operand):
+            w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
+        else:
+            w.line(f"{kind} {name};")
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
+        return name
+
+    def _element(self, n: int, text: str) -> str:
+        """A load's element in its compute type, named if it must be converted."""
+        operand = self.program.loads[n]
+        value = converted(operand, text, self.program.real)
+        if value == text and text.count("[") < 2:
+            return text
+        name = self.names.unique(operand.name, "_e")
+        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {value};")
+        return name
+
+    def _results(self) -> None:
+        """The program on what the windows were folded to, and its stores."""
+        w, program, space = self.w, self.program, self.space
+        variable, count = self._run
+        last = space.rank - 1
+        where = list(self.at)
+        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
+            if many > 1 and name != variable:
+                d = self.windows[k][0]
+                self._open_loop(name, many)
+                where[d] = linear([(where[d], 1), (name, 1)])
+                if space.outer[d] % many:
+                    w.line(f"if ({where[d]} >= {space.outer[d]}) break;")
+        loads = {
+            n: self._load(n, self._offset(operand.strides, where), count)
+            for n, operand in enumerate(program.loads)
+            if Load(n) in space.final and n not in self.fixed
+        } | self.fixed
+        stores = list(zip(program.stores, self.pointers.stores))
+        vectors = [self.names.unique(store.operand.name, "_v") if count > 1 else "" for store, _ in stores]
+        for (store, _), name in zip(stores, vectors):
+            if name:
+                w.line(f"{vector_type(store.operand, count)} {name};")
+        depth = w.depth
+        self._open_loop(variable, count)
+        terms: dict[Value, str] = {}
+        for n, name in loads.items():
+            if Load(n) in space.final:
+                one = program.loads[n].strides[last] == 0 or count == 1
+                terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
+        for k, strides in enumerate(program.indices):
+            if Index(k) in space.final:
+                step = [(variable, strides[last])] if count > 1 else []
+                terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
+        for k in range(len(program.reductions)):
+            terms[Reduced(k)] = self._part(self.parts[k])
+        self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
+        for (store, pointer), name in zip(stores, vectors):
+            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+            target = f"{name}[{variable}]" if name else f"{pointer}[{self._offset(store.operand.strides, where)}]"
+            w.line(f"{target} = {text};")
+        self._close_to(depth)
+        for (store, pointer), name in zip(stores, vectors):
+            offset = self._offset(store.operand.strides, where)
+            if name and self._wide(store.operand):
+                w.line(f"store({plus(pointer, offset)}, {name});")
+            elif name:
+                at = _sum(offset, linear([("e", store.operand.strides[last])]))
+                w.line("#pragma unroll")
+                w.line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
+        self._close_to(1)
+
+
+def _is_real(ctype: str) -> bool:
+    return ctype in ("float", "double")
+
+
+def _sum(a: str, b: str) -> str:
+    return b if a == "0" else a if b == "0" else f"{a} + {b}"
+
+
+def _quotient(text: str, divisor: int) -> str:
+    if divisor == 1 or text == "0":
+        return text
+    return f"{text if text.isalnum() else f'({text})'} / {divisor}"
+
+
+def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
+    """The conditions under which a place that may be negative, or too large, is one of ``size``."""
+    if below and above:
+        return [f"{unsigned(itype)}({place}) < {size}"]
+    return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []

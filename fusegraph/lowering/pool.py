@@ -1,0 +1,303 @@
+"""Pooling over windows of one form, and pointwise nodes around it -> a `PoolSpec`."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
+from codegen.spec import PoolSpec
+from codegen.windows import Adaptive, Sliding, Window
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.pointwise import check_size
+from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
+from fusegraph.ops.base import Kind
+from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
+
+#: What a pointwise op costs that is a function of its own rather than an instruction or two, in instructions.
+FUNCTION_COST = 12
+#: Instructions that a GPU executes in the time in which it moves a byte.
+INSTRUCTIONS_PER_BYTE = 6
+
+
+def pools(view: GroupView) -> list[Node]:
+    """The group's nodes with windows."""
+    return [n for n in view.nodes if n.kind is Kind.WINDOW]
+
+
+def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
+    """A node's windows and its result's shape."""
+    assert node.op.windows is not None
+    return node.op.windows(tuple(t.type for t in node.inputs), node.attributes)
+
+
+class _Space:
+    """The two spaces of a group: that of the elements, where the nodes before the windows are computed, and that of the
+    windows.
+
+    before  nodes that windows are made of.
+    after   all others, and those of the first that are needed for each window too: they are computed in both.
+    """
+
+    def __init__(self, view: GroupView) -> None:
+        self.view = view
+        nodes = pools(view)
+        first = nodes[0]
+        self.windows, self.shape = geometry(first)
+        self.elements = first.inputs[0].shape
+        for node in nodes[1:]:
+            if (node.inputs[0].shape, *geometry(node)) != (self.elements, self.windows, self.shape):
+                raise Refusal(
+                    f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} have different windows: one "
+                    "kernel has windows of one form"
+                )
+        self.before = self._before(nodes)
+        self.after = self._after()
+        self._check()
+        self._check_cost()
+
+    def _before(self, nodes: list[Node]) -> set[Node]:
+        found: set[Node] = set()
+        stack = list(nodes)
+        while stack:
+            for tensor in stack.pop().inputs:
+                producer = self.view.graph.producer(tensor)
+                if producer in self.view.members and producer not in found:
+                    assert producer is not None
+                    if producer.kind is Kind.WINDOW:
+                        raise Refusal(f"{producer.op.name} {producer.name!r} comes before windows of its result")
+                    found.add(producer)
+                    stack.append(producer)
+        return found
+
+    def _after(self) -> set[Node]:
+        view = self.view
+        found = {n for n in view.nodes if n not in self.before}
+        found |= {n for t in view.writes if (n := view.graph.producer(t)) is not None}
+        stack = [n for n in found if n.kind is not Kind.WINDOW]
+        while stack:
+            for tensor in stack.pop().inputs:
+                producer = view.graph.producer(tensor)
+                if producer in self.before and producer not in found:
+                    assert producer is not None
+                    found.add(producer)
+                    stack.append(producer)
+        return found
+
+    def _check(self) -> None:
+        for node in self.view.nodes:
+            if node.kind is Kind.WINDOW:
+                continue
+            if node.kind is not Kind.POINTWISE:
+                raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
+            places = [("the elements", self.elements)] * (node in self.before)
+            places += [("the windows", self.shape)] * (node in self.after)
+            for what, shape in places:
+                if not broadcasts_to(node.output.shape, shape):
+                    raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(shape)}")
+        for tensor in self.view.writes:
+            if tensor.shape != self.shape:
+                raise Refusal(
+                    f"{tensor.name!r} {list(tensor.shape)} is needed in memory; the windows' results are "
+                    f"{list(self.shape)}"
+                )
+        check_size(self.view)
+
+    def _check_cost(self) -> None:
+        """Raises Refusal if the nodes before the windows, which are computed anew for every window that holds an
+        element, would take longer than moving their result through memory.
+        """
+        if not self.before:
+            return
+        again = 1.0
+        for axis, window in self.windows.items():
+            again *= max(1.0, window.count * self.shape[axis] / max(self.elements[axis], 1))
+        cost = sum(_cost(n) for n in self.before)
+        last = [t for n in pools(self.view) for t in n.inputs if self.view.graph.producer(t) in self.before]
+        moved = 2 * max(t.dtype.itemsize for t in last)
+        if (again - 1) * cost > INSTRUCTIONS_PER_BYTE * moved:
+            node = max(self.before, key=lambda n: (_cost(n), n.name))
+            raise Refusal(
+                f"{node.op.name} {node.name!r} would be computed {again:.2g} times for every element, once a window "
+                "that holds it"
+            )
+
+    def strides(self, tensor: Tensor, elements: bool) -> tuple[int, ...]:
+        """A tensor's strides over the windows, then over the elements of each; of a tensor read for every element, or
+        for every window.
+        """
+        if not elements:
+            return broadcast_strides(tensor, self.shape) + (0,) * len(self.windows)
+        steps = broadcast_strides(tensor, self.elements)
+        outer = (0 if d in self.windows else s for d, s in enumerate(steps))
+        return (*outer, *(steps[d] for d in self.windows))
+
+
+def _cost(node: Node) -> float:
+    """About the instructions of a pointwise node."""
+    if not node.op.reads_values or node.op.name == "identity":
+        return 1
+    text = node.op.expression(node.op.promoted(tuple(t.type for t in node.inputs)).kind, node.attributes)
+    simple = ("math::abs", "math::maximum", "math::minimum", "math::relu")
+    functions = text.count("math::") - sum(text.count(s) for s in simple)
+    return 2 + FUNCTION_COST * (functions + text.count(" / "))
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal with the reason unless the group is pooling over windows of one form and pointwise nodes."""
+    _Space(view)
+
+
+class _Builder(ProgramBuilder):
+    """The program of a group with windows: the nodes before them are computed for every element."""
+
+    def __init__(self, view: GroupView, options: Options, space: _Space) -> None:
+        self._space = space
+        self._known: dict[bool, dict[Tensor, Value]] = {True: {}, False: {}}
+        self._of: dict[bool, StridesOf] = {
+            True: lambda t: space.strides(t, True),
+            False: lambda t: space.strides(t, False),
+        }
+        super().__init__(view, options, self._of[False])
+        self._enter(elements=False)
+
+    def _enter(self, *, elements: bool) -> None:
+        """From now on nodes are computed for every element, or for every window."""
+        self._values, self._strides = self._known[elements], self._of[elements]
+
+    def _add(self, node: Node) -> None:
+        if node in self._space.before:
+            self._enter(elements=True)
+            super()._add(node)
+            self._enter(elements=False)
+        if node in self._space.after:
+            super()._add(node)
+
+    def _apply(self, node: Node) -> Value:
+        if node.kind is not Kind.WINDOW:
+            return super()._apply(node)
+        self._enter(elements=True)
+        values = [self._value(t) for t in node.inputs]
+        self._enter(elements=False)
+        fold: Value = getattr(self, f"_{node.op.fold}")(node, values)
+        return self._rounded(node.output, fold)
+
+    # ---- what is made of a window
+
+    def _max(self, node: Node, values: list[Value]) -> Value:
+        return self._reduce(Reduction(node.name, "max", values[0], self._ctype(values[0])))
+
+    def _index(self, node: Node, values: list[Value]) -> Value:
+        found = self._reduce(Reduction(node.name, "index", values[0], "int32", self._position(elements=True)))
+        wanted = compute_type(node.output.dtype)
+        return found if wanted == "int32" else self._emit(node.name, f"{wanted}({{0}})", [found], wanted)
+
+    def _mean(self, node: Node, values: list[Value]) -> Value:
+        real = self._ctype(values[0])
+        total = self._reduce(Reduction(f"{node.name} sum", "add", values[0], real))
+        windows, shape = self._space.windows, self._space.shape
+        return self._divided(node, total, windows, shape, padded_ends(self._space.elements, node.attributes), real)
+
+    def _shares(self, node: Node, values: list[Value]) -> Value:
+        real, loss = self._ctype(values[0]), self._space.elements
+        image, windows, _ = forward_of(loss, node.attributes)
+        ends = padded_ends(image, node.attributes)
+        if _constant(windows, loss, ends) is not None:
+            total = self._reduce(Reduction(f"{node.name} sum", "add", values[0], real))
+            return self._divided(node, total, windows, loss, ends, real)
+        self._enter(elements=True)
+        share = self._divided(node, values[0], windows, loss, ends, real, "share")
+        self._enter(elements=False)
+        return self._reduce(Reduction(node.name, "add", share, real))
+
+    def _chosen(self, node: Node, values: list[Value]) -> Value:
+        real = self._ctype(values[0])
+        own = self._position(elements=False)
+        text = f"{{1}} == {{2}} ? {{0}} : {literal(0, real)}"
+        chosen = self._emit(f"{node.name} chosen", text, [*values, own], real)
+        return self._reduce(Reduction(node.name, "add", chosen, real))
+
+    def _reduce(self, reduction: Reduction) -> Reduced:
+        for k, known in enumerate(self._reductions):
+            same = (known.combine, known.value, known.at) == (reduction.combine, reduction.value, reduction.at)
+            if same and known.ctype == reduction.ctype:
+                return Reduced(k)
+        self._reductions.append(reduction)
+        return Reduced(len(self._reductions) - 1)
+
+    def _index_of(self, steps: dict[int, int], *, elements: bool) -> Index:
+        """The number that coordinates along the windows' axes give: of an element, or of a window."""
+        outer = tuple(0 if elements else steps.get(d, 0) for d in range(len(self._space.shape)))
+        indices = (*outer, *(steps.get(d, 0) if elements else 0 for d in self._space.windows))
+        if indices not in self._indices:
+            self._indices.append(indices)
+        return Index(self._indices.index(indices))
+
+    def _position(self, *, elements: bool) -> Index:
+        """An element's position, flattened over the windows' axes."""
+        sizes = self._space.elements if elements else self._space.shape
+        steps, step = {}, 1
+        for axis in reversed(self._space.windows):
+            steps[axis] = step
+            step *= sizes[axis]
+        return self._index_of(steps, elements=elements)
+
+    def _divided(
+        self,
+        node: Node,
+        total: Value,
+        windows: Windows,
+        pooled: tuple[int, ...],
+        ends: dict[int, int | None],
+        real: str,
+        part: str = "",
+    ) -> Value:
+        """A sum over the number of elements that its window counts."""
+        name = f"{node.name} {part}".rstrip()
+        constant = _constant(windows, pooled, ends)
+        if constant is not None:
+            # The product with the reciprocal rounds once more than the quotient.
+            text = f"{{0}} * {literal(1 / constant, real)}"
+            return self._emit(name, text, [total], real) if constant != 1 else total
+        elements = self._values is self._known[True]
+        fixed, factors = 1, []
+        for axis, window in windows.items():
+            many = counts(window, pooled[axis], ends[axis])
+            if (many == many[0]).all():
+                fixed *= int(many[0])
+            else:
+                text = _count(window, ends[axis], int(many.min()))
+                at = self._index_of({axis: 1}, elements=elements)
+                factors.append(self._emit(f"{node.name} count", text, [at], "int32"))
+        product = " * ".join([*(f"{{{k}}}" for k in range(len(factors))), *([str(fixed)] if fixed > 1 else [])])
+        weight = self._emit(f"{node.name} weight", f"{literal(1, real)} / {real}({product})", list(factors), real)
+        return self._emit(name, "{0} * {1}", [total, weight], real)
+
+
+def _constant(windows: Windows, pooled: tuple[int, ...], ends: dict[int, int | None]) -> int | None:
+    """The number of elements that every window counts, None if they differ."""
+    every = [np.unique(counts(w, pooled[a], ends[a])) for a, w in windows.items()]
+    return prod(int(e[0]) for e in every) if all(len(e) == 1 for e in every) else None
+
+
+def _count(window: Window, padded: int | None, least: int) -> str:
+    """The C template for the number of elements that the window at a position counts."""
+    if isinstance(window, Adaptive):
+        at = "{0}" if window.size * (window.positions + 1) < 2**31 else "int64({0})"
+        end = f"(({at} + 1) * {window.size} + {window.positions - 1}) / {window.positions}"
+        return f"int32({end} - {at} * {window.size} / {window.positions})"
+    assert isinstance(window, Sliding)
+    if padded is not None:
+        return f"min({window.taps}, {padded + window.before} - {{0}} * {window.stride})"
+    end = f"min({{0}} * {window.stride} + {window.taps}, {window.size + window.before})"
+    text = f"{end} - max({{0}} * {window.stride}, {window.before})"
+    return text if least > 0 else f"max({text}, 0)"
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    space = _Space(view)
+    program, reads, writes = _Builder(view, options, space).build()
+    return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)

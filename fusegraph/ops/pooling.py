@@ -1,0 +1,414 @@
+"""Pooling: the maximum or the mean of the windows that slide over an image, and the gradients.
+
+A window is along some axes of an image, by default the spatial ones of (N, C, spatial...).  Along each it is one of
+`codegen.windows`: which elements the window at a position holds.  Windows of maxima and sums are separable: those of an
+image are folded along one axis after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from codegen.windows import Adaptive, Covering, Sliding, Window
+from fusegraph.dtypes import DType, as_dtype, int32, int64
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.convolution import spread, spread_padding
+from fusegraph.ops.reduction import normal_axes
+
+Array = np.ndarray[Any, Any]
+Types = tuple[TensorType, ...]
+Attributes = Mapping[str, Any]
+#: The window along each axis that has one.
+Windows = dict[int, Window]
+
+SLIDING: dict[str, Any] = {"window": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+_AVERAGE = {k: v for k, v in SLIDING.items() if k != "dilation"} | {"count_include_pad": True}
+
+
+# ---- attributes
+
+
+def _axes(x: TensorType, axes: Any) -> tuple[int, ...]:
+    """The axes of the windows: those given, or the spatial ones of an image."""
+    rank = len(x.shape)
+    if axes is None:
+        if rank not in (3, 4, 5):
+            raise ShapeError("an image (N, C, spatial...) has 3, 4 or 5 dimensions; of others name the axes")
+        return tuple(range(2, rank))
+    result = normal_axes(axes, rank)
+    if not result:
+        raise AttributeValueError("axes name at least one axis")
+    return result
+
+
+def _flag(values: Attributes, key: str) -> bool:
+    if not isinstance(values[key], (bool, np.bool_)):
+        raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
+    return bool(values[key])
+
+
+def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
+    """Attributes in canonical form: one number, or pair of paddings, an axis."""
+    result = dict(values)
+    axes = result["axes"] = _axes(x, values["axes"])
+    rank = len(axes)
+    if "window" in values:
+        result["window"] = spread(values["window"], rank, "window", 1)
+        stride = values["stride"]
+        result["stride"] = result["window"] if stride is None else spread(stride, rank, "stride", 1)
+        result["padding"] = spread_padding(values["padding"], rank)
+        if "dilation" in values:
+            result["dilation"] = spread(values["dilation"], rank, "dilation", 1)
+        result["ceil_mode"] = _flag(values, "ceil_mode")
+    if "size" in values:
+        result["size"] = spread(values["size"], rank, "size", 1)
+    if "count_include_pad" in values:
+        result["count_include_pad"] = _flag(values, "count_include_pad")
+    if "dtype" in values:
+        result["dtype"] = as_dtype(values["dtype"])
+        if result["dtype"] not in (int32, int64):
+            raise DTypeError(f"positions are int32 or int64, not {result['dtype']}")
+    return result
+
+
+def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:
+    """The window along the n-th of the axes over so many elements, and its number of positions."""
+    taps, stride, (before, after) = values["window"][axis], values["stride"][axis], values["padding"][axis]
+    window = Sliding(size, taps, stride, values.get("dilation", (1,) * (axis + 1))[axis], before)
+    room = size + before + after - window.reach
+    if room < 0:
+        raise ShapeError(
+            f"a window that reaches over {window.reach} elements does not fit {size} with a padding of {before} and "
+            f"{after}"
+        )
+    positions = room // stride + 1
+    # In ceil mode a last window may hang over the end, if it starts before it.
+    if values["ceil_mode"] and room % stride and positions * stride < size + before:
+        positions += 1
+    return window, positions
+
+
+def forward_windows(shape: Sequence[int], values: Attributes) -> tuple[Windows, tuple[int, ...]]:
+    """The windows over an image of a shape, and the shape of what they are folded to.  Raises ShapeError."""
+    windows: Windows = {}
+    result = list(shape)
+    for number, axis in enumerate(values["axes"]):
+        if shape[axis] == 0:
+            raise ShapeError(f"axis {axis} has no elements to pool")
+        if "window" in values:
+            windows[axis], result[axis] = _sliding(number, shape[axis], values)
+        else:
+            out = result[axis] = values["size"][number]
+            windows[axis] = Adaptive(shape[axis], out)
+    return windows, tuple(result)
+
+
+def forward_of(loss: Sequence[int], values: Attributes) -> tuple[tuple[int, ...], Windows, tuple[int, ...]]:
+    """The image that a loss of this shape is of, its windows and the shape of what they are folded to."""
+    image = list(loss)
+    for axis, size in zip(values["axes"], values["size"]):
+        image[axis] = size
+    if "window" in values:
+        return (tuple(image), *forward_windows(image, values))
+    return tuple(image), {a: Adaptive(image[a], loss[a]) for a in values["axes"]}, tuple(loss)
+
+
+def gradient_windows(loss: Sequence[int], values: Attributes) -> tuple[Windows, tuple[int, ...]]:
+    """For every element of an image the windows that hold it, and the image's shape.  Raises ShapeError where the
+    loss is not of that image.
+    """
+    image, forward, pooled = forward_of(loss, values)
+    if pooled != tuple(loss) or 0 in (loss[a] for a in values["axes"]):
+        raise ShapeError(f"the loss of an image {list(image)} is {list(pooled)}, got {list(loss)}")
+    covering: Windows = {}
+    for axis, window in forward.items():
+        if isinstance(window, Sliding):
+            covering[axis] = Covering(loss[axis], window.taps, window.stride, window.dilation, window.before)
+        else:
+            # The windows that hold an element are found as the elements of a window are.
+            covering[axis] = Adaptive(loss[axis], image[axis])
+    return covering, image
+
+
+def counts(window: Window, positions: int, padded: int | None) -> Array:
+    """The number of elements that a mean divides by, at each position: with ``padded``, the end of the padding behind
+    the image, the padding counts.
+    """
+    p = np.arange(positions)
+    if isinstance(window, Adaptive):
+        return np.asarray(window.end(p) - window.start(p))
+    assert isinstance(window, Sliding)
+    start = p * window.stride - window.before
+    end = start + window.taps
+    if padded is not None:
+        return np.asarray(np.minimum(end, padded) - start)
+    return np.asarray(np.maximum(np.minimum(end, window.size) - np.maximum(start, 0), 0))
+
+
+def padded_ends(shape: Sequence[int], values: Attributes) -> dict[int, int | None]:
+    """For every axis the end of the padding if it counts."""
+    if not values.get("count_include_pad"):
+        return dict.fromkeys(values["axes"])
+    return {a: shape[a] + after for a, (_, after) in zip(values["axes"], values["padding"])}
+
+
+# ---- references
+
+
+def _places(window: Window, positions: int) -> tuple[Array, Array]:
+    """(elements, whether they exist): a row a position, a column a tap."""
+    p, t = np.arange(positions)[:, None], np.arange(window.count)[None, :]
+    if isinstance(window, Adaptive):
+        at = window.start(p) + t
+        exists = at < window.end(p)
+    elif isinstance(window, Sliding):
+        at = p * window.stride + t * window.dilation - window.before
+        exists = (at >= 0) & (at < window.size)
+    else:
+        raise TypeError(window)
+    return np.clip(at, 0, window.size - 1), exists
+
+
+def _column(values: Array, axis: int, rank: int) -> Array:
+    return values.reshape([-1 if d == axis else 1 for d in range(rank)])
+
+
+def _lowest(x: Array) -> Any:
+    return -inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+
+
+def _max_reference(x: Array, **values: Any) -> Array:
+    windows, shape = forward_windows(x.shape, values)
+    for axis, window in windows.items():
+        at, exists = _places(window, shape[axis])
+        best: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), _lowest(x), x.dtype)
+        for t in range(window.count):
+            inside = _column(exists[:, t], axis, x.ndim)
+            best = np.where(inside, np.maximum(best, np.take(x, at[:, t], axis)), best)
+        x = best
+    return x
+
+
+def _index_reference(x: Array, *, dtype: DType, **values: Any) -> Array:
+    """From the last axis to the first: where the maximum of a row of maxima is, and where it was in its row."""
+    windows, shape = forward_windows(x.shape, values)
+    step = 1
+    index = np.zeros(x.shape, np.int64)
+    for axis in reversed(values["axes"]):
+        window = windows[axis]
+        at, exists = _places(window, shape[axis])
+        form = (*x.shape[:axis], shape[axis], *x.shape[axis + 1 :])
+        best: Array = np.full(form, _lowest(x), x.dtype)
+        found: Array = np.full(form, -1, np.int64)
+        for t in range(window.count):
+            value, inner = np.take(x, at[:, t], axis), np.take(index, at[:, t], axis)
+            better = (found < 0) | (value > best) | (value != value)
+            better &= _column(exists[:, t], axis, x.ndim) & (inner >= 0)
+            best = np.where(better, value, best)
+            found = np.where(better, inner + _column(at[:, t], axis, x.ndim) * step, found)
+        step *= x.shape[axis]
+        x, index = best, found
+    return index.astype(dtype.numpy)
+
+
+def _divisor(windows: Windows, image: Sequence[int], pooled: Sequence[int], values: Attributes) -> Array:
+    """The number of elements of each window's mean, for every position of the pooled image."""
+    ends = padded_ends(image, values)
+    total: Array = np.ones((1,) * len(pooled))
+    for axis, window in windows.items():
+        total = total * _column(counts(window, pooled[axis], ends[axis]), axis, len(pooled))
+    return total
+
+
+def _mean_reference(x: Array, **values: Any) -> Array:
+    windows, shape = forward_windows(x.shape, values)
+    total = x
+    for axis, window in windows.items():
+        at, exists = _places(window, shape[axis])
+        some: Array = np.zeros((*total.shape[:axis], shape[axis], *total.shape[axis + 1 :]))
+        for t in range(window.count):
+            inside = _column(exists[:, t], axis, x.ndim)
+            some = np.where(inside, some + np.take(total, at[:, t], axis), some)
+        total = some
+    with np.errstate(all="ignore"):
+        return np.asarray(total / _divisor(windows, x.shape, shape, values))
+
+
+def _mean_backward_reference(loss: Array, **values: Any) -> Array:
+    image, windows, pooled = forward_of(loss.shape, values)
+    with np.errstate(all="ignore"):
+        total = loss / _divisor(windows, image, pooled, values)
+    for axis, window in windows.items():
+        at, exists = _places(window, pooled[axis])
+        moved = np.moveaxis(total, axis, 0)
+        given = np.zeros((image[axis], *moved.shape[1:]))
+        for t in range(window.count):
+            np.add.at(given, at[exists[:, t], t], moved[exists[:, t]])
+        total = np.moveaxis(given, 0, axis)
+    return total
+
+
+def _chosen_reference(loss: Array, index: Array, **values: Any) -> Array:
+    """Every loss is added where its index says, if its window holds that element."""
+    axes = values["axes"]
+    image, windows, pooled = forward_of(loss.shape, values)
+    sizes = tuple(image[a] for a in axes)
+    count = prod(sizes)
+    at = index.astype(np.int64)
+    inside = (at >= 0) & (at < count)
+    places = np.unravel_index(np.where(inside, at, 0), sizes)
+    for axis, place in zip(axes, places):
+        window = windows[axis]
+        p = _column(np.arange(pooled[axis]), axis, loss.ndim)
+        if isinstance(window, Adaptive):
+            inside &= (place >= window.start(p)) & (place < window.end(p))
+        else:
+            assert isinstance(window, Sliding)
+            offset = place - (p * window.stride - window.before)
+            inside &= (offset >= 0) & (offset < window.reach) & (offset % window.dilation == 0)
+    rest = tuple(d for d in range(loss.ndim) if d not in axes)
+    last = (*rest, *axes)
+    outer = tuple(loss.shape[d] for d in rest)
+    rows = prod(outer)
+    total = np.zeros(rows * count)
+    flat = np.arange(rows)[:, None] * count + np.transpose(at, last).reshape(rows, -1)
+    chosen = np.transpose(inside, last).reshape(rows, -1)
+    np.add.at(total, flat[chosen], np.transpose(loss, last).reshape(rows, -1)[chosen])
+    return np.transpose(total.reshape(*outer, *sizes), np.argsort(last))
+
+
+# ---- the table
+
+
+def _register(
+    name: str,
+    fold: str,
+    operands: tuple[str, ...],
+    attributes: Attributes,
+    reference: Callable[..., Array],
+    doc: str,
+    *,
+    backward: bool = False,
+) -> None:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
+        x = types[0]
+        if fold in ("max", "index"):
+            if x.dtype.is_bool:
+                raise DTypeError(f"{name} does not take bool; cast to int8")
+        elif not x.dtype.is_float:
+            raise DTypeError(f"{name} of {x.dtype} is not exact; cast to a float")
+        if fold == "chosen" and not types[1].dtype.is_int:
+            raise DTypeError(f"{name} takes positions of integers, got {types[1].dtype}")
+        return normal(x, values)
+
+    def windows(types: Types, values: Attributes) -> tuple[Windows, tuple[int, ...]]:
+        return (gradient_windows if backward else forward_windows)(types[0].shape, values)
+
+    def infer(types: Types, values: Attributes) -> TensorType:
+        _, shape = windows(types, values)
+        if fold == "chosen" and types[1].shape != types[0].shape:
+            raise ShapeError(f"{name} takes an index for each of {list(types[0].shape)}, got {list(types[1].shape)}")
+        if fold == "index":
+            positions = prod(types[0].shape[a] for a in values["axes"])
+            if positions > values["dtype"].max:
+                raise ShapeError(f"{positions} positions do not fit {values['dtype']}; ask for dtype='int64'")
+            return TensorType(shape, values["dtype"])
+        return TensorType(shape, types[0].dtype)
+
+    register(
+        Op(
+            name=name,
+            kind=Kind.WINDOW,
+            operands=operands,
+            integers=("index",) if fold == "chosen" else (),
+            attributes={**attributes, "axes": None},
+            normalize=normalize,
+            infer=infer,
+            windows=windows,
+            fold=fold,
+            reference=reference,
+            keeps_layout=True,
+            doc=doc,
+        )
+    )
+
+
+WINDOW_DOC = """
+
+        window is an integer or one for each of the axes; so are stride (default: the window's size) and dilation (gaps
+        between the elements of a window).  padding is an integer, one an axis, or pairs (before, after).  ceil_mode
+        adds a last window where elements are left that no window holds, if it starts inside the image or its padding.
+        axes are those of the window, by default the spatial ones of x (N, C, spatial...)."""
+ADAPTIVE_DOC = """
+
+        size is the result's, an integer or one for each of the axes (default: the spatial ones of x (N, C,
+        spatial...)).  As in torch, of n elements window p of m holds those from floor(p n / m) to before
+        ceil((p + 1) n / m)."""
+_MAX_DOC = "Padding never wins; a window of nothing else gives minus infinity, or the dtype's least integer.  NaN wins."
+_INDEX_DOC = """The first of equal elements counts, the last of those that are NaN, as in torch; -1 for a
+        window of nothing but padding.  dtype is int32 or int64."""
+
+_register(
+    "max_pool", "max", ("x",), SLIDING, _max_reference,
+    f"""The largest element of every window.  {_MAX_DOC}{WINDOW_DOC}""",
+)  # fmt: skip
+_register(
+    "max_pool_index", "index", ("x",), {**SLIDING, "dtype": int32}, _index_reference,
+    f"""Where the largest element of every window is: its position in the image, flattened over the axes.
+
+        {_INDEX_DOC}{WINDOW_DOC}""",
+)  # fmt: skip
+_register(
+    "avg_pool", "mean", ("x",), _AVERAGE, _mean_reference,
+    f"""The mean of every window.
+
+        With count_include_pad the padding counts as zeros (what hangs over it in ceil mode does not); else the mean is
+        of the window's elements alone, NaN if it has none.{WINDOW_DOC}""",
+)  # fmt: skip
+_register(
+    "adaptive_max_pool", "max", ("x",), {"size": REQUIRED}, _max_reference,
+    f"""The largest element of windows that share out the image to a result of a given size.{ADAPTIVE_DOC}""",
+)  # fmt: skip
+_register(
+    "adaptive_max_pool_index", "index", ("x",), {"size": REQUIRED, "dtype": int32}, _index_reference,
+    f"""Where the elements are that adaptive_max_pool takes: positions in the image, flattened over the axes.
+
+        {_INDEX_DOC}{ADAPTIVE_DOC}""",
+)  # fmt: skip
+_register(
+    "adaptive_avg_pool", "mean", ("x",), {"size": REQUIRED}, _mean_reference,
+    f"""The mean of windows that share out the image to a result of a given size.{ADAPTIVE_DOC}""",
+)  # fmt: skip
+_GRADIENT_DOC = "size is that of the image along the axes; the other attributes are those of the forward op."
+_register(
+    "max_pool_backward_index", "chosen", ("loss", "index"), {"size": REQUIRED, **SLIDING}, _chosen_reference,
+    f"""Gradient of max_pool, given the result of max_pool_index: every element of the image sums the losses of the
+        windows that chose it, in a fixed order.  An index outside of its window counts nowhere.
+
+        {_GRADIENT_DOC}""",
+    backward=True,
+)  # fmt: skip
+_register(
+    "avg_pool_backward", "shares", ("loss",), {"size": REQUIRED, **_AVERAGE}, _mean_backward_reference,
+    f"""Gradient of avg_pool: every element of the image sums its share of the losses of the windows that hold it.
+
+        {_GRADIENT_DOC}""",
+    backward=True,
+)  # fmt: skip
+_register(
+    "adaptive_max_pool_backward_index", "chosen", ("loss", "index"), {"size": REQUIRED}, _chosen_reference,
+    f"""Gradient of adaptive_max_pool, given the result of adaptive_max_pool_index, as max_pool_backward_index.
+
+        {_GRADIENT_DOC}""",
+    backward=True,
+)  # fmt: skip
+_register(
+    "adaptive_avg_pool_backward", "shares", ("loss",), {"size": REQUIRED}, _mean_backward_reference,
+    f"""Gradient of adaptive_avg_pool.  {_GRADIENT_DOC}""",
+    backward=True,
+)  # fmt: skip

@@ -1,0 +1,243 @@
+"""Ops made of pooling and others: gradients that find the maxima again, global pooling, local normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import int32
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType, register
+from fusegraph.ops.composite import Expand, Writing, not_negative, reduced, single_axis
+from fusegraph.ops.convolution import spread
+from fusegraph.ops.pointwise import accepted_kinds, number
+from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, forward_windows, normal
+
+Array = np.ndarray[Any, Any]
+Types = tuple[TensorType, ...]
+Attributes = Mapping[str, Any]
+
+
+def _register(
+    name: str,
+    operands: tuple[str, ...],
+    attributes: Attributes,
+    normalize: Callable[[Types, Attributes], dict[str, Any]],
+    infer: Callable[[Types, Attributes], TensorType],
+    reference: Callable[..., Array],
+    expand: Expand,
+    doc: str,
+) -> None:
+    def quiet(*arrays: Array, **values: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(reference(*arrays, **values))
+
+    register(
+        Op(
+            name=name,
+            kind=Kind.COMPOSITE,
+            operands=operands,
+            attributes=attributes,
+            normalize=normalize,
+            infer=infer,
+            reference=quiet,
+            expand=expand,
+            keeps_layout=True,
+            doc=doc,
+        )
+    )
+
+
+# ---- gradients of maxima, given the image
+
+
+def _sizes(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(x.shape[a] for a in axes)
+
+
+def _gradient(name: str, attributes: Attributes, doc: str) -> None:
+    """Registers name_backward (loss, x): where the maxima are is computed anew."""
+    index, backward = TABLE[f"{name}_index"], TABLE[f"{name}_backward_index"]
+
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
+        loss, x = types
+        accepted_kinds(f"{name}_backward", loss.dtype, ("float",))
+        accepted_kinds(f"{name}_backward", x.dtype, ("float",))
+        if len(loss.shape) != len(x.shape):
+            raise ShapeError(f"the loss of an image {list(x.shape)} has as many dimensions, got {list(loss.shape)}")
+        return normal(x, values)
+
+    def infer(types: Types, values: Attributes) -> TensorType:
+        loss, x = types
+        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
+        _, shape = forward_windows(x.shape, known)
+        if loss.shape != shape:
+            raise ShapeError(f"the loss of an image {list(x.shape)} is {list(shape)}, got {list(loss.shape)}")
+        return TensorType(types[1].shape, types[0].dtype)
+
+    def reference(loss: Array, x: Array, **values: Any) -> Array:
+        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
+        found = index.reference(x, **known, dtype=int32)
+        return np.asarray(backward.reference(loss, found, **{**values, "size": _sizes(x, values["axes"])}))
+
+    def expand(write: Writing, loss: Any, x: Any, **values: Any) -> Any:
+        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
+        found = write(index.name, "index", x, **known)
+        return write(backward.name, "", loss, found, **{**values, "size": _sizes(x, values["axes"])})
+
+    _register(f"{name}_backward", ("loss", "x"), {**attributes, "axes": None}, normalize, infer, reference, expand, doc)
+
+
+_gradient(
+    "max_pool",
+    SLIDING,
+    f"""Gradient of max_pool: every element of the image sums the losses of the windows that chose it, in a fixed order.
+
+        Where the maxima are is found anew; max_pool_backward_index takes what max_pool_index found.{WINDOW_DOC}""",
+)
+_gradient(
+    "adaptive_max_pool",
+    {},
+    f"""Gradient of adaptive_max_pool: every element of the image sums the losses of the windows that chose it, in a
+        fixed order.  The windows follow from the shapes of loss and x.{ADAPTIVE_DOC}""",
+)
+
+
+# ---- global pooling
+
+
+def _global(name: str, mode: str, doc: str) -> None:
+    reduction = TABLE["reduction"]
+
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
+        if types[0].dtype.is_bool or (mode == "avg" and not types[0].dtype.is_float):
+            raise DTypeError(f"{name} does not take {types[0].dtype}; cast it")
+        return normal(types[0], values)
+
+    def infer(types: Types, values: Attributes) -> TensorType:
+        if mode == "max" and any(types[0].shape[a] == 0 for a in values["axes"]):
+            raise ShapeError(f"{name} of no elements")
+        return reduced(types[0], values["axes"])
+
+    def reference(x: Array, **values: Any) -> Array:
+        return np.asarray(reduction.reference(x, mode=mode, axes=values["axes"], keepdims=True, dtype=None))
+
+    def expand(write: Writing, x: Any, **values: Any) -> Any:
+        return write("reduction", "", x, mode=mode, axes=values["axes"])
+
+    _register(name, ("x",), {"axes": None}, normalize, infer, reference, expand, doc)
+
+
+_global(
+    "global_max_pool",
+    "max",
+    """The largest element of each channel of an image (N, C, spatial...), or along the axes: a reduction that keeps the
+    dimensions.  NaN wins.""",
+)
+_global(
+    "global_avg_pool",
+    "avg",
+    """The mean of each channel of an image (N, C, spatial...), or along the axes: a reduction that keeps the
+    dimensions.  The result has x's dtype.""",
+)
+
+
+# ---- local normalisations
+
+
+def _same(window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Padding with which a result has the size of x, as torch pads for local_response_norm."""
+    return tuple((size // 2, (size - 1) // 2) for size in window)
+
+
+def _local(
+    name: str, attributes: Attributes, reference: Callable[..., Array], expand: Expand, doc: str, *, axis: bool
+) -> None:
+    """Registers a normalisation of every element by those of a window around it; axis: along a single one."""
+
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
+        x = types[0]
+        accepted_kinds(name, x.dtype, ("float",))
+        result = dict(values)
+        if axis:
+            result["axis"] = single_axis(values["axis"], x.shape)
+            result["window"] = spread(values["window"], 1, "window", 1)[0]
+        else:
+            result["axes"] = normal(x, {"axes": values["axes"]})["axes"]
+            result["window"] = spread(values["window"], len(result["axes"]), "window", 1)
+        for key in ("alpha", "beta"):
+            if key in values:
+                result[key] = float(number(key, values[key], x.dtype, x.shape))
+        for key in ("k", "epsilon"):
+            if key in values:
+                result[key] = not_negative(key, values[key], x.dtype, x.shape)
+        if result.get("epsilon") == 0:
+            raise AttributeValueError("epsilon is positive, got 0")
+        if any(x.shape[a] == 0 for a in ((result["axis"],) if axis else result["axes"])):
+            raise ShapeError(f"{list(x.shape)} has no elements around an element")
+        return result
+
+    _register(name, ("x",), attributes, normalize, lambda types, _: types[0], reference, expand, doc)
+
+
+def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
+    """The attributes of an avg_pool over the elements around each."""
+    return {
+        "window": window,
+        "stride": (1,) * len(window),
+        "padding": _same(window),
+        "ceil_mode": False,
+        "count_include_pad": include,
+        "axes": axes,
+    }
+
+
+def _response_reference(x: Array, window: int, alpha: float, beta: float, k: float, axis: int) -> Array:
+    mean = TABLE["avg_pool"].reference(x * x, **_around((window,), (axis,), True))
+    return np.asarray(x / (k + alpha * mean) ** beta)
+
+
+def _response(write: Writing, x: Any, window: int, alpha: float, beta: float, k: float, axis: int) -> Any:
+    mean = write("avg_pool", "mean", write("mul", "square", x, x), **_around((window,), (axis,), True))
+    scale = write("add", "scale", write("mul", "scaled", mean, alpha), k)
+    return write("div", "", x, write("pow", "power", scale, beta))
+
+
+_local(
+    "local_response_norm",
+    {"window": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0, "axis": 1},
+    _response_reference,
+    _response,
+    """x / (k + alpha * m)^beta, m being the mean of the squares of the window elements around each along an axis (the
+    channels), zeros beyond the ends included: torch's local_response_norm, Krizhevsky et al. 2012.  An even window
+    reaches further back.""",
+    axis=True,
+)
+
+
+def _contrast_reference(x: Array, window: tuple[int, ...], epsilon: float, axes: tuple[int, ...]) -> Array:
+    mean = TABLE["avg_pool"].reference
+    around = _around(window, axes, False)
+    centred = x - mean(x, **around)
+    return np.asarray(centred / np.maximum(np.sqrt(mean(centred * centred, **around)), epsilon))
+
+
+def _contrast(write: Writing, x: Any, window: tuple[int, ...], epsilon: float, axes: tuple[int, ...]) -> Any:
+    around = _around(window, axes, False)
+    centred = write("sub", "centred", x, write("avg_pool", "mean", x, **around))
+    variance = write("avg_pool", "variance", write("mul", "square", centred, centred), **around)
+    return write("div", "", centred, write("max", "deviation", write("sqrt", "root", variance), epsilon))
+
+
+_local(
+    "local_contrast_norm",
+    {"window": REQUIRED, "epsilon": 1e-5, "axes": None},
+    _contrast_reference,
+    _contrast,
+    """d / max(sqrt(v), epsilon): d is x less the mean of the window around each element, v the mean of d^2 in the
+    window; the windows' elements outside of x do not count.  Subtractive and divisive normalisation as by Jarrett et
+    al. 2009, with windows of even weights.  axes are by default the spatial ones of x (N, C, spatial...).""",
+    axis=False,
+)

@@ -1,0 +1,600 @@
+"""Pooling and what is fused with it: on the CPU against the reference, and compiled for GPUs.
+
+The references are compared with loops over the definition, element by element.  With FUSEGRAPH_UPDATE_GOLDEN=1 in the
+environment the files in tests/golden are written instead of compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, check_on_gpu, compile_for, executables, undecided_share
+
+import fusegraph as fg
+from codegen import best_schedule, schedules
+from codegen.pool_schedule import PoolSchedule, normalize
+from codegen.spec import PoolSpec
+from codegen.windows import Adaptive, Covering, Sliding
+from fusegraph import dtypes as dt
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.lowering.base import Options
+from fusegraph.ops import TABLE
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable, random_inputs, run
+
+Array = np.ndarray[Any, Any]
+GOLDEN = Path(__file__).parent / "golden"
+SHAPE = (2, 8, 9, 12)
+
+#: Windows of every kind: overlapping or with gaps, padded on either side, hanging over, dilated.
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {"window": 3, "stride": 2, "padding": 1},
+    {"window": 2},
+    {"window": (3, 2), "stride": 1, "padding": ((0, 1), (2, 0))},
+    {"window": 3, "stride": 3, "padding": 1, "ceil_mode": True},
+    {"window": (2, 3), "stride": (3, 1), "padding": ((2, 0), (0, 2)), "ceil_mode": True},
+    {"window": 3, "stride": 2, "dilation": (2, 3)},
+)
+
+
+def forward(shape: tuple[int, ...], dtype: str, how: Mapping[str, Any], **layout: Any) -> fg.Graph:
+    """All that can be made of the same windows."""
+    g = fg.Graph(f"pool {dtype} {how}".replace("{", "(").replace("}", ")").replace("'", ""))
+    x = g.tensor("x", shape, dtype, **layout)
+    g.output(g.max_pool(x, **how), name="max")
+    g.output(g.max_pool_index(x, **how), name="index")
+    if x.dtype.is_float and "dilation" not in how:
+        g.output(g.avg_pool(x, **how), name="mean")
+        g.output(g.avg_pool(x, **how, count_include_pad=False), name="mean of the inside")
+    return g
+
+
+def backward(shape: tuple[int, ...], dtype: str, how: Mapping[str, Any], **layout: Any) -> fg.Graph:
+    g = fg.Graph(f"backward {dtype}")
+    x = g.tensor("x", shape, dtype, **layout)
+    size = shape[2:] if "axes" not in how else tuple(shape[a] for a in how["axes"])
+    y, index = g.max_pool(x, **how), g.max_pool_index(x, **how)
+    loss = g.tensor("loss", y.shape, dtype, strides=y.strides)
+    g.output(g.max_pool_backward_index(loss, index, size, **how), name="from the index")
+    g.output(g.max_pool_backward(loss, x, **how), name="from x")
+    if "dilation" not in how:
+        for include in (True, False):
+            g.output(g.avg_pool_backward(loss, size, **how, count_include_pad=include), name=f"mean {include}")
+    return g
+
+
+def adaptive(shape: tuple[int, ...], dtype: str, size: Any, **layout: Any) -> fg.Graph:
+    g = fg.Graph(f"adaptive {dtype}")
+    x = g.tensor("x", shape, dtype, **layout)
+    y, index = g.adaptive_max_pool(x, size), g.adaptive_max_pool_index(x, size, dtype="int64")
+    loss = g.tensor("loss", y.shape, dtype, strides=y.strides)
+    g.output(y, name="max")
+    g.output(index, name="index")
+    g.output(g.adaptive_avg_pool(x, size), name="mean")
+    g.output(g.adaptive_max_pool_backward_index(loss, index, shape[2:]), name="from the index")
+    g.output(g.adaptive_max_pool_backward(loss, x), name="from x")
+    g.output(g.adaptive_avg_pool_backward(loss, shape[2:]), name="mean backward")
+    return g
+
+
+def local(shape: tuple[int, ...], dtype: str, **layout: Any) -> fg.Graph:
+    g = fg.Graph(f"local {dtype}")
+    x = g.tensor("x", shape, dtype, **layout)
+    g.output(g.local_response_norm(x, 5, alpha=0.5), name="response")
+    g.output(g.local_contrast_norm(x, 3, epsilon=0.1), name="contrast")
+    g.output(g.global_avg_pool(x), name="mean")
+    g.output(g.global_max_pool(x), name="max")
+    return g
+
+
+LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"layout": "NHWC"})
+
+
+def test_some_windows() -> None:
+    graphs = [forward(SHAPE, "float32", WINDOWS[k], **layout) for k, layout in zip((0, 3, 4, 5), LAYOUTS * 2)]
+    graphs.append(backward(SHAPE, "float32", WINDOWS[0]))
+    results = check_all(graphs)
+    assert undecided_share(results, graphs) == 0
+
+
+@pytest.mark.slow
+def test_every_window() -> None:
+    graphs = [
+        make(SHAPE, "bfloat16", how, **layout) for make in (forward, backward) for how in WINDOWS for layout in LAYOUTS
+    ]
+    results = check_all(graphs)
+    assert undecided_share(results, graphs) == 0
+
+
+@pytest.mark.slow
+def test_adaptive_windows_and_local_norms() -> None:
+    sizes = (1, (2, 5), (9, 3), (13, 24), (4, 12))
+    graphs = [adaptive(SHAPE, "float32", s, **k) for s, k in zip(sizes, LAYOUTS * 3)]
+    graphs += [local(SHAPE, d, **k) for d, k in zip(("float32", "float16", "float64"), LAYOUTS * 2)]
+    results = check_all(graphs)
+    assert undecided_share(results, graphs) == 0
+
+
+@pytest.mark.slow
+def test_every_dtype() -> None:
+    graphs = []
+    for dtype in dt.ALL:
+        if not dtype.is_bool:
+            graphs += [forward(SHAPE, dtype.name, how, **k) for how, k in zip(WINDOWS[::2], LAYOUTS * 2)]
+        if dtype.is_float:
+            graphs.append(backward(SHAPE, dtype.name, WINDOWS[0], layout="NHWC"))
+    for graph in graphs:
+        graph.name = f"{graph.name} {len(graph.outputs)}"
+    check_all(graphs, inputs=extremes)
+
+
+def extremes(graph: fg.Graph) -> dict[str, Array]:
+    """Random values, with NaN, infinities, zeros of both signs and the largest numbers among them."""
+    inputs = random_inputs(graph, seed=1, special=0.05)
+    rng = np.random.default_rng(2)
+    for array in inputs.values():
+        if array.dtype.kind in "iu":
+            info = np.iinfo(array.dtype)
+            array[...] = np.where(rng.random(array.shape) < 0.3, rng.choice([info.min, info.max], array.shape), array)
+    return inputs
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...], **how: Any) -> fg.Graph:
+    return forward(shape, "float32", how, strides=strides)
+
+
+@pytest.mark.slow
+def test_ranks_axes_and_strides() -> None:
+    """Windows in one to three dimensions, along channels or rows; gaps, repeated and transposed elements."""
+    graphs = [
+        forward((3, 5, 40), "float32", {"window": 3, "stride": 2, "padding": (1,)}),
+        forward((3, 8, 40), "bfloat16", {"window": 4}, layout="NWC"),
+        forward((2, 4, 5, 6, 7), "float32", {"window": (2, 3, 2), "stride": (1, 2, 2), "padding": 1}),
+        forward((2, 8, 5, 6, 7), "float16", {"window": 3, "stride": 2, "padding": 1}, layout="NDHWC"),
+        forward((6, 16), "float32", {"window": 3, "stride": 1, "padding": 1, "axes": -1}),
+        forward((6, 16), "float32", {"window": 2, "axes": 0}),
+        forward((2, 9, 4, 8), "float32", {"window": 4, "stride": 1, "axes": 1}),
+        forward((2, 3, 4, 8), "float32", {"window": (2, 3), "stride": 1, "axes": (0, 3)}, layout="NHWC"),
+        forward((1, 1, 1, 1), "float32", {"window": 3, "padding": 1}),
+        forward((1, 1, 7, 1), "float32", {"window": (3, 1), "stride": 1}),
+        forward((2, 3, 40, 40), "float32", {"window": 21, "stride": 9, "padding": 10}),
+        strided((2, 4, 6, 8), (256, 1, 40, 5), window=3, stride=2, padding=1),
+        strided((2, 4, 6, 8), (1, 2, 8, 48), window=3, stride=1, padding=1),
+        strided((2, 4, 6, 8), (192, 48, 0, 1), window=2),
+        strided((2, 4, 6, 8), (0, 0, 8, 1), window=2),
+        strided((2, 4, 6, 8), (400, 1, 64, 8), window=3, stride=2, padding=1),
+        backward((3, 5, 40), "float32", {"window": 3, "stride": 2, "padding": 1}),
+        backward((2, 4, 5, 6, 7), "float32", {"window": 2, "stride": (1, 2, 2), "padding": 1}, layout="NDHWC"),
+        backward((6, 16), "float32", {"window": 3, "stride": 1, "padding": 1, "axes": (0,)}),
+    ]
+    check_all(graphs)
+
+
+def test_no_elements_and_positions() -> None:
+    """An empty batch; the position of each of the elements is what gen_index counts."""
+    g = fg.Graph("empty")
+    x = g.tensor("x", (0, 4, 6, 6))
+    g.output(g.max_pool(x, 2) + 1.0, name="y")
+    h = fg.Graph("positions")
+    image = h.tensor("image", (2, 3, 6, 8))
+    h.output(h.max_pool(h.gen_index(image, axis=3), 3, 2, 1), name="last columns")
+    h.output(h.max_pool_index(h.gen_index(image, axis=2), 3, 2, 1), name="last rows")
+    h.output(h.avg_pool(image, 2) + h.cast(h.gen_index(h.avg_pool(image, 2), axis=2), "float32"), name="rows")
+    results = check_all([g, h])
+    assert len(results) == 2
+
+
+# ---- what the ops mean
+
+
+def elements(how: Mapping[str, Any], p: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The elements of the window at a position, by the definition."""
+    per_axis = []
+    for a, size in enumerate(sizes):
+        taps, stride, before = (_at(how[k], a) for k in ("window", "stride", "padding"))
+        dilation = _at(how.get("dilation", 1), a)
+        start = p[a] * stride - (before[0] if isinstance(before, tuple) else before)
+        per_axis.append([i for t in range(taps) if 0 <= (i := start + t * dilation) < size])
+    return list(product(*per_axis))
+
+
+def _at(value: Any, axis: int) -> Any:
+    return value[axis] if isinstance(value, tuple) else value
+
+
+DEFINED = (
+    {"window": 3, "stride": 2, "padding": 1},
+    {"window": (2, 3), "stride": (1, 2), "padding": (0, 2), "dilation": 2},
+)
+
+
+@pytest.mark.parametrize("how", DEFINED)
+def test_references_follow_the_definition(how: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-5, 6, (5, 7)).astype(np.float64)  # with equal elements
+    x[1, 2] = np.nan
+    x[1, 3] = np.nan
+    g = fg.Graph("defined")
+    image = g.tensor("x", (1, 1, 5, 7), "float64")
+    nodes = [g.producer(g.max_pool(image, **how)), g.producer(g.max_pool_index(image, **how))]
+    assert nodes[0] is not None
+    assert nodes[1] is not None
+    most, index = (n.op.reference(x[None, None], **n.attributes)[0, 0] for n in nodes if n is not None)
+    loss = rng.standard_normal(most.shape)
+    gradient = np.zeros((5, 7))
+    for p in product(*map(range, most.shape)):
+        held = elements(how, p, (5, 7))
+        values = [x[i] for i in held]
+        assert np.array_equal(most[p], max(values, default=-np.inf) if not any(map(np.isnan, values)) else np.nan, True)
+        if not held:
+            assert index[p] == -1
+            continue
+        nan = [i for i in held if np.isnan(x[i])]
+        chosen = nan[-1] if nan else next(i for i in held if x[i] == max(values))
+        assert index[p] == chosen[0] * 7 + chosen[1]
+        gradient[chosen] += loss[p]
+    op = TABLE["max_pool_backward_index"]
+    attributes = {**nodes[0].attributes, "size": (5, 7)}
+    found = op.reference(loss[None, None], index[None, None], **attributes)[0, 0]
+    np.testing.assert_allclose(found, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("ceil", [True, False])
+def test_means_follow_the_definition(include: bool, ceil: bool) -> None:
+    """In ceil mode torch divides by the elements of image and padding, not by those that hang over."""
+    how = {"window": 3, "stride": 3, "padding": 1, "ceil_mode": ceil, "count_include_pad": include}
+    x = np.random.default_rng(1).standard_normal((6, 8))
+    g = fg.Graph("defined")
+    y = g.avg_pool(g.tensor("x", (1, 1, 6, 8), "float64"), **how)
+    assert y.shape[2:] == ((3, 3) if ceil else (2, 3))
+    node = g.producer(y)
+    assert node is not None
+    mean = node.op.reference(x[None, None], **node.attributes)[0, 0]
+    loss = np.random.default_rng(2).standard_normal(mean.shape)
+    gradient = np.zeros(x.shape)
+    for p in product(*map(range, mean.shape)):
+        held = elements(how, p, (6, 8))
+        inside = [[i for i in range(c * 3 - 1, c * 3 + 2) if i < size + 1] for c, size in zip(p, (6, 8))]
+        count = len(inside[0]) * len(inside[1]) if include else len(held)
+        np.testing.assert_allclose(mean[p], sum(x[i] for i in held) / count, rtol=1e-12)
+        for i in held:
+            gradient[i] += loss[p] / count
+    found = TABLE["avg_pool_backward"].reference(loss[None, None], **{**node.attributes, "size": (6, 8)})[0, 0]
+    np.testing.assert_allclose(found, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 3), (3, 7), (10, 4), (4, 4), (1, 5), (5, 1)])
+def test_adaptive_windows_follow_the_definition(n: int, m: int) -> None:
+    x = np.random.default_rng(3).standard_normal(n)
+    starts, ends = [p * n // m for p in range(m)], [-(-(p + 1) * n // m) for p in range(m)]
+    values = {"size": (m,), "axes": (2,)}
+    mean = TABLE["adaptive_avg_pool"].reference(x[None, None], **values)[0, 0]
+    most = TABLE["adaptive_max_pool"].reference(x[None, None], **values)[0, 0]
+    np.testing.assert_allclose(mean, [x[a:b].mean() for a, b in zip(starts, ends)], rtol=1e-12)
+    assert list(most) == [x[a:b].max() for a, b in zip(starts, ends)]
+    loss, gradient = np.random.default_rng(4).standard_normal(m), np.zeros(n)
+    for value, a, b in zip(loss, starts, ends):
+        gradient[a:b] += value / (b - a)
+    found = TABLE["adaptive_avg_pool_backward"].reference(loss[None, None], **{**values, "size": (n,)})[0, 0]
+    np.testing.assert_allclose(found, gradient, rtol=1e-12, atol=1e-15)
+    # The windows that hold an element are Adaptive too.
+    holding = Adaptive(m, n)
+    for i in range(n):
+        assert [p for p in range(m) if starts[p] <= i < ends[p]] == list(range(holding.start(i), holding.end(i)))
+
+
+def test_local_response_norm_follows_the_definition() -> None:
+    x = np.random.default_rng(5).standard_normal((2, 7, 3))
+    found = TABLE["local_response_norm"].reference(x, window=4, alpha=0.5, beta=0.75, k=2.0, axis=1)
+    for n, c, i in product(range(2), range(7), range(3)):
+        around = x[n, max(c - 2, 0) : c + 2, i]  # as torch: half a window back, the rest ahead
+        np.testing.assert_allclose(found[n, c, i], x[n, c, i] / (2 + 0.5 * (around**2).sum() / 4) ** 0.75)
+
+
+def test_windows_of_nothing_but_padding() -> None:
+    """The maximum of no elements is the least value, it is nowhere, and their mean is NaN; no gradient comes of it."""
+    g = fg.Graph("padding")
+    x, n = g.tensor("x", (1, 1, 2, 3)), g.tensor("n", (1, 1, 2, 3), "int8")
+    how: dict[str, Any] = {"window": 1, "stride": 1, "padding": ((2, 0), (0, 1))}
+    index = g.output(g.max_pool_index(x, **how), name="index")
+    g.output(g.max_pool(x, **how), name="max")
+    g.output(g.max_pool(n, **how), name="least")
+    mean = g.output(g.avg_pool(x, **how, count_include_pad=False), name="mean")
+    g.output(g.avg_pool(x, **how), name="zeros")
+    g.output(g.max_pool_backward_index(mean, index, (2, 3), **how), name="gradient")
+    g.output(g.avg_pool_backward(mean, (2, 3), **how, count_include_pad=False), name="share")
+    check_all([g])
+    (executable,) = executables([g])
+    found = run(executable, {"x": np.ones((1, 1, 2, 3), np.float32), "n": np.ones((1, 1, 2, 3), np.int8)})
+    empty = np.ones((1, 1, 4, 4), bool)
+    empty[0, 0, 2:, :3] = False
+    assert (found["max"][empty] == -np.inf).all()
+    assert (found["least"][empty] == -128).all()
+    assert (found["index"][empty] == -1).all()
+    assert np.isnan(found["mean"][empty]).all()
+    assert (found["zeros"][empty] == 0).all()
+    assert (found["gradient"] == 1).all()
+    assert (found["share"] == 1).all()
+
+
+def test_nan_and_ties() -> None:
+    """NaN wins, the last of several; of equal elements the first; rows of minus infinity have a maximum somewhere."""
+    g = fg.Graph("special")
+    x = g.tensor("x", (1, 1, 3, 4))
+    g.output(g.max_pool(x, (1, 4)), name="max")
+    g.output(g.max_pool_index(x, (1, 4)), name="index")
+    (executable,) = executables([g])
+    values = np.array([[1, np.nan, np.nan, 5], [2, 3, 3, -1], [-np.inf] * 4], np.float32)
+    found = run(executable, {"x": values[None, None]})
+    assert np.array_equal(found["max"].ravel(), np.float32([np.nan, 3, -np.inf]), equal_nan=True)
+    assert list(found["index"].ravel()) == [2, 5, 8]
+
+
+def test_an_index_outside_of_its_window_counts_nowhere() -> None:
+    g = fg.Graph("wrong index")
+    loss, index = g.tensor("loss", (1, 1, 2, 2)), g.tensor("index", (1, 1, 2, 2), "int64")
+    g.output(g.max_pool_backward_index(loss, index, 4, 2), name="y")
+    (executable,) = executables([g])
+    given = {"loss": np.ones((1, 1, 2, 2), np.float32), "index": np.array([[[[0, 0], [-1, 10**12]]]])}
+    (y,) = run(executable, given).values()
+    assert y.sum() == y[0, 0, 0, 0] == 1
+    assert check_executable(executable, given).ok
+
+
+# ---- fusion
+
+
+def normalized(g: fg.Graph) -> None:
+    """Batch normalisation and relu before, a residual after."""
+    x, scale, bias = g.tensor("x", (2, 16, 12, 12), layout="NHWC"), *(g.tensor(n, (16, 1, 1)) for n in ("s", "b"))
+    residual = g.tensor("residual", (2, 16, 6, 6), layout="NHWC")
+    g.output(g.gelu(g.max_pool(g.relu(x * scale + bias), 3, 2, 1) + residual), name="y")
+
+
+def side_by_side(g: fg.Graph) -> None:
+    """Maximum, where it is, and means of the same windows."""
+    x = g.tensor("x", (2, 3, 16, 16))
+    for op in (g.max_pool, g.max_pool_index, g.avg_pool):
+        g.output(op(x, 3, 2, 1), name=op.__name__)
+
+
+def response(g: fg.Graph) -> None:
+    """The elements around each, and the element itself."""
+    g.output(g.local_response_norm(g.tensor("x", (2, 16, 6, 6), layout="NHWC"), alpha=0.1), name="y")
+
+
+def both(g: fg.Graph) -> None:
+    """What is pooled is an output as large as the pooled image: it is computed for elements and for windows."""
+    x = g.tensor("x", (2, 4, 8, 8))
+    y = g.output(g.relu(x), name="y")
+    g.output(y - g.avg_pool(y, 3, 1, 1), name="z")
+
+
+def different(g: fg.Graph) -> None:
+    """Two forms of windows, one after the other and side by side."""
+    x = g.tensor("x", (2, 4, 16, 16))
+    y = g.max_pool(x, 2)
+    g.output(g.avg_pool(y, 3, 2, 1), name="y")
+    g.output(g.avg_pool(x, 3, 2, 1) * 2.0, name="z")
+
+
+def costly(g: fg.Graph) -> None:
+    """A function that nine windows would each compute."""
+    g.output(g.avg_pool(g.gelu(g.tensor("x", (2, 4, 16, 16))), 3, 1, 1), name="y")
+
+
+def expensive_once(g: fg.Graph) -> None:
+    """The same where every element is in one window."""
+    g.output(g.avg_pool(g.gelu(g.tensor("x", (2, 4, 16, 16))), 2), name="y")
+
+
+def reduced(g: fg.Graph) -> None:
+    """A reduction of what was pooled, a convolution before."""
+    x, w = g.tensor("x", (2, 4, 16, 16)), g.tensor("w", (8, 4, 3, 3))
+    y = g.max_pool(g.relu(g.conv_fprop(x, w, padding=1)), 2)
+    g.output(g.reduction(y, "avg", (2, 3)), name="y")
+
+
+FUSED: dict[Callable[[fg.Graph], None], int] = {
+    normalized: 1, side_by_side: 1, response: 1, both: 1, different: 3, costly: 2, expensive_once: 1, reduced: 3,
+}  # fmt: skip
+
+
+def built(make: Callable[[fg.Graph], None], io: str = "float32") -> fg.Graph:
+    g = fg.Graph(make.__name__, io_dtype=io)
+    make(g)
+    return g
+
+
+def test_what_is_fused() -> None:
+    graphs = [built(make) for make in FUSED]
+    assert [len(plan(g).kernels) for g in graphs] == list(FUSED.values())
+    reasons = {d.reason for g in graphs for d in plan(g).partition.decisions if not d.fused}
+    assert any("'gelu' would be computed 9 times for every element" in r for r in reasons)
+    assert any("have different windows" in r or "comes before windows" in r for r in reasons)
+    check_all(graphs)
+
+
+@pytest.mark.slow
+def test_what_is_fused_in_other_ways() -> None:
+    check_all([built(make, "bfloat16") for make in FUSED])
+    check_all([built(make) for make in FUSED], strict=True)
+    check_all([built(make) for make in FUSED], fusion=False)
+
+
+def test_every_element_is_read_once() -> None:
+    (kernel,) = plan(built(normalized)).kernels
+    assert sum(t.nbytes for t in kernel.arguments) == 4 * (2 * 16 * 144 + 2 * 16 + 2 * 2 * 16 * 36)
+
+
+@pytest.mark.slow
+def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [
+        forward((2, 8, 9, 12), "bfloat16", {"window": 3, "stride": 2, "padding": 1}, layout="NHWC"),
+        forward((2, 3, 9, 16), "bfloat16", {"window": 3, "stride": 2, "padding": 1}),
+        forward((2, 3, 9, 16), "float32", {"window": 3, "stride": 1, "padding": 1}),
+        forward((2, 3, 9, 16), "float32", {"window": (2, 3), "stride": 1, "dilation": 2}),
+        backward((2, 8, 9, 12), "float32", {"window": 3, "stride": 2, "padding": 1}, layout="NHWC"),
+        built(normalized),
+        built(response),
+    ]
+    seen, made = set(), []
+    for graph in graphs:
+        specs = [k.group.lowered.spec for k in plan(graph).kernels]
+        for spec in specs:
+            assert isinstance(spec, PoolSpec)
+            for schedule in (*schedules(spec), *_others(spec)):
+                seen.add((schedule.vector > 1, schedule.rows, schedule.cols, schedule.down))
+
+                def chosen(other: Any, *_: Any, spec: Any = spec, schedule: Any = schedule) -> Any:
+                    return schedule if other == spec else best_schedule(other)
+
+                monkeypatch.setattr("fusegraph.plan.best_schedule", chosen)
+                made.append(CpuExecutable(graph, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph))
+        assert result.ok, f"{[k.choice.schedule for k in executable.plan.kernels]}: {result}"
+    assert {s[1:3] for s in seen} >= {(1, 1), (2, 1), (1, 2), (1, 8)}
+    assert {s[3] for s in seen} >= {1, 2, 4}
+
+
+def _others(spec: PoolSpec) -> list[PoolSchedule]:
+    """Schedules that no cost model would choose here, 64-bit offsets among them."""
+    best = best_schedule(spec)
+    assert isinstance(best, PoolSchedule)
+    single = replace(best, vector=1, rows=1, cols=1, down=1)
+    found = [single, replace(single, itype="int64")]
+    if all(isinstance(window, Sliding) for _, window in normalize(spec).windows):
+        found += [replace(single, cols=8), replace(best, rows=1, cols=2)]
+    return found
+
+
+def test_windows_in_simpler_words() -> None:
+    """Windows that share elements out evenly slide; those of one element are no windows."""
+
+    def windows(g: fg.Graph) -> list[Any]:
+        (kernel,) = plan(g).kernels
+        return [window for _, window in normalize(kernel.group.lowered.spec).windows]
+
+    g = fg.Graph("even")
+    g.output(g.adaptive_avg_pool(g.tensor("x", (2, 3, 8, 9)), (4, 9)), name="y")
+    assert windows(g) == [Sliding(8, 2, 2, 1, 0)]
+    h = fg.Graph("gradient")
+    h.output(h.adaptive_avg_pool_backward(h.tensor("x", (2, 3, 4, 9)), (8, 9)), name="y")
+    assert windows(h) == [Covering(4, 2, 2, 1, 0)]
+
+
+# ---- what is refused
+
+
+X, N, M = (1, 2, 8, 8), (4, 4), (1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (lambda g, x, b: g.max_pool(x), GraphError, "window"),
+        (lambda g, x, b: g.max_pool(x, 0), AttributeValueError, "window is an integer of at least 1, or 2 of them"),
+        (lambda g, x, b: g.max_pool(x, 2, 0), AttributeValueError, "stride is an integer of at least 1"),
+        (lambda g, x, b: g.max_pool(x, 2, padding=-1), AttributeValueError, "padding is an integer of at least 0"),
+        (lambda g, x, b: g.max_pool(x, (2, 2, 2)), AttributeValueError, "or 2 of them"),
+        (lambda g, x, b: g.max_pool(x, 2, ceil_mode=1), AttributeValueError, "ceil_mode is True or False"),
+        (lambda g, x, b: g.max_pool(x, 9), ShapeError, "a window that reaches over 9 elements does not fit 8"),
+        (lambda g, x, b: g.max_pool(x, 2, axes=()), AttributeValueError, "at least one axis"),
+        (lambda g, x, b: g.max_pool(x, 2, axes=4), AttributeValueError, "axis 4 is not one of the 4 axes"),
+        (lambda g, x, b: g.max_pool(g.tensor("m", N), 2), ShapeError, "of others name the axes"),
+        (lambda g, x, b: g.max_pool(g.tensor("m", (1, 1, 0, 4)), 2), ShapeError, "axis 2 has no elements to pool"),
+        (lambda g, x, b: g.max_pool(b, 2), DTypeError, "does not take bool"),
+        (lambda g, x, b: g.avg_pool(g.cast(x, "int8"), 2), DTypeError, "avg_pool of int8 is not exact"),
+        (lambda g, x, b: g.avg_pool(x, 2, dilation=2), GraphError, "dilation"),
+        (lambda g, x, b: g.max_pool_index(x, 2, dtype="int8"), DTypeError, "positions are int32 or int64"),
+        (lambda g, x, b: g.adaptive_avg_pool(x, 0), AttributeValueError, "size is an integer of at least 1"),
+        (lambda g, x, b: g.avg_pool_backward(x, 5, 2), ShapeError, r"the loss of an image \[1, 2, 5, 5\] is"),
+        (lambda g, x, b: g.max_pool_backward_index(x, x, 16, 2), DTypeError, "takes positions of integers"),
+        (lambda g, x, b: g.max_pool_backward(x, x, 2), ShapeError, r"is \[1, 2, 4, 4\], got \[1, 2, 8, 8\]"),
+        (lambda g, x, b: g.max_pool_backward_index(x, g.tensor("i", M, "int8"), 16, 2), ShapeError, "an index for"),
+        (lambda g, x, b: g.local_contrast_norm(x, 3, epsilon=0), AttributeValueError, "epsilon is positive"),
+        (lambda g, x, b: g.local_response_norm(x, axis=7), AttributeValueError, "axis 7"),
+        (lambda g, x, b: g.global_avg_pool(g.cast(x, "int32")), DTypeError, "does not take int32"),
+    ],
+)  # fmt: skip
+def test_refused(build: Callable[..., Any], error: type[Exception], text: str) -> None:
+    g = fg.Graph("refused")
+    with pytest.raises(error, match=text):
+        build(g, g.tensor("x", X), g.tensor("b", X, "bool"))
+
+
+def test_cudnn_has_no_pooling() -> None:
+    from fusegraph.lowering import cudnn
+    from fusegraph.lowering.base import GroupView, Refusal
+
+    g = fg.Graph("cudnn")
+    g.output(g.max_pool(g.tensor("x", X), 2), name="y")
+    with pytest.raises(Refusal, match="cuDNN's Python API has no pooling"):
+        cudnn.accept(GroupView(g, g.nodes, {n: k for k, n in enumerate(g.nodes)}), Options())
+
+
+# ---- sources
+
+
+def golden_graphs() -> dict[str, fg.Graph]:
+    channels = fg.Graph("maxpool", io_dtype="bfloat16")
+    x = channels.tensor("x", (64, 256, 56, 56), layout="NHWC")
+    channels.output(channels.max_pool(x, 3, 2, 1), name="y")
+    planes = fg.Graph("maxpool_index", io_dtype="float32")
+    x = planes.tensor("x", (64, 256, 56, 56))
+    planes.output(planes.max_pool(planes.relu(x), 3, 2, 1), name="y")
+    planes.output(planes.max_pool_index(planes.relu(x), 3, 2, 1), name="index")
+    gradient = fg.Graph("avgpool_backward", io_dtype="bfloat16")
+    loss = gradient.tensor("loss", (64, 256, 28, 28), layout="NHWC")
+    gradient.output(gradient.avg_pool_backward(loss, 56, 3, 2, 1, count_include_pad=False), name="y")
+    shared = fg.Graph("adaptive_avgpool", io_dtype="float32")
+    shared.output(shared.adaptive_avg_pool(shared.tensor("x", (8, 64, 14, 14)), 5), name="y")
+    return {"maxpool": channels, "maxpool_index": planes, "avgpool_backward": gradient, "adaptive_avgpool": shared}
+
+
+@pytest.mark.parametrize("name", list(golden_graphs()))
+def test_golden_source(name: str) -> None:
+    (kernel,) = plan(golden_graphs()[name]).kernels
+    path = GOLDEN / f"{name}.cu"
+    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
+        path.write_text(kernel.source.code)
+    assert kernel.source.code == path.read_text()
+
+
+def gpu_graphs() -> list[fg.Graph]:
+    graphs = [
+        make((8, c, 30, 32), d, how, **layout)
+        for make in (forward, backward)
+        for how in (WINDOWS[0], WINDOWS[2], WINDOWS[5])
+        for c, layout in ((16, {"layout": "NHWC"}), (3, {}))
+        for d in ("float32", "bfloat16")
+    ]
+    graphs += [adaptive((4, 16, 14, 14), d, (5, 7), **k) for d in ("float32", "float16") for k in LAYOUTS]
+    graphs += [local((4, 16, 14, 14), "bfloat16", **k) for k in LAYOUTS]
+    for number, graph in enumerate(graphs):
+        graph.name = f"pool{number}"
+    return graphs + [built(make, "bfloat16") for make in FUSED] + list(golden_graphs().values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_for_gpus(arch: str) -> None:
+    graphs = [*golden_graphs().values(), built(normalized, "bfloat16"), built(side_by_side), local(SHAPE, "float16")]
+    graphs += [backward(SHAPE, "bfloat16", WINDOWS[0], layout="NHWC"), forward(SHAPE, "float64", WINDOWS[2])]
+    assert [k.name for k in compile_for(arch, graphs) if k.spill_bytes] == []
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    check_on_gpu(gpu_graphs())
