@@ -61,7 +61,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Index:
-    """Position of the element along a dimension of a tensor: the n-th of the program's ``indices`` (int32)."""
+    """A position that depends on the element's coordinates: the n-th of the program's ``indices``."""
 
     index: int
 
@@ -73,7 +73,14 @@ class Reduced:
     reduction: int
 
 
-Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced
+@dataclass(frozen=True)
+class Pointer:
+    """The pointer to the program's n-th table, for instructions that compute which element they read."""
+
+    table: int
+
+
+Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced | Pointer
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,9 @@ class Reduction:
 class Program:
     """What is computed for one element of the iteration space.
 
-    indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``.
+    indices are pseudo-operands: the value of ``Index(n)`` is the sum of coordinate times ``indices[n][dim]``; itype is
+    their C type, int32, or int64 where tables are that large.
+    tables are operands that instructions read at positions of their own, through ``Pointer(n)``; without strides.
     real is the C type in which floats of 32 bits or fewer are computed ("float", or "double" on request).
     exact forbids approximate instructions even where they could not be seen in what is stored.
     reductions are those of the rows family; each uses values that do not depend on later ones.
@@ -127,6 +136,8 @@ class Program:
     real: str = "float"
     exact: bool = False
     reductions: tuple[Reduction, ...] = ()
+    tables: tuple[Operand, ...] = ()
+    itype: str = "int32"
 
     @property
     def approximate(self) -> bool:
@@ -135,7 +146,9 @@ class Program:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Loads, then stores: the order of the kernel's pointer parameters."""
+        """What is read and written along the space: loads, then stores.  (The kernel's pointer parameters are these,
+        with the tables in between.)
+        """
         return self.loads + tuple(store.operand for store in self.stores)
 
 
@@ -180,7 +193,8 @@ def fill(template: str, arguments: list[str]) -> str:
         text = arguments[int(match[1])]
         if text.startswith("-") and not template.startswith("{") and "(" not in template[: match.start()]:
             return f"({text})"
-        return text if _SIMPLE.fullmatch(text) or text.startswith("-") else f"({text})"
+        whole = template[match.start() - 1 : match.end() + 1] == f"[{match[0]}]"
+        return text if whole or _SIMPLE.fullmatch(text) or text.startswith("-") else f"({text})"
 
     return _PLACEHOLDER.sub(argument, template)
 
@@ -243,7 +257,7 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
         return program.instructions[value.instruction].ctype
     if isinstance(value, Reduced):
         return program.reductions[value.reduction].ctype
-    return "int32" if isinstance(value, Index) else anchor
+    return program.itype if isinstance(value, Index) else anchor
 
 
 def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:

@@ -92,6 +92,13 @@ def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
     return [prod(shape), *(extent(shape, op.strides) for op in operands)]
 
 
+def far(program: Program) -> list[int]:
+    """What `index_type` needs to know of a program's positions: numbers below 0 keep their value in both types only if
+    these have the same size.
+    """
+    return [2**32] if program.itype == "int64" else []
+
+
 def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
     """The C expression of one coordinate of a row-major position."""
     inner = prod(shape[dim + 1 :])

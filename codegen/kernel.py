@@ -66,12 +66,14 @@ class Pointers:
 
     def __init__(self, program: Program, names: Names) -> None:
         self.loads = [names.unique(op.name) for op in program.loads]
+        self.tables = [names.unique(op.name) for op in program.tables]
         self.stores = [names.unique(store.operand.name) for store in program.stores]
         self._program = program
 
     def parameters(self) -> list[str]:
         program = self._program
-        return [parameter(op, n) for op, n in zip(program.loads, self.loads)] + [
+        read = zip((*program.loads, *program.tables), (*self.loads, *self.tables))
+        return [parameter(op, n) for op, n in read] + [
             parameter(store.operand, n, written=True) for store, n in zip(program.stores, self.stores)
         ]
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from codegen.expr import Anchor, Emitter, Index, Literal, Load, Operand, Program, Result, Value, ctype_of, varying
+from codegen.expr import (
+    Anchor,
+    Emitter,
+    Index,
+    Literal,
+    Load,
+    Operand,
+    Pointer,
+    Program,
+    Result,
+    Value,
+    ctype_of,
+    varying,
+)
 from codegen.kernel import Pointers, converted, headers, heading, signature, uses
 from codegen.naming import Names, Writer
 
@@ -20,7 +33,7 @@ class Body:
         self.names = Names({name, *taken})
         self.pointers = Pointers(program, self.names)
         self.w = Writer()
-        self.terms: dict[Value, str] = {}
+        self.terms: dict[Value, str] = {Pointer(n): name for n, name in enumerate(self.pointers.tables)}
         self._emitter = Emitter(program, self.names)
         self._uses = uses(program)
         self._registers: dict[int, str] = {}
@@ -71,7 +84,7 @@ class Body:
             operand = self.program.loads[n]
             terms[Load(n)] = self._once(Load(n), converted(operand, text, self.program.real), operand.name)
         for n, text in enumerate(indices):
-            terms[Index(n)] = self._once(Index(n), f"int32({text})", "index")
+            terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
         self._emitter.statements(self.w, terms, lambda k: self._varies[k])
         return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
 

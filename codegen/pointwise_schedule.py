@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from codegen.expr import Operand, Program
-from codegen.iteration import bounds, index_type, memory_order, packed, rebase
+from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.spec import PointwiseSpec
 
 THREADS = 256
@@ -95,7 +95,7 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
     """The schedule used when nothing was tuned."""
     shape, program = normalize(spec)
     operands = program.operands
-    itype = index_type(*bounds(operands, shape))
+    itype = index_type(*bounds(operands, shape), *far(program))
     total = prod(shape)
     full = [op for op in operands if any(op.strides)]
     vector = 16 // min(op.dtype.itemsize for op in operands)

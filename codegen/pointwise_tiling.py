@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.expr import Operand, Program
-from codegen.iteration import bounds, index_type, memory_order, packed, rebase
+from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.pointwise_schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
 from codegen.spec import PointwiseSpec
 
@@ -221,7 +221,7 @@ def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
 def _along(spec: PointwiseSpec, order: tuple[int, ...]) -> tuple[float, TilesSchedule]:
     """The best tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
     shape, program, _ = rebase(spec.program, spec.shape, order)
-    itype = index_type(*bounds(program.operands, shape))
+    itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
     for op in program.operands:
         if _across(op, shape):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
+from fusegraph import indexing
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
 from fusegraph.errors import DTypeError, GraphError, LayoutError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
@@ -70,6 +71,11 @@ class Tensor:
         self.strides = strides
         self.dtype = dtype
         self.value = value
+        #: Whose memory it lies in, and how many elements after that one's first: its own, unless `passes.views` says
+        #: otherwise, which leaves here the strides that it would have in its own.
+        self.base: Tensor = self
+        self.start = 0
+        self.own_strides: tuple[int, ...] | None = None
 
     @property
     def type(self) -> TensorType:
@@ -170,6 +176,29 @@ class Tensor:
 
     def __invert__(self) -> Tensor:
         return self._op("logical_not", self)
+
+    __iter__ = None  # indexing would make one, of a slice an element
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with arrays (see
+        `Graph.gather`).  Raises AttributeValueError.
+        """
+        return indexing.index(self, key)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """`Graph.reshape`, of a shape or of so many sizes."""
+        given = shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape
+        return self.graph.apply(TABLE["reshape"], (self,), {"shape": given})
+
+    def transpose(self, *perm: Any) -> Tensor:
+        """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
+        given = perm[0] if len(perm) == 1 and hasattr(perm[0], "__iter__") else perm or None
+        return self.graph.apply(TABLE["transpose"], (self,), {"perm": given})
+
+    @property
+    def T(self) -> Tensor:
+        """The dimensions in reverse."""
+        return self.transpose()
 
 
 class Node:
@@ -335,11 +364,11 @@ class Graph:
         if name is not None:
             check_name("tensor", name)
         label = f"{op.name} {name!r}" if name else op.name
-        if not len(op.operands) - op.optional <= len(operands) <= len(op.operands):
-            least = f"{len(op.operands) - op.optional} to " if op.optional else ""
-            raise GraphError(
-                f"{label} takes {least}{len(op.operands)} tensors ({', '.join(op.operands)}), got {len(operands)}"
-            )
+        names = op.operands * len(operands) if op.variadic else op.operands
+        if not max(len(names) - op.optional, 1) <= len(operands) <= len(names):
+            least = f"{len(names) - op.optional} to " if op.optional else ""
+            wanted = "one or more" if op.variadic else f"{least}{len(names)}"
+            raise GraphError(f"{label} takes {wanted} tensors ({', '.join(op.operands)}), got {len(operands)}")
         unknown = set(attributes) - set(op.attributes)
         if unknown:
             known = ", ".join(op.attributes) or "none"
@@ -359,7 +388,8 @@ class Graph:
             results = inferred if isinstance(inferred, tuple) else (inferred,)
             shapes = [check_shape(result.shape) for result in results]
         except GraphError as error:
-            seen = ", ".join(f"{k} = {t.name!r} {t.dtype} {list(t.shape)}" for k, t in zip(op.operands, tensors))
+            keys = op.names(len(tensors))
+            seen = ", ".join(f"{k} = {t.name!r} {t.dtype} {list(t.shape)}" for k, t in zip(keys, tensors))
             raise type(error)(f"{label}: {error} ({seen})") from None
         outputs: list[Tensor] = []
         for part, shape, result in zip(op.results, shapes, results):
@@ -414,19 +444,20 @@ class Graph:
 
     def _operands(self, label: str, op: Op, operands: Sequence[Any]) -> Iterable[Tensor]:
         tensors = [x for x in operands if isinstance(x, Tensor)]
+        names = op.names(len(operands))
         for index, operand in enumerate(operands):
             if isinstance(operand, Tensor):
-                self._own(operand, f"{label}, operand {op.operands[index]!r}")
+                self._own(operand, f"{label}, operand {names[index]!r}")
                 yield operand
-            elif isinstance(operand, int) and op.operands[index] in op.integers:
+            elif isinstance(operand, int) and names[index] in op.integers:
                 if not int64.min <= operand <= int64.max:
-                    raise DTypeError(f"{label}, operand {op.operands[index]!r}: {operand} does not fit in int64")
+                    raise DTypeError(f"{label}, operand {names[index]!r}: {operand} does not fit in int64")
                 yield self.constant(operand, dtype=int64)
             elif isinstance(operand, (bool, int, float)) and tensors:
                 dtype = _scalar_dtype(operand, tensors[0].dtype)
                 if not dtype.min <= operand <= dtype.max and math.isfinite(operand):
                     raise DTypeError(
-                        f"{label}, operand {op.operands[index]!r}: {operand} does not fit in {dtype}, "
+                        f"{label}, operand {names[index]!r}: {operand} does not fit in {dtype}, "
                         f"whose values go from {dtype.min} to {dtype.max}"
                     )
                 yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)
@@ -434,7 +465,7 @@ class Graph:
                 yield self.constant(operand)
             else:
                 raise GraphError(
-                    f"{label}: operand {op.operands[index]!r} is a {type(operand).__name__}; "
+                    f"{label}: operand {names[index]!r} is a {type(operand).__name__}; "
                     "give a Tensor of this graph, a number or a NumPy array"
                 )
 
@@ -518,21 +549,15 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
 
 def _method(op: Op) -> Callable[..., Any]:
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    one = inspect.Parameter.VAR_POSITIONAL if op.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    least = len(op.operands) - op.optional
     parameters += [
-        inspect.Parameter(
-            n,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            annotation=Tensor,
-            default=None if k >= len(op.operands) - op.optional else inspect.Parameter.empty,
-        )
+        inspect.Parameter(n, one, annotation=Tensor, default=None if k >= least else inspect.Parameter.empty)
         for k, n in enumerate(op.operands)
     ]
+    how = inspect.Parameter.KEYWORD_ONLY if op.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters += [
-        inspect.Parameter(
-            key,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if default is REQUIRED else default,
-        )
+        inspect.Parameter(key, how, default=inspect.Parameter.empty if default is REQUIRED else default)
         for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is not REQUIRED)
     ]
     parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None))
@@ -548,7 +573,11 @@ def _method(op: Op) -> Callable[..., Any]:
         del given["self"]
         name = given.pop("name", None)
         operands = [given.pop(key, None) for key in op.operands]
-        while len(operands) > len(op.operands) - op.optional and operands[-1] is None:
+        if op.variadic:
+            operands = list(operands[0] or ())
+            if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+                (operands,) = operands
+        while op.optional and len(operands) > least and operands[-1] is None:
             operands.pop()
         outputs = self.apply_node(op, operands, given, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
@@ -567,4 +596,13 @@ def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Ten
 
 for _entry in TABLE.values():
     setattr(Graph, _entry.name, _method(_entry))
+for _function in (
+    indexing.split,
+    indexing.flip,
+    indexing.squeeze,
+    indexing.unsqueeze,
+    indexing.space_to_depth,
+    indexing.depth_to_space,
+):
+    setattr(Graph, _function.__name__, _function)
 setattr(Graph, "cast", _cast)  # noqa: B010 - declared like the others, by __getattr__ for type checkers

@@ -80,7 +80,7 @@ class Plan:
     @property
     def constants(self) -> tuple[Tensor, ...]:
         """Constant arrays that are read from memory."""
-        return tuple(dict.fromkeys(t for g in self.partition.groups for t in g.reads if t.is_constant))
+        return tuple(dict.fromkeys(t.base for g in self.partition.groups for t in g.reads if t.base.is_constant))
 
 
 def check_outputs(graph: Graph) -> None:
@@ -119,6 +119,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     names = Names()
     kernels = []
     for group in partition.groups:
+        if group.family == "view":
+            continue
         spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
         choice = choose(spec, group)
         kernels.append(Kernel(group, render(spec, choice.schedule), choice))

@@ -463,7 +463,7 @@ class _Author:
     def pointwise(self) -> None:
         kind = self.draw.pick(
             ("binary", "unary", "binary", "unary", "scalar", "attributes", "select", "backward", "cast", "compare",
-             "logical", "index", "float_binary", "again")
+             "logical", "index", "float_binary", "again", "move")
         )  # fmt: skip
         getattr(self, f"node_{kind}")()
 
@@ -549,6 +549,84 @@ class _Author:
         nodes = [line for line in self.lines if " = g." in line and "g.tensor(" not in line and "name=" not in line]
         if nodes:
             self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
+
+    def node_move(self) -> None:
+        """Elements at other places; several times, so that views of views and more meet."""
+        for _ in range(self.draw.pick((1, 2, 1, 3))):
+            kind = self.draw.pick(("transpose", "slice", "reshape", "pad", "concatenate", "gather", "broadcast"))
+            getattr(self, f"move_{kind}")(self.any())
+
+    def move_transpose(self, x: str) -> None:
+        perm = list(range(self.tensor(x).rank))
+        for place in reversed(range(1, len(perm))):
+            other = self.draw.integer(0, place)
+            perm[place], perm[other] = perm[other], perm[place]
+        self.define(f"g.transpose({x}, {perm}{self.name_argument()})")
+
+    def move_slice(self, x: str) -> None:
+        parts = []
+        for size in self.tensor(x).shape:
+            low = self.draw.integer(0, size // 2)
+            high = self.draw.integer(size - size // 3, size)
+            kind = self.draw.pick((":", f"{low}:{high}", f"{low}:", f":{high}:2", "::-1", f"{high}:{low}:-2"))
+            parts.append(kind)
+        if parts:
+            self.define(f"{x}[{', '.join(parts)}]")
+
+    def move_reshape(self, x: str) -> None:
+        shape = list(self.tensor(x).shape)
+        for _ in range(self.draw.integer(1, 3)):
+            d = self.draw.integer(0, max(len(shape) - 1, 0))
+            if len(shape) > 1 and d and self.chance(50):
+                shape[d - 1 : d + 1] = [shape[d - 1] * shape[d]]
+            elif shape:
+                part = self.draw.pick([k for k in (1, 2, 3, 5, 8) if shape[d] % k == 0])
+                if len(shape) < 6:
+                    shape[d : d + 1] = [shape[d] // part, part]
+        self.define(f"{x}.reshape({tuple(shape)})")
+
+    def move_pad(self, x: str) -> None:
+        tensor, mode = self.tensor(x), self.draw.pick(("constant", "constant", "reflect", "replicate"))
+        most = [2 if mode == "constant" else min(2, n - 1) if mode == "reflect" else 2 * (n > 0) for n in tensor.shape]
+        pads = [(self.draw.integer(0, max(m, 0)), self.draw.integer(0, max(m, 0))) for m in most]
+        if prod(n + sum(p) for n, p in zip(tensor.shape, pads)) <= 20_000:
+            value = ", value=1" if mode == "constant" and self.chance(50) else ""
+            self.define(f"g.pad({x}, {pads}, {mode!r}{value})")
+
+    def move_concatenate(self, x: str) -> None:
+        tensor = self.tensor(x)
+        if not tensor.rank or tensor.size > 7000:
+            return
+        axis = self.draw.integer(0, tensor.rank - 1)
+        parts = [x]
+        for _ in range(self.draw.integer(1, 2)):
+            fits = [
+                n for n in self.names
+                if (t := self.tensor(n)).dtype == tensor.dtype and t.rank == tensor.rank and t.size <= 7000
+                and all(a == b for d, (a, b) in enumerate(zip(t.shape, tensor.shape)) if d != axis)
+            ]  # fmt: skip
+            shape = tuple(self.draw.pick((1, 3, n)) if d == axis else n for d, n in enumerate(tensor.shape))
+            other = self.draw.pick(fits[::-1]) if fits and self.chance(60) else self.input(shape, tensor.dtype.name)
+            self.consumed.add(other)
+            parts.append(other)
+        self.define(f"g.concatenate({', '.join(parts)}, axis={axis})")
+
+    def move_gather(self, x: str) -> None:
+        tensor = self.tensor(x)
+        if not tensor.rank or 0 in tensor.shape:
+            return
+        axis = self.draw.integer(0, tensor.rank - 1)
+        shape = self.draw.pick(((3,), (1,), (2, 2), (), (5,)))
+        if tensor.size // tensor.shape[axis] * prod(shape) <= 20_000 and tensor.rank + len(shape) <= 7:
+            index = self.input(shape, self.draw.pick(("int32", "int64", "int8", "uint8")))
+            self.define(f"g.gather({x}, {index}, {axis})")
+
+    def move_broadcast(self, x: str) -> None:
+        tensor = self.tensor(x)
+        shape = [self.draw.pick((2, 1, 5)) if n == 1 else n for n in tensor.shape]
+        front = (self.draw.pick((2, 3)),) if self.chance(50) and tensor.rank < 6 else ()
+        if prod((*front, *shape)) <= 20_000:
+            self.define(f"g.broadcast({x}, {(*front, *shape)})")
 
     def rows(self) -> None:
         if self.chance(40):

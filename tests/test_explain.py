@@ -189,6 +189,7 @@ def test_the_text_in_a_pipe(file, capsys):
             "nodes",
             "simplified_away",
             "algorithms",
+            "views",
             "kernels",
             "kernels_unfused",
             "bytes_unfused",

@@ -120,8 +120,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         if constants:
             driver.synchronize(0, index)
         arrays = len(self._inputs) + len(self._outputs)
-        fixed = [c.pointer for c in constants]
-        sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, device=index)
+        fixed = slots.fixed([c.pointer for c in constants])
+        sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, slots.views, device=index)
         size, workspaces = plan.memory.size, self._workspaces
         queue: Queue = sequence if not size else lambda a, stream: sequence(a, stream, workspaces.address(size, stream))
         return _Loaded(plan, queue, constants)

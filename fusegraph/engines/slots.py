@@ -9,25 +9,43 @@ from fusegraph.plan import Plan
 
 
 class Slots:
-    """Where the pointers of a plan's units come from: the call's arrays, constants, or the workspace."""
+    """Where the pointers of a plan's units come from: the call's arrays, constants, or the workspace.
+
+    A tensor that lies in the memory of another is a number of bytes after that one's first.
+    """
 
     def __init__(self, plan: Plan) -> None:
         simplified = plan.simplified
         self.constants = plan.constants
-        fixed: list[Tensor] = [*simplified.inputs, *simplified.outputs, *self.constants]
-        self._index = {t: k for k, t in enumerate(fixed)}
-        self.intermediates = tuple(plan.memory.offsets)
-        for tensor in self.intermediates:
-            self._index[tensor] = len(self._index)
-        #: where the intermediates lie in the workspace, in bytes
-        self.offsets = [plan.memory.offsets[t] for t in self.intermediates]
+        arrays: list[Tensor] = [*simplified.inputs, *simplified.outputs]
+        inner = tuple(plan.memory.offsets)
+        starts: dict[Tensor, list[int]] = {t: [0] for t in (*arrays, *self.constants, *inner)}
+        for tensor in (t for kernel in plan.kernels for t in kernel.arguments):
+            if tensor.start not in starts[tensor.base]:
+                starts[tensor.base].append(tensor.start)
+        views = [(t, start) for t in arrays for start in starts[t] if start]
+        fixed = [(t, start) for t in self.constants for start in starts[t]]
+        inside = [(t, start) for t in inner for start in starts[t]]
+        places = [*((t, 0) for t in arrays), *views, *fixed, *inside]
+        self._index = {place: k for k, place in enumerate(places)}
+        #: (number of an array of the call, bytes after its first) for the views of arrays
+        self.views = [(arrays.index(t), start * t.dtype.itemsize) for t, start in views]
+        self._fixed = [(self.constants.index(t), start * t.dtype.itemsize) for t, start in fixed]
+        #: where the intermediates, and views of them, lie in the workspace, in bytes
+        self.offsets = [plan.memory.offsets[t] + start * t.dtype.itemsize for t, start in inside]
 
     def positions(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """Positions of tensors in what `pointers` returns."""
-        return tuple(self._index[t] for t in tensors)
+        return tuple(self._index[t.base, t.start] for t in tensors)
+
+    def fixed(self, constants: Sequence[int]) -> list[int]:
+        """The pointers into constants, given those of their first elements."""
+        return [constants[k] + offset for k, offset in self._fixed]
 
     def pointers(
         self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
     ) -> list[int]:
         """Every pointer of one call."""
-        return [*inputs, *outputs, *constants, *(workspace + offset for offset in self.offsets)]
+        arrays = [*inputs, *outputs]
+        views = [arrays[k] + offset for k, offset in self.views]
+        return [*arrays, *views, *self.fixed(constants), *(workspace + offset for offset in self.offsets)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import contraction, pointwise, pool, rows, window, winograd
+from fusegraph.lowering import contraction, movement, pointwise, pool, rows, window, winograd
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 
@@ -21,7 +21,16 @@ def kernel_name(view: GroupView) -> str:
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
-    if view.anchors:
+    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view)]
+    moved = next((n for n in view.nodes if n.kind is Kind.MOVEMENT), None)
+    if moved is not None and anchors:
+        raise Refusal(
+            f"{moved.op.name} {moved.name!r} and {anchors[0].op.name} {anchors[0].name!r} are not one kernel: "
+            "elements are moved by kernels of pointwise ops, or read where they lie"
+        )
+    if moved is not None:
+        movement.accept(view, options)
+    elif view.anchors:
         contraction.accept(view, options)
         first, *others = view.anchors
         if others and window.suits(first, view.graph) is None:
@@ -37,7 +46,14 @@ def accept(view: GroupView, options: Options) -> None:
 def lower(view: GroupView, options: Options) -> Lowered:
     """The kernel of a group.  Raises Refusal if no family takes it."""
     accept(view, options)
+    return _lower(view, options)
+
+
+def _lower(view: GroupView, options: Options) -> Lowered:
+    """The kernel of a group that `accept` takes; it did before its tensors were given their places in memory."""
     name = kernel_name(view)
+    if movement.moves(view):
+        return movement.lower(view, options, name)
     if not view.anchors and pool.pools(view):
         return pool.lower(view, options, name)
     if not view.anchors and rows.reductions(view):
@@ -58,7 +74,7 @@ class _Kernels:
         accept(view, options)
 
     def lower(self, view: GroupView, options: Options) -> Lowered:
-        return lower(view, options)
+        return _lower(view, options)
 
 
 KERNELS: Target = _Kernels()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, Protocol
 
 from fusegraph.graph import Graph, Node, Tensor
@@ -36,7 +37,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Lowered:
-    """One kernel: its family and specification, the tensors it reads and writes in the order of its parameters."""
+    """One kernel: its family and specification, the tensors it reads and writes in the order of its parameters.
+
+    The family "view" is no kernel and has no specification: what is written lies in memory already.
+    """
 
     family: str
     spec: Any
@@ -78,8 +82,10 @@ class GroupView:
         """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
         planner.
         """
-        inner = self.graph.producer(tensor) is not None and tensor not in self._outputs
-        return INNER_ALIGNMENT if inner or tensor.is_constant else options.alignment
+        base = tensor.base
+        inner = base.is_constant or (self.graph.producer(base) is not None and base not in self._outputs)
+        alignment = INNER_ALIGNMENT if inner else options.alignment
+        return gcd(alignment, tensor.start * tensor.dtype.itemsize)
 
 
 class Target(Protocol):

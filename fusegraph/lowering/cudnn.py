@@ -147,6 +147,8 @@ def accept(view: GroupView, options: Options) -> None:
         composed = node.op.name in _COMPOSED
         if node.kind is Kind.WINDOW:
             raise Refusal(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
+        if node.kind is Kind.MOVEMENT and node.op.cudnn is not None:
+            raise Refusal(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
         if node.kind is Kind.COMPOSITE and node.op.cudnn is not None:
             raise Refusal(f"{node.op.name} is not described to cuDNN yet ({node.name!r})")
         if node.op.cudnn is None and not composed:

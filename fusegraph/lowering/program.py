@@ -16,6 +16,7 @@ from codegen.expr import (
     Literal,
     Load,
     Operand,
+    Pointer,
     Program,
     Reduced,
     Reduction,
@@ -83,7 +84,10 @@ class ProgramBuilder:
         self._view, self._options, self._strides = view, options, strides
         self._loads: list[Operand] = []
         self._reads: list[Tensor] = []
+        self._tables: list[Operand] = []
+        self._table_reads: list[Tensor] = []
         self._indices: list[tuple[int, ...]] = []
+        self._itype = "int32"
         self._instructions: list[Instruction] = []
         self._reductions: list[Reduction] = []
         self._values: dict[Tensor, Value] = {}
@@ -96,8 +100,7 @@ class ProgramBuilder:
 
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(program, tensors read, tensors written) in the order of the program's operands."""
-        for node in self._view.nodes:
-            self._add(node)
+        self._evaluate()
         stores = tuple(Store(self._operand(t), self._stored(t)) for t in self._view.writes)
         program = Program(
             tuple(self._loads),
@@ -108,9 +111,17 @@ class ProgramBuilder:
             self.real,
             self._options.strict,
             tuple(self._reductions),
+            tuple(self._tables),
+            self._itype,
         )
-        program, reads = _without_dead_code(program, self._parameter_order())
-        return program, tuple(self._reads[n] for n in reads), self._view.writes
+        program, reads, tables = _without_dead_code(program, self._parameter_order())
+        read = (*(self._reads[n] for n in reads), *(self._table_reads[n] for n in tables))
+        return program, read, self._view.writes
+
+    def _evaluate(self) -> None:
+        """The values of all nodes, those of written tensors among them."""
+        for node in self._view.nodes:
+            self._add(node)
 
     def _add(self, node: Node) -> None:
         """Adds what a node computes."""
@@ -122,7 +133,7 @@ class ProgramBuilder:
     def _parameter_order(self) -> list[int]:
         """The loads in the order of a kernel's parameters: graph inputs as they were declared, then what is left."""
         inputs = {t: k for k, t in enumerate(self._view.graph.inputs)}
-        return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n], len(inputs)), n))
+        return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n].base, len(inputs)), n))
 
     def _operand(self, tensor: Tensor) -> Operand:
         return Operand(tensor.name, tensor.dtype, self._strides(tensor), self._view.alignment(tensor, self._options))
@@ -142,18 +153,16 @@ class ProgramBuilder:
 
     def _ctype(self, value: Value) -> str:
         reductions = tuple(self._reductions)
-        partial = Program(tuple(self._loads), (), tuple(self._instructions), real=self.real, reductions=reductions)
+        instructions = tuple(self._instructions)
+        partial = Program(
+            tuple(self._loads), (), instructions, real=self.real, reductions=reductions, itype=self._itype
+        )
         return ctype_of(partial, value, self._anchor_type)
 
     def _apply(self, node: Node) -> Value:
         if node.op.name == "gen_index":
-            axis = node.attributes["axis"]
-            source = node.inputs[0]
-            unit = Tensor(
-                source.graph, source.name, source.shape, tuple(int(d == axis) for d in range(source.rank)), source.dtype
-            )
-            self._indices.append(self._strides(unit))
-            return Index(len(self._indices) - 1)
+            source, axis = node.inputs[0], node.attributes["axis"]
+            return self._numbered(source, tuple(int(d == axis) for d in range(source.rank)))
         dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
         common = node.op.promoted(tuple(t.type for t in node.inputs))
         if node.op.name == "identity":
@@ -194,11 +203,15 @@ class ProgramBuilder:
             if not any(n > 1 and s for n, s in zip(tensor.shape, strides)):
                 texts.append("0")
                 continue
-            numbered = Tensor(tensor.graph, tensor.name, tensor.shape, strides, tensor.dtype)
-            self._indices.append(self._strides(numbered))
-            args.append(Index(len(self._indices) - 1))
+            args.append(self._numbered(tensor, strides))
             texts.append(f"{{{len(args) - 1}}}")
         return texts[0], texts[1]
+
+    def _numbered(self, tensor: Tensor, strides: tuple[int, ...]) -> Value:
+        """The sum of an element's coordinates in a tensor times ``strides``, an int32."""
+        numbered = Tensor(tensor.graph, tensor.name, tensor.shape, strides, tensor.dtype)
+        self._indices.append(self._strides(numbered))
+        return Index(len(self._indices) - 1)
 
     def _converted(self, value: Value, source: DType, target: DType, position: int) -> tuple[Value, str]:
         """A value in the compute type of a dtype: the value and the template text that stands for it."""
@@ -253,8 +266,8 @@ class ProgramBuilder:
         return Result(len(self._instructions) - 1)
 
 
-def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program, list[int]]:
-    """The program without what no store needs, its loads in the given order; and the loads that are left."""
+def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program, list[int], list[int]]:
+    """The program without what no store needs, its loads in the given order; and the loads and tables that are left."""
     live: set[Value] = set()
     stack: list[Value] = [s.value for s in program.stores]
     while stack:
@@ -267,9 +280,11 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
                 reduction = program.reductions[value.reduction]
                 stack += [v for v in (reduction.value, reduction.at) if v is not None]
     loads = [n for n in order if Load(n) in live]
+    tables = [n for n in range(len(program.tables)) if Pointer(n) in live]
     indices = [n for n in range(len(program.indices)) if Index(n) in live]
     kept = [n for n in range(len(program.instructions)) if Result(n) in live]
     new: dict[Value, Value] = {Load(n): Load(k) for k, n in enumerate(loads)}
+    new |= {Pointer(n): Pointer(k) for k, n in enumerate(tables)}
     new |= {Index(n): Index(k) for k, n in enumerate(indices)}
     new |= {Result(n): Result(k) for k, n in enumerate(kept)}
     reductions = [n for n in range(len(program.reductions)) if Reduced(n) in live]
@@ -286,6 +301,7 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
         replace(
             program,
             loads=tuple(program.loads[n] for n in loads),
+            tables=tuple(program.tables[n] for n in tables),
             indices=tuple(program.indices[n] for n in indices),
             instructions=tuple(
                 replace(program.instructions[n], args=tuple(moved(v) for v in program.instructions[n].args))
@@ -295,4 +311,5 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             reductions=tuple(moved_reduction(program.reductions[n]) for n in reductions),
         ),
         loads,
+        tables,
     )

@@ -19,6 +19,7 @@ class Kind(Enum):
     """What fusion needs to know about an op: legality follows from the kind, never from the op's name."""
 
     POINTWISE = "pointwise"
+    MOVEMENT = "movement"
     REDUCTION = "reduction"
     WINDOW = "window"
     CONTRACTION = "contraction"
@@ -45,6 +46,7 @@ class Op:
     name        cuDNN's graph-API name where cuDNN has the op.
     kind        decides how it can be fused.
     operands    names of the tensor operands, in order.
+    variadic    whether the op takes any number of tensors, one or more; ``operands`` then names one of them.
     masks       operands that are conditions: converted to bool, not promoted with the others.
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
@@ -102,24 +104,29 @@ class Op:
     results: tuple[str, ...] = ("",)
     optional: int = 0
     keeps_layout: bool = False
+    variadic: bool = False
     masks: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     doc: str = ""
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """The operands' names, for so many of them."""
+        return self.operands * count if self.variadic else self.operands[:count]
 
     def operand_dtypes(self, types: tuple[TensorType, ...]) -> tuple[DType, ...]:
         """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for others."""
         common = self.promoted(types)
         return tuple(
             bool_ if key in self.masks else t.dtype if key in self.integers else common
-            for key, t in zip(self.operands, types)
+            for key, t in zip(self.names(len(types)), types)
         )
 
     def promoted(self, types: tuple[TensorType, ...]) -> DType:
         """The promoted dtype of all operands but masks and integers: what decides the op's CUDA expression and its
         result.
         """
-        rest = [t.dtype for key, t in zip(self.operands, types) if key not in (*self.masks, *self.integers)]
+        rest = [t.dtype for key, t in zip(self.names(len(types)), types) if key not in (*self.masks, *self.integers)]
         return reduce(promote, rest) if rest else bool_
 
     def expression(self, kind: str, attributes: Mapping[str, Any]) -> str:

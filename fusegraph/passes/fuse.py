@@ -18,9 +18,10 @@ import networkx as nx
 from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Options, Refusal, Target
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
+from fusegraph.passes.views import place_views
 
 #: What a kernel launch is worth, in bytes a GPU moves in that time; decides between pairs that save as little.
 LAUNCH_BYTES = 8_000_000
@@ -135,14 +136,19 @@ def fuse(
     if enabled:
         siblings = _merge_all(quotient, options, target)
     groups = []
-    for g in quotient.topological():
-        view = quotient.view(g)
+    views = [quotient.view(g) for g in quotient.topological()]
+    free = place_views(graph, views) if enabled and target is lowering.KERNELS else frozenset()
+    for view in views:
+        if view.nodes[0] in free:
+            groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))
+            continue
         try:
             groups.append(Group(view.nodes, target.lower(view, options)))
         except Refusal as reason:
             node = view.nodes[0]
             raise Refusal(f"{node.op.name} {node.name!r}: {reason}") from None
-    partition = Partition(graph, tuple(groups), tuple(_decisions(quotient, options, enabled, target)) + tuple(siblings))
+    decisions = _decisions(quotient, options, enabled, target, free)
+    partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
     partition.check()
     return partition
 
@@ -209,11 +215,14 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 
 
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
-    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 others side by side."""
+    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 those with movement, which may
+    cost nothing by itself, 3 others side by side.
+    """
     if sibling is not None:
-        return 2, sibling.nbytes if isinstance(sibling, Tensor) else 0
-    anchored = any(n.kind in (Kind.CONTRACTION, Kind.TRANSFORM) for g in (a, b) for n in quotient.members[g])
-    return (0 if anchored else 1), LAUNCH_BYTES + quotient.saved(a, b)
+        return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
+    kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
+    tier = 2 if Kind.MOVEMENT in kinds else 0 if kinds & {Kind.CONTRACTION, Kind.TRANSFORM} else 1
+    return tier, LAUNCH_BYTES + quotient.saved(a, b)
 
 
 def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> str | None:
@@ -228,7 +237,9 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Targe
     return None
 
 
-def _decisions(quotient: _Quotient, options: Options, enabled: bool, target: Target) -> Iterator[Decision]:
+def _decisions(
+    quotient: _Quotient, options: Options, enabled: bool, target: Target, free: frozenset[Node]
+) -> Iterator[Decision]:
     reasons: dict[tuple[int, int], str] = {}
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
@@ -240,6 +251,13 @@ def _decisions(quotient: _Quotient, options: Options, enabled: bool, target: Tar
                 else "stays in registers: neither written nor read back"
             )
             yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes * (1 if kept else 2))
+            continue
+        if producer in free or consumer in free:
+            moved = producer if producer in free else consumer
+            reason = (
+                f"{moved.op.name} {moved.name!r} needs no kernel: its elements are read, or written, where they lie"
+            )
+            yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes)
             continue
         if not enabled:
             yield Decision(producer.name, consumer.name, False, "fusion is switched off")

@@ -28,17 +28,21 @@ class MemoryPlan:
 
 
 def plan_memory(partition: Partition) -> MemoryPlan:
-    """Places every tensor that is written by one kernel and read by another but does not leave the graph."""
+    """Places every tensor that is written by one kernel and read by another but does not leave the graph.
+
+    Views lie in the memory of their base, which lives until the last of them has been read.
+    """
     outputs = set(partition.graph.outputs)
     born: dict[Tensor, int] = {}
     dies: dict[Tensor, int] = {}
     for step, group in enumerate(partition.groups):
-        for tensor in group.writes:
-            if tensor not in outputs:
-                born[tensor] = dies[tensor] = step
-        for tensor in group.reads:
-            if tensor in born:
-                dies[tensor] = step
+        for base in (t.base for t in group.writes):
+            if base not in outputs and partition.graph.producer(base) is not None:
+                born.setdefault(base, step)
+                dies[base] = step
+        for base in (t.base for t in group.reads):
+            if base in born:
+                dies[base] = step
     sizes = {t: _aligned(extent(t.shape, t.strides) * t.dtype.itemsize) for t in born}
     offsets: dict[Tensor, int] = {}
     for tensor in sorted(born, key=lambda t: (-sizes[t], born[t])):

@@ -28,7 +28,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Group:
-    """A convex set of nodes that is one kernel.  reads and writes are the tensors it moves through device memory."""
+    """A convex set of nodes that is one kernel.  reads and writes are the tensors it moves through device memory.
+
+    Of the family "view" it is no kernel: what it writes lies where it reads it.
+    """
 
     nodes: tuple[Node, ...]
     lowered: Lowered
@@ -51,6 +54,8 @@ class Group:
         each).
         """
         alone = sum(t.nbytes for n in self.nodes for t in (*n.outputs, *set(n.inputs)))
+        if self.family == "view":
+            return alone
         return alone - sum(t.nbytes for t in {*self.reads, *self.writes})
 
 

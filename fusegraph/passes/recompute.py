@@ -56,7 +56,7 @@ def recompute(partition: Partition, options: Options) -> Recomputed:
 
 def _moved(partition: Partition) -> int:
     """Bytes that the kernels read and write."""
-    return sum(t.nbytes for g in partition.groups for t in {*g.reads, *g.writes})
+    return sum(t.nbytes for g in partition.groups if g.family != "view" for t in {*g.reads, *g.writes})
 
 
 def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
@@ -127,7 +127,8 @@ class _Rewriting:
         return result
 
     def _add(self, tensor: Tensor, name: str) -> Tensor:
-        return self.graph._add_tensor(name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
+        strides = tensor.own_strides or tensor.strides
+        return self.graph._add_tensor(name, tensor.shape, strides, tensor.dtype, tensor.value)
 
     def _copy(self, tensor: Tensor, consumer: Node) -> Tensor:
         """A tensor computed again for a group: once, however many of its nodes take it."""

@@ -2,7 +2,7 @@
 
 Dead nodes, common subexpressions, nodes of constants only, and identities that hold in floating point for every input,
 NaN, infinity and the sign of zero included: x * 1, x / 1, x - 0, -(-x), abs(abs(x)), relu(relu(x)), not(not(x)), a cast
-to the same dtype.  (x + 0 is not x: it turns -0 into +0.)
+to the same dtype, movement to the same places.  (x + 0 is not x: it turns -0 into +0.)
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:
             return t.shape
         return (t.dtype, t.shape, t.value.tobytes()) if t.value is not None and t.value.nbytes <= 64 else t
 
-    operands = tuple(map(identity, node.op.operands, inputs))
+    operands = tuple(map(identity, node.op.names(len(inputs)), inputs))
     attributes = sorted((key, repr(value)) for key, value in node.attributes.items())  # repr tells -0.0 from 0.0
     return (node.op.name, operands, tuple(attributes), node.output.dtype)
 
@@ -158,6 +158,22 @@ def _same(_: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
     return inputs[0]
 
 
+def _in_order(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """A transpose that leaves the order of all dimensions of more than one element."""
+    moved = [d for d in node.attributes["perm"] if inputs[0].shape[d] != 1]
+    return inputs[0] if moved == sorted(moved) else None
+
+
+def _forwards(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """A slice of everything."""
+    every = zip(node.attributes["steps"], node.output.shape)
+    return inputs[0] if all(step == 1 or size <= 1 for step, size in every) else None
+
+
+def _only(_: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    return inputs[0] if len(inputs) == 1 else None
+
+
 _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
     "mul": _neutral(1.0, left=True),
     "scale": _neutral(1.0, left=True),
@@ -170,12 +186,19 @@ _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
     "floor": _idempotent,
     "ceil": _idempotent,
     "identity": _same,
+    "transpose": _in_order,
+    "reshape": _same,
+    "broadcast": _same,
+    "slice": _forwards,
+    "pad": _same,
+    "concatenate": _only,
 }
 
 
 def _folded(result: Graph, node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """The value of a pointwise node of constants as a constant, if it is small."""
-    foldable = node.kind is Kind.POINTWISE and node.op.reads_values and all(t.is_constant for t in inputs)
+    """The value of a pointwise or movement node of constants as a constant, if it is small."""
+    kinds = (Kind.POINTWISE, Kind.MOVEMENT)
+    foldable = node.kind in kinds and node.op.reads_values and all(t.is_constant for t in inputs)
     if not foldable or node.output.nbytes > MAX_FOLDED_BYTES:
         return None
     types = tuple(t.type for t in inputs)

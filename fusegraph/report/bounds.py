@@ -95,6 +95,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
+    elif node.kind is Kind.MOVEMENT:
+        error = _taken_along(node, operands)
     else:
         error = _propagated(node, operands, value)
     if not tensor.dtype.is_float:
@@ -102,7 +104,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
     settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN whatever the rounding
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
-    if node.kind is not Kind.POINTWISE:  # the accumulator may be wider than the result's compute type
+    if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
         approximate = tensor.name in rounding.approximate
@@ -280,6 +282,23 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
     total = folded(np.where(np.isfinite(x), np.abs(x), 0.0))
     error = (count + 6) * compute.unit_roundoff * total + count * tiny(compute) + folded(e) * (1 + 2.0**-10)
     return np.where((total * count + error) > compute.max * (1 - 2.0**-10), np.inf, error)
+
+
+def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
+    """The bounds of the elements that the result has; a position that is not known for sure may bring any of them."""
+    attributes = {**node.attributes}
+    if node.op.name == "pad":
+        attributes["value"] = 0
+    keys = node.op.names(len(operands))
+    given = [v if key in node.op.integers else np.broadcast_to(e, v.shape) for key, (v, e) in zip(keys, operands)]
+    error = np.asarray(node.op.reference(*given, **attributes), np.float64)
+    for key, (v, e) in zip(keys, operands):
+        if key in node.op.integers and e.any():
+            axis = node.attributes["axis"]
+            after = error.ndim - axis - v.ndim
+            doubtful = np.broadcast_to(e, v.shape) != 0
+            error = np.where(doubtful.reshape((1,) * axis + v.shape + (1,) * after), np.inf, error)
+    return error
 
 
 def _tf32_error(value: Array) -> Array:

@@ -117,7 +117,8 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     if plan is None:
         return Rounding(strict=strict)
     # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
-    programs = [(g, getattr(g.lowered.spec, "program", None)) for g in plan.partition.groups]
+    kernels = [g for g in plan.partition.groups if g.family != "view"]
+    programs = [(g, getattr(g.lowered.spec, "program", None)) for g in kernels]
     inexact = [g for g, program in programs if program is None or program.approximate]
     approximate = {t for g in inexact for n in g.nodes for t in n.outputs}
     units = [g for g, program in programs if program is None]

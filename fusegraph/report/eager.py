@@ -176,6 +176,55 @@ def _check_channels(node: Node) -> None:
             )
 
 
+def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
+    """Op name -> the torch function of a node of movement."""
+    f = torch.nn.functional
+
+    def sliced(node: Node) -> Callable[..., Any]:
+        at = node.attributes
+        back = [d for d, step in enumerate(at["steps"]) if step < 0]
+        bounds = []
+        for first, step, count in zip(at["starts"], at["steps"], node.output.shape):
+            low, high = sorted((first, first + (count - 1) * step)) if count else (0, -1)
+            bounds.append(slice(low, high + 1, abs(step)))  # torch has no negative steps
+        return lambda x: x[tuple(bounds)].flip(back)
+
+    def padded(node: Node) -> Callable[..., Any]:
+        at = node.attributes
+        around = [side for pair in reversed(at["padding"]) for side in pair]
+        if at["mode"] == "constant":
+            return lambda x: f.pad(x, around, value=at["value"])
+
+        def pad(x: Any) -> Any:
+            for d, (before, after) in enumerate(at["padding"]):
+                n = x.shape[d]
+                places = torch.arange(-before, n + after, device=x.device)
+                places = places.clamp(0, n - 1) if at["mode"] == "replicate" else (n - 1) - (n - 1 - places.abs()).abs()
+                x = x.index_select(d, places)
+            return x
+
+        return pad
+
+    def gathered(node: Node) -> Callable[..., Any]:
+        axis = node.attributes["axis"]
+
+        def gather(x: Any, index: Any) -> Any:
+            places = index.long().clamp(0, max(x.shape[axis] - 1, 0)).reshape(-1)
+            return x.index_select(axis, places).reshape(node.output.shape)
+
+        return gather
+
+    return {
+        "transpose": lambda node: lambda x: x.permute(node.attributes["perm"]),
+        "reshape": lambda node: lambda x: x.reshape(node.attributes["shape"]),
+        "broadcast": lambda node: lambda x: x.expand(node.attributes["shape"]),
+        "slice": sliced,
+        "pad": padded,
+        "concatenate": lambda node: lambda *xs: torch.cat(xs, node.attributes["axis"]),
+        "gather": gathered,
+    }
+
+
 class _Window:
     """A convolution's attributes in torch's terms.
 
@@ -258,6 +307,8 @@ class Eager:
             return self._reduction(node)
         if node.kind is Kind.WINDOW or node.op.name in _POOLING_COMPOSITES:
             return self._pooling(node)
+        if node.kind is Kind.MOVEMENT:
+            return movement(torch=self._torch)[node.op.name](node)
         if node.op.name == "identity":
             return lambda x: self._cast(x, node.output.dtype)
         if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):

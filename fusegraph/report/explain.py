@@ -24,6 +24,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
     simplified_away        nodes of the graph as built that need no computation any more.
     kernels                as `describe_kernel`, in the order in which they run.
+    views                  ``name, op, of``: results of movement that need no kernel, and whose elements they are.
     kernels_unfused        kernels that one a node of the graph as built would make.
     bytes_unfused          bytes those would move through device memory; ``bytes_moved`` what the kernels move.
     decisions              as `describe_decision`, for every edge and every pair of siblings.
@@ -36,6 +37,12 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
         "kernels": [describe_kernel(kernel, arch) for kernel in plan.kernels],
+        "views": [
+            {"name": n.name, "op": n.op.name, "of": [t.name for t in n.inputs]}
+            for group in plan.partition.groups
+            for n in group.nodes
+            if group.family == "view"
+        ],
         "kernels_unfused": len(plan.graph.nodes),
         "bytes_unfused": _unfused_bytes(plan.graph),
         "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
@@ -159,6 +166,9 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     )
     if facts["simplified_away"]:
         lines += wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
+    if facts["views"]:
+        listed = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
+        lines += wrapped(f"read or written in place, without a kernel: {listed}", width, "  ", "    ")
     for number, kernel in enumerate(kernels, start=1):
         lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']})"]
         lines += wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)

@@ -165,8 +165,9 @@ class LaunchSequence:
     """Kernels queued one after another on a stream: ``sequence(addresses, stream, workspace)``.
 
     Their arguments come from one table of addresses: first those of the call's arrays, ``n_arrays`` of them, then
-    ``fixed`` ones, then one for each of ``offsets``, that many bytes into the call's workspace.  ``steps`` pairs each
-    launch with the positions of its arguments in the table.  ``device`` is the kernels' CUDA ordinal.
+    one for each of ``views``, (array, bytes after its first), then ``fixed`` ones, then one for each of ``offsets``,
+    that many bytes into the call's workspace.  ``steps`` pairs each launch with the positions of its arguments in the
+    table.  ``device`` is the kernels' CUDA ordinal.
 
     Addresses that come as a tuple are recognised if the call before had the same.
 
@@ -176,7 +177,7 @@ class LaunchSequence:
     again.
     """
 
-    __slots__ = ("_device", "_free", "_is_current", "fixed", "n_arrays", "offsets", "steps")
+    __slots__ = ("_device", "_free", "_is_current", "fixed", "n_arrays", "offsets", "steps", "views")
 
     def __init__(
         self,
@@ -184,12 +185,14 @@ class LaunchSequence:
         n_arrays: int,
         fixed: Sequence[int] = (),
         offsets: Sequence[int] = (),
+        views: Sequence[tuple[int, int]] = (),
         *,
         device: int,
     ) -> None:
         self.steps = tuple((launch, tuple(positions)) for launch, positions in steps)
         self.n_arrays, self.fixed, self.offsets = n_arrays, tuple(fixed), tuple(offsets)
-        size = n_arrays + len(self.fixed) + len(self.offsets)
+        self.views = tuple(views)
+        size = n_arrays + len(self.views) + len(self.fixed) + len(self.offsets)
         for launch, positions in self.steps:
             if len(positions) != launch.n_pointers or not all(0 <= position < size for position in positions):
                 raise ArgumentError(
@@ -241,6 +244,7 @@ class _Slot:
         "_offsets",
         "_start",
         "_table",
+        "_views",
         "addresses",
         "configs",
         "launches",
@@ -250,9 +254,11 @@ class _Slot:
 
     def __init__(self, sequence: LaunchSequence) -> None:
         self._n_arrays, self._offsets = sequence.n_arrays, sequence.offsets
-        self._start = sequence.n_arrays + len(sequence.fixed)
+        self._views = sequence.views
+        first = sequence.n_arrays + len(sequence.views)
+        self._start = first + len(sequence.fixed)
         self._table: Any = (ctypes.c_uint64 * (self._start + len(self._offsets)))()
-        self._table[self._n_arrays : self._start] = [*sequence.fixed]
+        self._table[first : self._start] = [*sequence.fixed]
         self.addresses: tuple[int, ...] | None = None
         self.workspace, self.stream = 0, 0
         self._maps: list[_Map] = []
@@ -286,6 +292,8 @@ class _Slot:
             self._table[: self._n_arrays] = addresses
         except TypeError as error:
             raise ArgumentError(f"a launch takes addresses, not {list(addresses)}: {error}") from error
+        for position, (array, offset) in enumerate(self._views, self._n_arrays):
+            self._table[position] = addresses[array] + offset
         for item in self._maps:
             if item.position < self._start:
                 item.write(self._table[item.position])

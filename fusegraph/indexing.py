@@ -1,0 +1,144 @@
+"""Indexing, splitting and other rearranging of tensors, written as slices, reshapes and transposes of the op table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.ops.reduction import normal_axes
+
+if TYPE_CHECKING:
+    from fusegraph.graph import Graph, Tensor
+
+
+def index(x: Tensor, key: Any) -> Tensor:
+    """``x[key]`` as in NumPy: slices, integers, ``...`` and None.
+
+    Raises AttributeValueError for other keys, ShapeError for integers out of range and too many of them.
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    for one in keys:
+        known = one is None or one is Ellipsis or isinstance(one, slice) or hasattr(one, "__index__")
+        if not known or isinstance(one, bool):
+            raise AttributeValueError(
+                f"{x.name!r} is indexed by integers, slices, ... and None, got {one!r}; gather takes a tensor"
+            )
+    used = sum(one is not None and one is not Ellipsis for one in keys)
+    if used > x.rank:
+        raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
+    if sum(one is Ellipsis for one in keys) > 1:
+        raise AttributeValueError(f"{x.name!r} is indexed with several '...'")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    place = keys.index(Ellipsis)
+    keys[place : place + 1] = [slice(None)] * (x.rank - used)
+    bounds: list[slice] = []
+    shape: list[int] = []
+    for one in keys:
+        if one is None:
+            shape.append(1)
+            continue
+        size = x.shape[len(bounds)]
+        if isinstance(one, slice):
+            if one.step == 0:
+                raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
+            bounds.append(one)
+            shape.append(len(range(*one.indices(size))))
+        else:
+            at = one.__index__()
+            if not -size <= at < size:
+                raise ShapeError(
+                    f"index {at} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
+                )
+            bounds.append(slice(at % size, at % size + 1))
+    result = x
+    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
+        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
+        result = x.graph.slice(x, *parts)
+    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
+
+
+def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """The tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
+
+    Raises ShapeError if the sizes are not those of the axis.
+    """
+    (axis,) = normal_axes(axis, x.rank)
+    size = x.shape[axis]
+    if hasattr(parts, "__index__"):
+        count = parts.__index__()
+        if count < 1 or size % count:
+            raise ShapeError(f"axis {axis} of {x.name!r} {list(x.shape)} does not split into {count} equal parts")
+        sizes = [size // count] * count
+    else:
+        sizes = [part.__index__() for part in parts]
+        if min(sizes, default=0) < 0 or sum(sizes) != size:
+            raise ShapeError(f"parts {sizes} do not add up to axis {axis} of {x.name!r} {list(x.shape)}")
+    found, start = [], 0
+    for part in sizes:
+        starts, stops = ([at if d == axis else None for d in range(x.rank)] for at in (start, start + part))
+        found.append(self.slice(x, starts, stops))
+        start += part
+    return found
+
+
+def flip(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+    """The elements in reverse along axes (None: all)."""
+    chosen = normal_axes(axes, x.rank)
+    result: Tensor = self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
+    return result
+
+
+def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+    """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
+    chosen = [d for d, size in enumerate(x.shape) if size == 1] if axes is None else normal_axes(axes, x.rank)
+    for d in chosen:
+        if x.shape[d] != 1:
+            raise ShapeError(f"axis {d} of {x.name!r} {list(x.shape)} has size {x.shape[d]}, not 1")
+    result: Tensor = self.reshape(x, [size for d, size in enumerate(x.shape) if d not in chosen], name=name)
+    return result
+
+
+def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
+    """With new dimensions of size 1, which are the axes of these numbers in the result."""
+    count = 1 if hasattr(axes, "__index__") else len(axes)
+    chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
+    result: Tensor = self.reshape(x, [1 if d in chosen else next(rest) for d in range(x.rank + count)], name=name)
+    return result
+
+
+def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+    """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
+    place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+    """
+    images, channels, *sizes = _image(x, block)
+    if any(size % block for size in sizes):
+        raise ShapeError(f"{x.name!r} {list(x.shape)} has no whole number of blocks of {block}")
+    n = len(sizes)
+    parts = self.reshape(x, [images, channels, *(part for size in sizes for part in (size // block, block))])
+    moved = self.transpose(parts, [0, 1, *range(3, 3 + 2 * n, 2), *range(2, 2 + 2 * n, 2)])
+    result: Tensor = self.reshape(moved, [images, channels * block**n, *(size // block for size in sizes)], name=name)
+    return result
+
+
+def depth_to_space(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+    """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
+    `space_to_depth` undoes.  torch's pixel_shuffle.
+    """
+    images, channels, *sizes = _image(x, block)
+    n = len(sizes)
+    if channels % block**n:
+        raise ShapeError(f"{channels} channels of {x.name!r} are no whole number of blocks of {block}^{n}")
+    parts = self.reshape(x, [images, channels // block**n, *(block,) * n, *sizes])
+    moved = self.transpose(parts, [0, 1, *(d for k in range(n) for d in (2 + n + k, 2 + k))])
+    result: Tensor = self.reshape(moved, [images, channels // block**n, *(size * block for size in sizes)], name=name)
+    return result
+
+
+def _image(x: Tensor, block: int) -> tuple[int, ...]:
+    if isinstance(block, bool) or not hasattr(block, "__index__") or block < 1:
+        raise AttributeValueError(f"block is a positive integer, got {block!r}")
+    if x.rank < 3:
+        raise ShapeError(f"{x.name!r} {list(x.shape)} is no image: it has fewer than 3 dimensions")
+    return x.shape

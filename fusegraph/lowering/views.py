@@ -1,0 +1,128 @@
+"""Strided views: where the elements of a movement op's result lie in the memory of its operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fusegraph.graph import Node, Tensor
+from fusegraph.layout import packed_strides
+from fusegraph.ops.base import Kind
+
+Strides = tuple[int, ...]
+
+
+def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
+    """(strides, start) of a node's result in the memory of its operand, which has these strides; start counts elements
+    from the operand's first.  None if the result is no such view: one with steps of 0 or more.
+    """
+    if node.kind is not Kind.MOVEMENT or len(node.inputs) > 1:
+        return None
+    shape, at = node.inputs[0].shape, node.attributes
+    if node.op.name == "transpose":
+        return tuple(strides[d] for d in at["perm"]), 0
+    if node.op.name == "broadcast":
+        own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
+        return (0,) * (len(at["shape"]) - len(shape)) + tuple(own), 0
+    if node.op.name == "reshape":
+        steps = reshaped(shape, strides, at["shape"])
+        return None if steps is None else (steps, 0)
+    if node.op.name == "slice":
+        steps = tuple(s * step if n > 1 else s for s, step, n in zip(strides, at["steps"], node.output.shape))
+        if any(step < 0 for step in steps):
+            return None
+        return steps, sum(first * s for first, s in zip(at["starts"], strides)) if node.output.size else 0
+    return None
+
+
+def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
+    """The strides that a node's operand has if it lies in the memory of the result, which has these strides, each
+    element in the place of its own.  None if the result has other elements, or such strides do not exist.
+    """
+    operand = node.inputs[0]
+    if node.op.name == "transpose":
+        places = dict(zip(node.attributes["perm"], strides))
+        return tuple(places[d] for d in range(operand.rank))
+    if node.op.name == "reshape":
+        return reshaped(node.output.shape, strides, operand.shape)
+    return None
+
+
+def joins_in_place(node: Node) -> bool:
+    """Whether the operands of a concatenation may be written in its result by what makes them."""
+    graph = node.output.graph
+    made = all(graph.producer(t) is not None and t not in graph.outputs for t in node.inputs)
+    return made and len(set(node.inputs)) == len(node.inputs)
+
+
+def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
+    """The same elements in the same order with dimensions that follow each other in memory merged, and without those
+    of size 1."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == step * size:
+            sizes[-1] *= size
+            steps[-1] = step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return tuple(sizes), tuple(steps)
+
+
+def reshaped(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides | None:
+    """The strides of a tensor in another shape of as many elements, None if it has none without being copied."""
+    if 0 in target:
+        return packed_strides(target)
+    sizes, steps = merged(shape, strides)
+    result = [0] * len(target)
+    number, left = len(sizes), 1
+    step = 1
+    for d in reversed(range(len(target))):
+        if target[d] == 1:
+            result[d] = step
+            continue
+        if left == 1:
+            number -= 1
+            left, step = sizes[number], steps[number]
+        if left % target[d]:
+            return None
+        result[d] = step
+        left //= target[d]
+        step *= target[d]
+    return tuple(result)
+
+
+def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int], start: int) -> Tensor:
+    """A tensor in the memory of another, ``start`` elements after its first."""
+    result = Tensor(tensor.graph, name, tuple(shape), tuple(strides), tensor.dtype)
+    result.base, result.start = tensor.base, tensor.start + start
+    return result
+
+
+def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:
+    """The dimensions of two shapes of as many elements in the smallest groups that have as many elements each.
+
+    Every dimension is in a group; one of them may have no dimension of one shape, its sizes being 1 in the other.
+    """
+    groups = []
+    i = j = 0
+    while i < len(shape) or j < len(target):
+        first, second = i, j
+        left = right = 1
+        i, left = (i + 1, left * shape[i]) if i < len(shape) else (i, left)
+        while left != right:
+            if right < left:
+                right *= target[j]
+                j += 1
+            else:
+                left *= shape[i]
+                i += 1
+        while i == len(shape) and j < len(target):
+            right *= target[j]
+            j += 1
+        groups.append((range(first, i), range(second, j)))
+    assert prod(shape) == prod(target)
+    return groups

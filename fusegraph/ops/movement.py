@@ -1,0 +1,322 @@
+"""Movement: ops whose elements are elements of their operands, at other coordinates.
+
+Nothing is computed, so results have the operands' bits and dtype.  A kernel that takes such a result reads the operand
+at the coordinates that `coordinates` of ``lowering.movement`` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.layout import check_shape
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.convert import from_reference
+from fusegraph.ops.pointwise import broadcast
+from fusegraph.ops.reduction import normal_axes
+
+Array = np.ndarray[Any, Any]
+Types = tuple[TensorType, ...]
+Values = Mapping[str, Any]
+
+#: mode of a pad -> the mode of `numpy.pad`.
+PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+
+
+def _movement(
+    name: str,
+    attributes: Values,
+    normalize: Callable[[Types, Values], dict[str, Any]],
+    shape: Callable[[Types, Values], Sequence[int]],
+    reference: Callable[..., Array],
+    doc: str,
+    **rest: Any,
+) -> None:
+    """Registers a movement op; ``shape`` is that of the result, whose dtype is the first operand's."""
+
+    def infer(types: Types, values: Values) -> TensorType:
+        return TensorType(tuple(shape(types, values)), types[0].dtype)
+
+    register(
+        Op(
+            name=name,
+            kind=Kind.MOVEMENT,
+            operands=rest.pop("operands", ("x",)),
+            attributes=attributes,
+            normalize=normalize,
+            infer=infer,
+            reference=reference,
+            ulps=0,
+            doc=doc,
+            **rest,
+        )
+    )
+
+
+def _integer(what: str, value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise AttributeValueError(f"{what} is an integer, got {value!r}")
+    return int(value.__index__())
+
+
+def _integers(what: str, values: Any) -> tuple[int, ...]:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise AttributeValueError(f"{what} are integers, got {values!r}")
+    return tuple(_integer(f"one of {what}", v) for v in values)
+
+
+# ---- transpose, reshape, broadcast
+
+
+def _perm(types: Types, values: Values) -> dict[str, Any]:
+    rank = len(types[0].shape)
+    if values["perm"] is None:
+        return {"perm": tuple(reversed(range(rank)))}
+    given = _integers("perm", values["perm"])
+    if any(not -rank <= d < rank for d in given) or sorted(d % rank for d in given) != list(range(rank)):
+        raise AttributeValueError(f"perm has each of the {rank} dimensions once, got {given}")
+    return {"perm": tuple(d % rank for d in given)}
+
+
+_movement(
+    "transpose",
+    {"perm": None},
+    _perm,
+    lambda types, at: [types[0].shape[d] for d in at["perm"]],
+    lambda x, perm: np.transpose(x, perm),
+    """The dimensions in another order: dimension d of the result is dimension perm[d] of the operand (None: in
+    reverse).""",
+    cudnn="transpose",
+)
+
+
+def _new_shape(types: Types, values: Values) -> dict[str, Any]:
+    size, given = prod(types[0].shape), list(_integers("shape", values["shape"]))
+    open_ = [d for d, n in enumerate(given) if n == -1]
+    if len(open_) > 1:
+        raise AttributeValueError(f"at most one size is -1, got {given}")
+    if open_:
+        rest = prod(n for n in given if n != -1)
+        if rest <= 0 or size % rest:
+            raise ShapeError(f"{size} elements do not fit the shape {given}")
+        given[open_[0]] = size // rest
+    shape = check_shape(given)
+    if prod(shape) != size:
+        raise ShapeError(f"{size} elements do not fit the shape {list(shape)}, which has {prod(shape)}")
+    return {"shape": shape}
+
+
+_movement(
+    "reshape",
+    {"shape": REQUIRED},
+    _new_shape,
+    lambda _, at: at["shape"],
+    lambda x, shape: np.reshape(x, shape),
+    """The same elements, in row-major order of the logical dimensions, in another shape; one size may be -1: as many
+    as are left.""",
+    cudnn="reshape",
+)
+
+
+def _target(types: Types, values: Values) -> dict[str, Any]:
+    shape, target = types[0].shape, check_shape(_integers("shape", values["shape"]))
+    if len(target) < len(shape) or broadcast([shape, target]) != target:
+        raise ShapeError(f"{list(shape)} does not broadcast to {list(target)}")
+    return {"shape": target}
+
+
+_movement(
+    "broadcast",
+    {"shape": REQUIRED},
+    _target,
+    lambda _, at: at["shape"],
+    lambda x, shape: np.broadcast_to(x, shape),
+    """The tensor repeated to a shape: dimensions of size 1, and new ones in front.""",
+)
+
+
+# ---- slice, pad, concatenate
+
+
+def _per_dimension(what: str, value: Any, rank: int) -> tuple[int | None, ...]:
+    """One entry a dimension, or None (for all of them)."""
+    if value is None:
+        return (None,) * rank
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise AttributeValueError(f"{what} have one integer or None a dimension, got {value!r}")
+    if len(value) != rank:
+        raise AttributeValueError(f"{what} have one entry for each of the {rank} dimensions, got {value!r}")
+    return tuple(None if v is None else _integer(f"one of {what}", v) for v in value)
+
+
+def _bounds(types: Types, values: Values) -> dict[str, Any]:
+    shape = types[0].shape
+    given = [_per_dimension(key, values[key], len(shape)) for key in ("starts", "stops", "steps")]
+    starts, stops, steps = [], [], []
+    for size, start, stop, step in zip(shape, *given):
+        if step == 0:
+            raise AttributeValueError(f"steps are not 0, got {values['steps']!r}")
+        first, last, step = slice(start, stop, step).indices(size)
+        count = len(range(first, last, step))
+        starts.append(first if count else 0)
+        steps.append(step)
+        end = starts[-1] + count * step
+        stops.append(end if end >= 0 else None)
+    return {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
+
+
+def _sliced(types: Types, values: Values) -> list[int]:
+    every = zip(types[0].shape, values["starts"], values["stops"], values["steps"])
+    return [len(range(*slice(a, b, c).indices(size))) for size, a, b, c in every]
+
+
+_movement(
+    "slice",
+    {"starts": None, "stops": None, "steps": None},
+    _bounds,
+    _sliced,
+    lambda x, starts, stops, steps: x[tuple(slice(*each) for each in zip(starts, stops, steps))],
+    """Every steps[d]-th element from starts[d] up to stops[d] of each dimension, as Python's slices: None is all there
+    is, negative numbers count from the end, a negative step goes backwards.""",
+    cudnn="slice",
+    keeps_layout=True,
+)
+
+
+def _exact(value: Any, dtype: DType) -> float | int | bool:
+    """A number as a dtype holds it."""
+    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
+        raise AttributeValueError(f"value is a number, got {value!r}")
+    if dtype.is_bool:
+        return bool(value)
+    if dtype.is_float:
+        return float(from_reference(np.asarray(float(value)), dtype).astype(np.float64))
+    if value != value or value != int(value) or not dtype.min <= int(value) <= dtype.max:
+        raise AttributeValueError(f"value = {value!r} is no {dtype}, an integer in [{dtype.min}, {dtype.max}]")
+    return int(value)
+
+
+def _padding(types: Types, values: Values) -> dict[str, Any]:
+    shape, given, mode = types[0].shape, values["padding"], values["mode"]
+    if mode not in PAD_MODES:
+        raise AttributeValueError(f"mode is one of {', '.join(PAD_MODES)}, got {mode!r}")
+    if hasattr(given, "__index__"):
+        given = [given] * len(shape)
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__len__") or len(given) != len(shape):
+        raise AttributeValueError(
+            f"padding is a number, or for each of the {len(shape)} dimensions one or (before, after), got {given!r}"
+        )
+    pairs = []
+    for size, each in zip(shape, given):
+        both = (each, each) if hasattr(each, "__index__") else tuple(each) if hasattr(each, "__iter__") else ()
+        if len(both) != 2:
+            raise AttributeValueError(f"padding of a dimension is a number or (before, after), got {each!r}")
+        before, after = (_integer("padding", p) for p in both)
+        if min(before, after) < 0:
+            raise AttributeValueError(f"padding is not negative, got {each!r}; slice what is to go")
+        most = size - 1 if mode == "reflect" else 0 if mode == "replicate" and size == 0 else before + after
+        if max(before, after) > most and mode != "constant":
+            raise ShapeError(f"a dimension of size {size} has too few elements for a {mode} padding of {each!r}")
+        pairs.append((before, after))
+    return {"padding": tuple(pairs), "mode": mode, "value": _exact(values["value"], types[0].dtype)}
+
+
+def _pad_reference(x: Array, padding: Any, mode: str, value: Any) -> Array:
+    if not x.ndim:
+        return x
+    keys = {"constant_values": value} if mode == "constant" else {}
+    return np.asarray(np.pad(x, padding, PAD_MODES[mode], **keys))  # type: ignore[call-overload]
+
+
+_movement(
+    "pad",
+    {"padding": REQUIRED, "mode": "constant", "value": 0},
+    _padding,
+    lambda types, at: [size + before + after for size, (before, after) in zip(types[0].shape, at["padding"])],
+    _pad_reference,
+    """Elements around the tensor: padding is one number, or for each dimension one or (before, after).
+
+    mode is constant (value, rounded to the tensor's dtype), reflect (as in a mirror on the outermost elements, which
+    are not repeated; the padding is smaller than the dimension) or replicate (the outermost elements again).""",
+    keeps_layout=True,
+)
+
+
+def _axis(types: Types, values: Values) -> dict[str, Any]:
+    if not types[0].shape:
+        raise ShapeError("a tensor of rank 0 has no axis")
+    axis = _integer("axis", values["axis"])
+    first = types[0]
+    for other in types[1:]:
+        if other.dtype != first.dtype:
+            raise DTypeError(f"tensors of one dtype are joined, got {first.dtype} and {other.dtype}; cast one")
+        if len(other.shape) != len(first.shape):
+            raise ShapeError(f"shapes {list(first.shape)} and {list(other.shape)} have different ranks")
+    (axis,) = normal_axes(axis, len(first.shape))
+    for other in types[1:]:
+        if any(a != b for d, (a, b) in enumerate(zip(first.shape, other.shape)) if d != axis):
+            raise ShapeError(f"shapes {list(first.shape)} and {list(other.shape)} differ beyond axis {axis}")
+    return {"axis": axis}
+
+
+def _joined(types: Types, values: Values) -> list[int]:
+    shape = list(types[0].shape)
+    shape[values["axis"]] = sum(t.shape[values["axis"]] for t in types)
+    return shape
+
+
+_movement(
+    "concatenate",
+    {"axis": 0},
+    _axis,
+    _joined,
+    lambda *xs, axis: np.concatenate(xs, axis),
+    """Tensors of one dtype behind one another along an axis; their other sizes are equal.""",
+    cudnn="concatenate",
+    variadic=True,
+    keeps_layout=True,
+)
+
+
+# ---- gather
+
+
+def _gather(types: Types, values: Values) -> dict[str, Any]:
+    x, index = types
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, got {index.dtype}")
+    if not x.shape:
+        raise ShapeError("a tensor of rank 0 has no axis")
+    (axis,) = normal_axes(_integer("axis", values["axis"]), len(x.shape))
+    if x.shape[axis] == 0 and 0 not in index.shape:
+        raise ShapeError(f"axis {axis} of x {list(x.shape)} has no elements to take")
+    return {"axis": axis}
+
+
+def _gathered(types: Types, values: Values) -> tuple[int, ...]:
+    (x, index), axis = types, values["axis"]
+    return x.shape[:axis] + index.shape + x.shape[axis + 1 :]
+
+
+def _take(x: Array, index: Array, axis: int) -> Array:
+    if not index.size:
+        return np.zeros(x.shape[:axis] + index.shape + x.shape[axis + 1 :], x.dtype)
+    return np.asarray(np.take(x, index.astype(np.int64), axis, mode="clip"))
+
+
+_movement(
+    "gather",
+    {"axis": 0},
+    _gather,
+    _gathered,
+    _take,
+    """The elements of x at the positions along an axis that index says; the index's dimensions take the axis's place,
+    as in `numpy.take`.  Positions outside of the axis are clamped to its ends (negative ones to 0).""",
+    operands=("x", "index"),
+    integers=("index",),
+)

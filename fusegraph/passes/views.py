@@ -1,0 +1,68 @@
+"""Views: results of movement that need no kernel, being elements of memory that is there already.
+
+Three ways to be one, for a movement node that no kernel has taken in:
+
+- its result is a strided view of its operand: readers read it where it lies;
+- its operand can be written where the result's elements belong (a transpose whose result leaves the graph): whoever
+  makes the operand writes it there;
+- it joins tensors (a concatenation) that are all written where they belong in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import GroupView
+from fusegraph.lowering.views import joins_in_place, turned_back, view
+from fusegraph.ops.base import Kind
+
+
+def place_views(graph: Graph, groups: Sequence[GroupView]) -> frozenset[Node]:
+    """Decides where the results of movement lie, by the tensors' ``base``, ``start`` and ``strides``.
+
+    groups are those of a partition, in the order in which they run.  Returns the nodes that need no kernel.
+    """
+    for tensor in graph.tensors.values():
+        tensor.base, tensor.start = tensor, 0
+        tensor.strides, tensor.own_strides = tensor.own_strides or tensor.strides, None
+    alone = [g.nodes[0] for g in groups if len(g.nodes) == 1 and g.nodes[0].kind is Kind.MOVEMENT]
+    outputs = set(graph.outputs)
+    free: set[Node] = set()
+
+    def movable(tensor: Tensor) -> bool:
+        """Whether we may say where a tensor is written."""
+        return graph.producer(tensor) is not None and tensor not in outputs and tensor.base is tensor
+
+    for node in reversed(alone):
+        result = node.output
+        if node.op.name == "concatenate":
+            if joins_in_place(node) and all(movable(t) for t in node.inputs):
+                _join(node)
+                free.add(node)
+        elif (result in outputs or result.base is not result) and movable(node.inputs[0]):
+            strides = turned_back(node, result.strides)
+            if strides is not None:
+                _lay(node.inputs[0], result, strides, 0)
+                free.add(node)
+    for node in alone:
+        result, operand = node.output, node.inputs[0]
+        if node not in free and result not in outputs and result.base is result:
+            seen = view(node, operand.strides)
+            if seen is not None:
+                _lay(result, operand, *seen)
+                free.add(node)
+    return frozenset(free)
+
+
+def _join(node: Node) -> None:
+    result, axis, place = node.output, node.attributes["axis"], 0
+    for tensor in node.inputs:
+        _lay(tensor, result, result.strides, place * result.strides[axis])
+        place += tensor.shape[axis]
+
+
+def _lay(tensor: Tensor, onto: Tensor, strides: tuple[int, ...], start: int) -> None:
+    """Puts a tensor into the memory of another, ``start`` elements after its first."""
+    tensor.own_strides = tensor.strides
+    tensor.base, tensor.start, tensor.strides = onto.base, onto.start + start, strides
