@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.contraction_merge import merged
-from codegen.epilogue import Epilogue, Run, factor
+from codegen.epilogue import Epilogue, Run, factor, placed
 from codegen.iteration import coordinate, extent, index_type, linear, packed, unsigned
 from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
@@ -475,20 +475,11 @@ class _Renderer:
     def _placed(self, rows: list[str], leave: str) -> list[str]:
         """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
         w, spec = self.w, self.spec
-        placed, outside = [], []
-        for d, x in enumerate(spec.results):
-            terms = [*zip(self._batch(), x.batch), *zip(rows, x.outer)]
-            text = linear(terms, x.start)
-            if not text.isidentifier() and not text.isdecimal():
-                w.line(f"const {self.t} h{d} = {text};")
-                text = f"h{d}"
-            placed.append(text)
-            low, high = x.ends(spec.batch, spec.rows, ())
-            if low < 0 or high >= x.size:
-                outside.append(f"{unsigned(self.t)}({text}) >= {x.size}")
+        batch = [*zip(self._batch(), spec.batch)]
+        found, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.rows)])
         if outside:
             w.line(f"if ({' || '.join(outside)}) {leave};")
-        return placed
+        return found
 
     def _each(self, axis: str, run: Run | None) -> str:
         """Opens the loop over a thread's rows or columns, or over chunks of them, and writes its position m or n.

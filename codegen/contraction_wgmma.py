@@ -15,7 +15,7 @@ from math import prod
 from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule, round_up
 from codegen.contraction_wgmma_producer import Producer
 from codegen.contraction_wgmma_schedule import operand_types
-from codegen.epilogue import Epilogue, Run
+from codegen.epilogue import Epilogue, Run, placed
 from codegen.iteration import coordinate, extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
@@ -51,8 +51,7 @@ class _Renderer(Producer):
         #: columns that a wgmma multiplies: those of all second factors, one after another
         self.columns = schedule.cols * spec.products
         layout = self.layout
-        space = (*layout.batch, *layout.rows, *layout.cols)
-        self.epilogue = Epilogue(self.w, layout.program, self.names, space, spec.accumulate, spec.result)
+        self.epilogue = Epilogue(self.w, layout.program, self.names, layout.space, spec.accumulate, spec.result)
         self.itemsize = spec.a.operand.dtype.itemsize
         self.tiles_m = -(-self.parts.rows // schedule.rows)
         self.tiles_n = -(-self.parts.cols // schedule.cols)
@@ -67,7 +66,7 @@ class _Renderer(Producer):
 
     def _index_type(self) -> str:
         layout = self.layout
-        space = (*layout.batch, *layout.rows, *layout.cols)
+        space = layout.space
         reach = [prod(space)] + [extent(space, op.strides) for op in layout.program.operands]
         return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
@@ -260,8 +259,12 @@ class _Renderer(Producer):
         if s.turns:
             w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")
         self.tiles(consumer=True)
+        phased = bool(self.parts.reduction.skips)
+        if phased:
+            self._batch_coordinates()
+            first, last = self.phase_range()
         pieces = f"[{s.pieces}]" if s.pieces > 1 else ""
-        w.line(f"{self.register_type} sum{pieces}[{self.columns // 2}];")
+        w.line(f"{self.register_type} sum{pieces}[{self.columns // 2}]{' = {}' if phased else ''};")
         w.line("int previous = 0;")
         if s.turns:
             w.line("barrier_wait(shared.turn[group], turn);")
@@ -295,7 +298,8 @@ class _Renderer(Producer):
             w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")
         w.line("wgmma_wait<0>();")
         if s.split == 1:
-            w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
+            some = "last > 0 && " if phased else ""
+            w.line(f"if ({some}t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()
         idle = s.part * s.split > s.cols
         if s.split > 1:
@@ -365,31 +369,37 @@ class _Renderer(Producer):
 
     # ---- the epilogue
 
-    def _position(self, ragged_m: bool, ragged_n: bool, clamp: bool) -> list[str]:
-        """Writes m and n of a fragment's first result; returns the C expressions of its coordinates."""
+    def _row(self, position: str, clamp: bool) -> list[str]:
+        """Writes the row m of a result; returns the C expressions of its coordinates, and of the batch's."""
         w, layout = self.w, self.layout
-        m = f"m0 + {self._rows} + row + f % 2 * 8" if self.s.turns else "m0 + row + f % 2 * 8"
-        if ragged_m and clamp:
-            m = f"min({m}, {self.parts.rows - 1})"
-        w.line(f"const {self.t} m = {m};")
-        n = f"{self._n0} + {self._column} + f / 2 * 8 + lane % 4 * 2"
-        if ragged_n and clamp:
-            n = f"min({n}, {self.parts.cols - 2})"
-        w.line(f"const {self.t} n = {n};")
+        position = f"m0 + {self._rows} + {position}" if self.s.turns else f"m0 + {position}"
+        w.line(f"const {self.t} m = {f'min({position}, {self.parts.rows - 1})' if clamp else position};")
         batch = ["0"] * len(layout.batch)
         if self.batch > 1:
-            batch = ["at.batch"] if len(layout.batch) == 1 else [f"b{d}" for d in range(len(layout.batch))]
+            several = len(layout.batch) > 1
+            batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(layout.batch)] if several else ["at.batch"]
         rows = ["m"]
         if len(layout.rows) > 1:
-            rows = [f"m{d}" for d in range(len(layout.rows))]
+            rows = [f"m_{d}" for d in range(len(layout.rows))]
             for d, name in enumerate(rows):
                 w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
-        return [*batch, *rows, "n"]
+        self._outside: list[str] = []
+        if self.spec.results:
+            known = [*zip(batch, layout.batch)], [*zip(rows, layout.rows)]
+            rows, self._outside = placed(w, self.t, self.spec.results, *known)
+        return [*batch, *rows]
+
+    def _column(self, position: str, clamp: bool) -> str:
+        """Writes the column n of a result, the first of two; returns its name."""
+        position = f"{self._n0} + {position} + lane % 4 * 2"
+        self.w.line(f"const {self.t} n = {f'min({position}, {self.parts.cols - 2})' if clamp else position};")
+        return "n"
 
     def _batch_coordinates(self) -> None:
         if self.batch > 1 and len(self.layout.batch) > 1:
-            for d in range(len(self.layout.batch)):
-                self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
+            for d, size in enumerate(self.layout.batch):
+                if size > 1:
+                    self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
 
     @property
     def _n0(self) -> str:
@@ -401,13 +411,13 @@ class _Renderer(Producer):
         """The named barrier of a consumer's threads (0 is that of __syncthreads)."""
         return "group + 1" if self.s.groups > 1 else "1"
 
-    def _sums(self, first: str) -> list[str]:
-        """The sums of element ``e`` of pair ``f``, one a product."""
+    def _sums(self, element: str) -> list[str]:
+        """The sums of an element of a thread's, one a product."""
         name = "total" if self.s.split > 1 else self._sum
         texts = []
         for number in range(self.spec.products):
             start = f"{number * self.s.part // 2} + " if number else ""
-            texts.append(f"{name}[{start}{first} + f / 2 * 4 + f % 2 * 2 + e]")
+            texts.append(f"{name}[{start}{element}]")
         return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
     def _staged(self) -> None:
@@ -431,12 +441,11 @@ class _Renderer(Producer):
             w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 4; ++f)")
-        self._column = f"chunk * {layout.chunk} + j"
-        position = self._position(ragged_m, ragged_n, clamp=True)
+        position = self._row("row + f % 2 * 8", clamp=ragged_m)
+        position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
         run = Run(2, len(layout.batch) + len(layout.rows), "e")
-        self.epilogue.results(
-            position, self._sums(f"(chunk * {layout.chunk} + j) / 2"), run, staged=[f"{v}[f]" for v in values]
-        )
+        sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
+        self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values])
         w.close()
         for name, value in zip(self.staged, values):
             tile = f"&shared.{name}[{group}][buffer][0][0]"
@@ -467,24 +476,24 @@ class _Renderer(Producer):
     def _direct(self) -> None:
         """Results from registers: outputs that no tensor map describes."""
         w, s, layout = self.w, self.s, self.layout
-        self._batch_coordinates()
+        if not self.parts.reduction.skips:
+            self._batch_coordinates()
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         self._pieces()
         w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.part}; j += 16)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 4; ++f)")
-        self._column = "j"
-        position = self._position(ragged_m, ragged_n, clamp=False)
-        outside = [f"m >= {self.parts.rows}"] if ragged_m else []
-        odd = self.parts.cols % 2 != 0
-        if ragged_n:
-            outside.append(f"n >= {self.parts.cols}")
+        w.open("for (int i = 0; i < 2; ++i)")
+        coordinates = self._row("row + i * 8", clamp=False)
+        outside = [*([f"m >= {self.parts.rows}"] if ragged_m else []), *self._outside]
         if outside:
             w.line(f"if ({' || '.join(outside)}) continue;")
-        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if odd else None
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {s.part}; j += 8)")
+        coordinates.append(self._column("j", clamp=False))
+        if ragged_n:
+            w.line(f"if (n >= {self.parts.cols}) continue;")
+        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
         run = Run(2, len(layout.batch) + len(layout.rows), "e", missing)
-        self.epilogue.results(position, self._sums("j / 2"), run)
+        self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run)
         w.close()
         w.close()
         self._end_pieces()

@@ -101,6 +101,9 @@ class Layout:
         every = [op.strides for op in program.operands] + list(program.indices)
         self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
         self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
+        if spec.results:  # the program's rows depend on the coordinates of all batches and rows
+            self.batch, over_batch = batch, [x[:lead] for x in every]
+            self.rows, over_rows = rows, [x[lead : lead + len(rows)] for x in every]
         self.cols, over_cols = collapse(spec.cols, [x[lead + len(rows) :] for x in every], range(len(spec.cols)))
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
         n, m = len(program.loads), len(program.stores)
@@ -124,6 +127,8 @@ class Layout:
     def maps(self) -> tuple[TensorMap, ...] | None:
         """The outputs' tensor maps, None if they are written from registers: one cannot have a map."""
         found = []
+        if self.spec.results:
+            return None
         first = 1 + self.spec.products + len(self.program.loads)
         for n, op in enumerate(self.stores):
             made = self._map(op, first + n)
@@ -164,6 +169,12 @@ class Layout:
             (1,) * len(sizes),
             width if width >= 32 else 0,
         )
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        rows = tuple(x.size for x in self.spec.results) or self.rows
+        return (*self.batch, *rows, *self.cols)
 
     @property
     def staging_bytes(self) -> int:

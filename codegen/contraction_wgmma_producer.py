@@ -45,6 +45,28 @@ class Producer:
         w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>(tile);")
         w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
 
+    def phase_range(self) -> tuple[str, str]:
+        """The stages of the reduction that a tile has whose batch is a phase, after its coordinates."""
+        w, k = self.w, self.parts.reduction
+        values = self.batch_values()
+        counts = []
+        for d, (size, skip) in enumerate(zip(k.taps, k.skips)):
+            if skip == "0":
+                counts.append(str(size))
+            else:
+                w.line(f"const int skip{d} = {skip.format(**values)};  // first taps that the phase does not have")
+                counts.append(f"({size} - skip{d})")
+        chunks = [str(k.chunks)] if k.chunks > 1 else []
+        w.line(f"const int last = {' * '.join([*(c for c in counts if c != '1'), *chunks]) or '1'};")
+        return "0", "last"
+
+    def batch_values(self) -> dict[str, str]:
+        """C expressions of a tile's batch coordinates."""
+        return {
+            f"b{d}": "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
+            for d, extent_ in enumerate(self.parts.batch)
+        }
+
     def end_tiles(self) -> None:
         if self.s.split == 1 and (self.s.turns or self.work > self.s.blocks):
             self.w.close()
@@ -67,8 +89,11 @@ class Producer:
         first, last = self.stage_range(stages)
         self.tiles()
         if self.batch > 1 and len(self.parts.batch) > 1:
-            for d in range(len(self.parts.batch)):
-                w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+            for d, size in enumerate(self.parts.batch):
+                if size > 1:
+                    w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+        if k.skips:
+            first, last = self.phase_range()
         if side.im2col and side.along_k:
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
@@ -164,15 +189,34 @@ class Producer:
         """Writes the channel and the taps of panel number ``item``."""
         w, k = self.w, self.parts.reduction
         sizes = (*k.taps, k.chunks)
-        for d, size in enumerate(k.taps):
-            if size > 1:
-                w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
-        chunk = coordinate(item, sizes, len(sizes) - 1)
+        if k.skips:
+            chunk = self._walk_phase(item)
+        else:
+            for d, size in enumerate(k.taps):
+                if size > 1:
+                    w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+            chunk = coordinate(item, sizes, len(sizes) - 1)
         channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
         if k.panels % k.per_stage:
             # Past the last panel both factors are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {k.channels}"
         w.line(f"const int c = {channel};")
+
+    def _walk_phase(self, item: str) -> str:
+        """Writes the taps of panel number ``item`` of a phase; returns the expression of its chunk of channels."""
+        w, k = self.w, self.parts.reduction
+        rest = item
+        if k.chunks > 1:
+            rest = f"{item} / {k.chunks}"
+        for d in reversed(range(len(k.taps))):
+            if k.taps[d] == 1:
+                continue
+            skip = "" if k.skips[d] == "0" else f"skip{d}"
+            count = f"({k.taps[d]} - {skip})" if skip else str(k.taps[d])
+            first = all(size == 1 for size in k.taps[:d])
+            w.line(f"const int t{d} = {rest if first else f'{rest} % {count}'}{f' + {skip}' if skip else ''};")
+            rest = f"{rest} / {count}"
+        return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
 
     def _load_seconds(self) -> None:
         """Loads of the second factors' tiles, one behind another."""
@@ -185,8 +229,7 @@ class Producer:
         values = {"c": "c", "o": origin}
         for d, tap in enumerate(k.taps):
             values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
-        for d, extent_ in enumerate(self.parts.batch):
-            values[f"b{d}"] = "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
+        values |= self.batch_values()
         if side.im2col:
             values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
             values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}

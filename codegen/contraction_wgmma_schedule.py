@@ -59,13 +59,14 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
             tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
+            even = not gather and not parts.reduction.skips  # every tile takes as many stages as the others
             for split in range(1, 9):
                 if split > 1 and (
-                    gather or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
+                    not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
                 ):
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
-                for turns in (False, True) if groups == 2 and split == 1 and not gather else (False,):
+                for turns in (False, True) if even and groups == 2 and split == 1 else (False,):
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or cols * spec.products > MOST_COLS_IN_TURN):
                         continue
@@ -115,7 +116,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     """
     itemsize = spec.a.operand.dtype.itemsize
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
-    depth = -(-parts.reduction.stages // s.split)
+    depth = parts.reduction.share * -(-parts.reduction.stages // s.split)
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
     cols = s.cols * spec.products
     products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE

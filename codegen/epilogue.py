@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Value, ctype_of, varying
-from codegen.iteration import Strides, linear
+from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, converted
 from codegen.naming import Names, Writer
+from codegen.spec import Limit
 
 
 def factor(operand: Operand, text: str, accumulate: str) -> str:
@@ -28,6 +29,32 @@ def sum_value(text: str, accumulate: str, result: str) -> str:
         accumulate = accumulate.removeprefix("u")
         text = f"{accumulate}({text})"
     return text if accumulate == result else f"convert<{result}>({text})"
+
+
+def placed(
+    w: Writer,
+    itype: str,
+    results: Sequence[Limit],
+    batch: Sequence[tuple[str, int]],
+    rows: Sequence[tuple[str, int]],
+) -> tuple[list[str], list[str]]:
+    """Writes the program's row coordinates of a contraction whose ``results`` say where they are.
+
+    batch and rows are (C expression, size) of their coordinates.  Returns the row coordinates as C expressions and the
+    conditions under which there is no result.
+    """
+    found, outside = [], []
+    for d, x in enumerate(results):
+        terms = [(text, step) for (text, _), step in zip((*batch, *rows), (*x.batch, *x.outer))]
+        text = linear(terms, x.start)
+        if not text.isidentifier() and not text.isdecimal():
+            w.line(f"const {itype} h{d} = {text};")
+            text = f"h{d}"
+        found.append(text)
+        low, high = x.ends([size for _, size in batch], [size for _, size in rows], ())
+        if low < 0 or high >= x.size:
+            outside.append(f"{unsigned(itype)}({text}) >= {x.size}")
+    return found, outside
 
 
 @dataclass(frozen=True)

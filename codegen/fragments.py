@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
-from codegen.epilogue import Epilogue, Run
+from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand, Program, Store
-from codegen.iteration import collapse, coordinate, extent, index_type, linear, unsigned
+from codegen.iteration import collapse, coordinate, extent, index_type
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec, Limit
 
@@ -245,7 +245,7 @@ class Fragments:
             used += [x[first : first + len(at.rows)] for x in at.program.indices]
         rows = self._coordinates("m", "m", at.rows, used)
         if at.results:
-            rows, outside = self._placed(batch, rows)
+            rows, outside = placed(self.w, self.t, at.results, [*zip(batch, at.batch)], [*zip(rows, at.rows)])
             self._leave(outside)
         first = len(at.shape) - len(at.cols)
         used = [x[first:] for x in (*(op.strides for op in at.program.operands), *at.program.indices)]
@@ -260,20 +260,6 @@ class Fragments:
             if any(steps[d] for steps in used):
                 self.w.line(f"const {self.t} {each} = {coordinate(text, sizes, d)};")
         return names
-
-    def _placed(self, batch: Sequence[str], rows: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The program's row coordinates given the rows', and the conditions under which there is no result."""
-        placed, outside = [], []
-        for d, x in enumerate(self.at.results):
-            text = linear([*zip(batch, x.batch), *zip(rows, x.outer)], x.start)
-            if not text.isidentifier() and not text.isdecimal():
-                self.w.line(f"const {self.t} h{d} = {text};")
-                text = f"h{d}"
-            placed.append(text)
-            low, high = x.ends(self.at.batch, self.at.rows, ())
-            if low < 0 or high >= x.size:
-                outside.append(f"{unsigned(self.t)}({text}) >= {x.size}")
-        return placed, outside
 
     def _sum(self, text: str) -> str:
         return f"uint32({text})" if self._unsigned else text

@@ -7,12 +7,14 @@ tensor that steps over gaps the copy engine cannot express) raises `Unsupported`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import product
+from math import gcd, prod
 
-from codegen.iteration import collapse
-from codegen.spec import ContractionSpec, Gather, Image, TensorMap
+from codegen.iteration import collapse, linear
+from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
 ROW_BYTES = 128
@@ -31,12 +33,17 @@ class Reduction:
     taps      sizes of its dimensions but the channels, outermost first.
     channels  size of the dimension in which panels lie.
     panel     channels of a panel; per_stage: panels of a stage.
+    skips     where a batch is a phase with taps of its own: for every dimension of taps how many of the first ones it
+              does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
+    share     of the taps that a batch has on average.
     """
 
     taps: tuple[int, ...]
     channels: int
     panel: int
     per_stage: int
+    skips: tuple[str, ...] = ()
+    share: float = 1.0
 
     @property
     def chunks(self) -> int:
@@ -181,8 +188,10 @@ def _across(spec: ContractionSpec) -> Factors:
 def factors(spec: ContractionSpec) -> Factors:
     """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
     _check_elements(spec)
-    _check_limits(spec)
     itemsize = spec.a.operand.dtype.itemsize
+    if spec.a.image is not None and not spec.a.image.across and spec.results:
+        return _phased(spec, spec.a.image)
+    _check_limits(spec)
     if spec.a.image is not None and spec.a.image.across:
         return _across(spec)
     spec = _simplified(spec)
@@ -200,10 +209,77 @@ def factors(spec: ContractionSpec) -> Factors:
     a = None if image else _tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
     # Rows of a tile that lie across the reduction hold a full panel.
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
-    a = a or _im2col(spec, channel, reduction)
+    a = a or _im2col(spec, channel, reduction, prod(spec.batch))
     if itemsize != 2 and not (a.along_k and b.along_k):
         raise Unsupported("only 16-bit factors may be stored across the reduction")
     return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
+
+
+def _phased(spec: ContractionSpec, image: Image) -> Factors:
+    """The gradient of a strided convolution: a batch is a group and a phase, whose windows and taps are its own.
+
+    A phase has the last taps of each dimension, without those that would lie outside of the filter: these are not
+    multiplied, not even with zeros.
+    """
+    _, *taps = spec.inner
+    dims: list[tuple[str, int, int]] = []
+    skips, start, share = [], spec.b.start, 1.0
+    for d, count in enumerate(taps):
+        phases = [k for k, step in enumerate(spec.results[1 + d].batch) if step and spec.batch[k] > 1]
+        numbers = [x for x in spec.terms if x.inner[1 + d]]
+        skip = _Skip(numbers[0], 1 + d) if numbers else None
+        skips.append(skip.text(phases) if skip else "0")
+        # Both the phase and the tap step over the filter: one dimension of the map.
+        steps = [spec.b.batch[k] for k in phases]
+        step = gcd(*steps, spec.b.inner[1 + d])
+        reached = [
+            sum(s * b for s, b in zip(steps, place)) + spec.b.inner[1 + d] * tap
+            for place in product(*(range(spec.batch[k]) for k in phases))
+            for tap in range(skip.count(dict(zip(phases, place))) if skip else 0, count)
+        ]
+        share *= len(reached) / (count * prod(spec.batch[k] for k in phases))
+        low, high = min(reached, default=0), max(reached, default=0)
+        start += low
+        if high > low:
+            terms = [*((f"b{k}", s // step) for k, s in zip(phases, steps)), (f"t{d}", spec.b.inner[1 + d] // step)]
+            dims.append((_placeholders(terms, -low // step), (high - low) // step + 1, step))
+    if sum(1 for x in spec.terms if any(x.inner)) < len(spec.terms):
+        raise Unsupported("phases under which no tap ever lies")
+    groups = spec.batch[0]
+    only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
+    b = replace(spec.b, batch=only_groups, start=start)
+    second = _tiled(b, 1, spec.batch, prod(spec.cols), spec.inner, 0, dims)
+    panel = ROW_BYTES // spec.a.operand.dtype.itemsize
+    if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
+        raise Unsupported("only 16-bit factors may be stored across the reduction")
+    reduction = Reduction(tuple(taps), spec.inner[0], panel, 1, tuple(skips), share)
+    first = _im2col(spec, 0, reduction, groups)
+    return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, first, second)
+
+
+class _Skip:
+    """How many of the first taps of a dimension a phase does not have: those whose numbers are past the filter.
+
+    The number of tap i is ``b . batch + i * inner + start`` with a negative step.
+    """
+
+    def __init__(self, number: Limit, dim: int) -> None:
+        self._number, self._step = number, -number.inner[dim]
+        self._over = number.start - number.size + self._step
+
+    def count(self, at: Mapping[int, int]) -> int:
+        return (sum(self._number.batch[k] * b for k, b in at.items()) + self._over) // self._step
+
+    def text(self, phases: Sequence[int]) -> str:
+        terms = [(f"b{k}", self._number.batch[k]) for k in phases]
+        return f"({_placeholders(terms, self._over)}) / {self._step}"
+
+
+def _placeholders(terms: Sequence[tuple[str, int]], constant: int) -> str:
+    """A linear expression of coordinates as the placeholders of their names, what is added before what is taken off."""
+    ordered = sorted([*terms, (str(constant), 1)] if constant > 0 else terms, key=lambda term: term[1] < 0)
+    text = linear(ordered, min(constant, 0))
+    return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 
 def _simplified(spec: ContractionSpec) -> ContractionSpec:
@@ -260,8 +336,19 @@ def _reduction(spec: ContractionSpec, channel: int, itemsize: int, divisible: bo
     return Reduction(taps, channels, panel, full // panel)
 
 
-def _tiled(gather: Gather, argument: int, batch: Sequence[int], outer: int, inner: Sequence[int], channel: int) -> Side:
-    """A factor whose rows (or columns) lie at equal distances."""
+def _tiled(
+    gather: Gather,
+    argument: int,
+    batch: Sequence[int],
+    outer: int,
+    inner: Sequence[int],
+    channel: int,
+    taps: Sequence[tuple[str, int, int]] | None = None,
+) -> Side:
+    """A factor whose rows (or columns) lie at equal distances.
+
+    taps are (expression, size, stride) of the map's dimensions for them, if they are not those of the reduction.
+    """
     name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
     step, along = gather.outer[-1], gather.inner[channel]
     along_k = along == 1 or (inner[channel] == 1 and step != 1)
@@ -269,8 +356,9 @@ def _tiled(gather: Gather, argument: int, batch: Sequence[int], outer: int, inne
         raise Unsupported(f"{name!r} is contiguous neither along the reduction nor across it")
     channel_dim = ("{c}", inner[channel], along)
     outer_dim = ("{o}", outer, step)
-    taps = [d for d in range(len(inner)) if d != channel]
-    tap_dims = [(f"{{t{n}}}", inner[d], gather.inner[d]) for n, d in enumerate(taps) if inner[d] > 1]
+    others = [d for d in range(len(inner)) if d != channel]
+    tap_dims = [(f"{{t{n}}}", inner[d], gather.inner[d]) for n, d in enumerate(others) if inner[d] > 1]
+    tap_dims = tap_dims if taps is None else list(taps)
     batch_dims = [(f"{{b{d}}}", size, gather.batch[d]) for d, size in enumerate(batch) if size > 1 and gather.batch[d]]
     first, second = (channel_dim, outer_dim) if along_k else (outer_dim, channel_dim)
     start = gather.start
@@ -308,17 +396,17 @@ def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int)
         raise Unsupported(f"{name!r} is larger than the copy engine can address, or empty")
 
 
-def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction) -> Side:
+def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: int) -> Side:
     """The windows of an image, gathered by the copy engine's im2col mode."""
     gather, image = spec.a, spec.a.image
     assert image is not None
-    channels, groups = spec.inner[channel], prod(spec.batch)
+    channels = spec.inner[channel]
     if gather.inner[channel] != 1 and channels > 1:
         raise Unsupported(f"{gather.operand.name!r} is not stored with its channels next to each other")
     if groups > 1 and channels % reduction.panel:
         raise Unsupported(f"groups of {channels} channels are no multiple of {reduction.panel}")
     start = f"{{b0}} * {channels} + {{c}}" if groups > 1 else "{c}"
-    return _windows(gather, image, start, groups * channels, spec.rows, spec.inner[1:], "o")
+    return _windows(gather, image, start, groups * channels, spec.rows, spec.inner[1:], "o", spec.batch)
 
 
 def _windows(
@@ -329,16 +417,20 @@ def _windows(
     positions: Sequence[int],
     taps: Sequence[int],
     letter: str,
+    batch: Sequence[int] = (),
 ) -> Side:
     """An im2col map: ``start`` is the channel's expression, ``positions`` are (images, *output positions), the
-    coordinates of which the placeholders with this letter stand for.
+    coordinates of which the placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
     """
     name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
     rank, (images, *out) = len(image.sizes), positions
-    lower = tuple(-before for before in image.before)
+    moves = [[(k, step) for k, step in enumerate(shift) if step] for shift in image.shifts] or [[]] * rank
+    least = [sum(min(step * (batch[k] - 1), 0) for k, step in move) for move in moves]
+    most = [sum(max(step * (batch[k] - 1), 0) for k, step in move) for move in moves]
+    lower = tuple(low - before for low, before in zip(least, image.before))
     last = [low + (size - 1) * stride for low, size, stride in zip(lower, out, image.stride)]
     upper = tuple(end - (size - 1) for end, size in zip(last, image.sizes))
-    reach = [(count - 1) * dilation for count, dilation in zip(taps, image.dilation)]
+    reach = [(n - 1) * d + high - low for n, d, high, low in zip(taps, image.dilation, most, least)]
     limit = corner_limit(rank)
     if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(rank):
         raise Unsupported("a filter larger than the copy engine's im2col mode takes")
@@ -349,8 +441,12 @@ def _windows(
     strides = [s * itemsize for s in (*reversed(image.steps), image_step)]
     strides = [max(16, s) if size == 1 else s for size, s in zip(sizes[1:], strides)]
     _check(name, sizes, strides, 0)
-    spatial = [f"{{{letter}{d + 1}}} * {image.stride[d]} - {image.before[d]}" for d in range(rank)]
+    spatial = [f"{{{letter}{d + 1}}} * {image.stride[d]} - {-lower[d]}" for d in range(rank)]
     offsets = [f"{{t{d}}} * {image.dilation[d]}" for d in range(rank)]
+    for d, move in enumerate(moves):
+        if move:
+            tap = [(f"t{d}", image.dilation[d])] if taps[d] > 1 else []
+            offsets[d] = _placeholders([*tap, *((f"b{k}", step) for k, step in move)], -least[d])
     tensor_map = TensorMap(
         0,
         gather.operand.dtype.ctype,
