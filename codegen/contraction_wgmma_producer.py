@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.contraction_wgmma_layout import GROUP, PIECES, WgmmaSchedule
+from codegen.contraction_wgmma_layout import GROUP, PIECES, WgmmaSchedule, round_up
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
@@ -199,7 +199,7 @@ class Producer:
         channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
         if k.panels % k.per_stage:
             # Past the last panel both factors are read beyond their channels, where they are zero.
-            channel = f"{item} < {k.panels} ? {channel} : {k.channels}"
+            channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // self.itemsize)}"
         w.line(f"const int c = {channel};")
 
     def _walk_phase(self, item: str) -> str:
@@ -280,7 +280,7 @@ class Producer:
         channels = side.taps[-1] * across
         w.line(
             f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
-            f"{side.map.sizes[0] if self.batch > 1 else channels};"
+            f"{round_up(side.map.sizes[0], 16 // self.itemsize) if self.batch > 1 else channels};"
         )
         values["c"] = "channel"
         coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)

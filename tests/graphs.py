@@ -40,9 +40,11 @@ INTEGERS = ("int32", "int8", "uint8", "int64")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 
-def executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CpuExecutable]:
+def executables(
+    graphs: Sequence[fg.Graph], *, fusion: bool = True, arch: str | None = None, **options: Any
+) -> list[CpuExecutable]:
     """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
-    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True) for g in graphs]
+    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, arch=arch) for g in graphs]
     build_together(made)
     return made
 
@@ -52,11 +54,12 @@ def check_all(
     *,
     inputs: Callable[[fg.Graph], Mapping[str, Array]] = random_inputs,
     fusion: bool = True,
+    arch: str | None = None,
     **options: Any,
 ) -> list[CheckResult]:
     """Every graph's kernels on the CPU against the reference, built together; raises AssertionError for those wrong."""
     strict = bool(options.get("strict"))
-    made = executables(graphs, fusion=fusion, **options)
+    made = executables(graphs, fusion=fusion, arch=arch, **options)
     results = [check_executable(e, inputs(e.graph), strict=strict) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
     assert not wrong, "\n\n".join(wrong)

@@ -82,10 +82,14 @@ class GroupView:
         """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
         planner.
         """
-        base = tensor.base
-        inner = base.is_constant or (self.graph.producer(base) is not None and base not in self._outputs)
-        alignment = INNER_ALIGNMENT if inner else options.alignment
-        return gcd(alignment, tensor.start * tensor.dtype.itemsize)
+        return alignment(self.graph, tensor, options)
+
+
+def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
+    """Bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
+    base = tensor.base
+    inner = base.is_constant or (graph.producer(base) is not None and base not in graph.outputs)
+    return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
 
 
 class Target(Protocol):

@@ -10,7 +10,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.simplify import Simplified
+from fusegraph.passes.simplify import Simplified, same
 
 
 def decompose(graph: Graph) -> Simplified:
@@ -20,7 +20,7 @@ def decompose(graph: Graph) -> Simplified:
     time.
     """
     if all(node.kind is not Kind.COMPOSITE for node in graph.nodes):
-        return Simplified(graph, {t: t for t in graph.tensors.values()})
+        return same(graph)
     result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
     new: dict[Tensor, Tensor] = {}
     for tensor in graph.tensors.values():

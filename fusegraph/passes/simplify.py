@@ -35,6 +35,11 @@ class Simplified:
     counterpart: Mapping[Tensor, Tensor]
 
 
+def same(graph: Graph) -> Simplified:
+    """The graph itself."""
+    return Simplified(graph, {t: t for t in graph.tensors.values()})
+
+
 def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
     """Simplifies a graph.  With ``enabled=False`` only dead nodes are removed."""
     live = _live(graph)

@@ -18,7 +18,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES
-from fusegraph.passes.simplify import Simplified
+from fusegraph.passes.simplify import Simplified, same
 
 #: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
 ENOUGH_BLOCKS = 128
@@ -46,7 +46,7 @@ def split_reductions(graph: Graph) -> Simplified:
     """The graph with its reductions split where that is worthwhile, or itself if there is none."""
     chunks = {node: found for node in graph.nodes if (found := chunk(graph, node)) is not None}
     if not chunks:
-        return Simplified(graph, {t: t for t in graph.tensors.values()})
+        return same(graph)
     result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
     new: dict[Tensor, Tensor] = {}
     for tensor in graph.tensors.values():

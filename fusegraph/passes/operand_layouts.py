@@ -1,0 +1,166 @@
+"""Layouts that tensor cores read well: factors of contractions are laid out, or copied, for them where that pays.
+
+Tensor cores are fed in pieces of 16 bytes: a factor should be contiguous along a dimension that they can read along,
+and its rows should begin at multiples of 16 bytes.  An intermediate is simply given such a layout.  An operand that
+comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the speed of memory)
+if the contraction is estimated to gain more than the copy costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import window
+from fusegraph.lowering.base import Options, alignment
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Kind
+from fusegraph.passes.simplify import Simplified, same
+
+#: Bytes at whose multiples rows should begin.
+ROW_BYTES = 16
+#: An estimate for an H200.  Operations a microsecond, by bytes of an element, that are left of a contraction whose
+#: factors are gathered element by element, and that it does with factors as they should be; bytes a microsecond and
+#: microseconds of a copy.
+GATHERED = {1: 100e6, 2: 100e6, 4: 25e6}
+ALIGNED = {1: 800e6, 2: 500e6, 4: 250e6}
+COPIED, LAUNCH_US = 3.5e6, 3.0
+#: How much more than the copies cost a contraction must gain.
+MARGIN = 1.25
+#: A copy may be so much larger than the operand.
+MOST_GROWTH = 1.5
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """An operand's strides as tensor cores want them."""
+
+    tensor: Tensor
+    strides: tuple[int, ...]
+
+    @property
+    def us(self) -> float:
+        """Microseconds of a copy."""
+        size, itemsize = self.tensor.size, self.tensor.dtype.itemsize
+        written = max((n * s for n, s in zip(self.tensor.shape, self.strides)), default=size)
+        return LAUNCH_US + (size + written) * itemsize / COPIED
+
+
+def lay_out(graph: Graph, options: Options) -> Simplified:
+    """The graph with the factors of its contractions laid out for tensor cores, or itself if all of them are."""
+    found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    wanted = {node: wishes for node, wishes in found.items() if wishes}
+    if not wanted:
+        return same(graph)
+    placed = {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
+    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
+    new: dict[Tensor, Tensor] = {}
+    for tensor in graph.tensors.values():
+        strides = placed.get(tensor, tensor.strides)
+        new[tensor] = result._add_tensor(tensor.name, tensor.shape, strides, tensor.dtype, tensor.value)
+        if tensor in graph._automatic:
+            result._automatic.add(new[tensor])
+    result.inputs = [new[t] for t in graph.inputs]
+    copies: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
+    for node in graph.nodes:
+        inputs = [new[t] for t in node.inputs]
+        for wish in wanted.get(node, ()):
+            if wish.tensor not in placed:
+                key = wish.tensor, wish.strides
+                if key not in copies:
+                    copies[key] = _copy(result, new[wish.tensor], wish.strides)
+                inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
+        result.add_node(Node(node.op, tuple(inputs), node.attributes, *(new[t] for t in node.outputs)))
+    result.outputs = [new[t] for t in graph.outputs]
+    return Simplified(result, new)
+
+
+def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    made = graph.apply(TABLE["identity"], (tensor,), {})
+    made.strides = strides
+    graph._rename(made, graph._unique(f"{tensor.name[:180]} aligned"))
+    graph._automatic.add(made)
+    return made
+
+
+def _is_ours(tensor: Tensor, graph: Graph) -> bool:
+    """Whether nobody but kernels of this graph sees how a tensor lies in memory."""
+    producer = graph.producer(tensor)
+    if producer is None or tensor in graph.outputs:
+        return False
+    plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)
+    return all(n.kind in plain for n in (producer, *graph.network.successors(producer)))
+
+
+def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
+    """The operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+    dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
+    if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
+        return []
+    wishes = []
+    for number, tensor in enumerate(node.inputs):
+        allowed = _contiguous_dims(node, number)
+        if alignment(graph, tensor, options) % ROW_BYTES == 0 and _is_aligned(tensor, allowed):
+            continue
+        strides = _aligned_strides(tensor, allowed)
+        if strides is None:
+            return []
+        wishes.append(_Wish(tensor, strides))
+    outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph)}
+    assert node.op.products is not None
+    operations = 2.0 * node.output.size * node.op.products(tuple(t.type for t in node.inputs), node.attributes)
+    itemsize = dtypes[0].itemsize
+    gain = operations / GATHERED[itemsize] - operations / ALIGNED[itemsize]
+    return wishes if gain > MARGIN * sum(outside.values()) else []
+
+
+def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
+    """Whether tensor cores take a contraction of operands of a dtype, and nothing better does."""
+    exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
+    if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
+        return False
+    if not node.output.size or node.attributes.get("groups", 1) > 1:
+        return False
+    return node.op.name == "matmul" or window.suits(node, graph) is not None
+
+
+def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
+    """The dimensions of an operand of which one should be contiguous, the best one first.
+
+    Along the reduction for every dtype; elements of 16 bits may also lie across it.
+    """
+    rank = node.inputs[number].rank
+    across = node.inputs[0].dtype.itemsize == 2
+    if node.op.name == "matmul":
+        along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
+        return (along, other) if across else (along,)
+    # Of images and filters channels lie next to each other, for the windows' sake.
+    if node.op.name == "conv_dgrad" and number == 1 and not across:
+        return (0,)
+    return (1,)
+
+
+def _is_aligned(tensor: Tensor, allowed: tuple[int, ...]) -> bool:
+    sizes = [(d, n, s) for d, (n, s) in enumerate(zip(tensor.shape, tensor.strides)) if n > 1]
+    unit = [d for d, _, s in sizes if s == 1]
+    inside = all(s and s * tensor.dtype.itemsize % ROW_BYTES == 0 for d, _, s in sizes if d not in unit)
+    return inside and (not unit or unit[0] in allowed)
+
+
+def _aligned_strides(tensor: Tensor, allowed: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides as they should be, the order of dimensions kept as far as possible; None if there are none worth it."""
+    shape, strides, itemsize = tensor.shape, tensor.strides, tensor.dtype.itemsize
+    if any(s == 0 for n, s in zip(shape, strides) if n > 1):
+        return None  # repeated: a copy would be larger than what is read
+    last = next((d for d in allowed if strides[d] == 1 and shape[d] > 1), allowed[0])
+    unit = ROW_BYTES // itemsize
+    width = -(-shape[last] // unit) * unit
+    if width > MOST_GROWTH * shape[last]:
+        return None
+    order = sorted((d for d in range(len(shape)) if d != last), key=lambda d: -strides[d])
+    found, step = [1] * len(shape), width
+    for d in reversed(order):
+        found[d] = step
+        step *= max(shape[d], 1)
+    return tuple(found)

@@ -1,0 +1,153 @@
+"""Factors of contractions laid out for tensor cores: which graphs get copies, and that they compute the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import check_all
+
+import fusegraph as fg
+from codegen import target
+from codegen.contraction_mma_schedule import MmaSchedule
+from codegen.contraction_wgmma_layout import WgmmaSchedule
+from fusegraph.lowering.base import Options
+from fusegraph.passes import operand_layouts
+from fusegraph.plan import Plan, by_cost_model, plan
+
+HOPPER = by_cost_model(target("sm_90a"))
+
+
+def matmul(m, n, k, dtype="bfloat16", b_strides=None, a_strides=None, **more):
+    graph = fg.Graph("product", io_dtype=dtype, **more)
+    a, b = graph.tensor("a", (m, k), strides=a_strides), graph.tensor("b", (k, n), strides=b_strides)
+    graph.output(graph.relu(graph.matmul(a, b)), name="y")
+    return graph
+
+
+def convolution(x, w, layout="NHWC", filters="NHWC", dtype="bfloat16", **attributes):
+    graph = fg.Graph("convolution", io_dtype=dtype)
+    y = graph.conv_fprop(graph.tensor("x", x, layout=layout), graph.tensor("w", w, layout=filters), **attributes)
+    graph.output(graph.relu(y), name="y")
+    return graph
+
+
+def block(channels, layout="NHWC", size=(8, 8)):
+    """Two convolutions in a row."""
+    graph = fg.Graph("block", io_dtype="bfloat16")
+    x = graph.tensor("x", (2, channels, *size), layout=layout)
+    v, w = (graph.tensor(name, (channels, channels, 3, 3), layout="NHWC") for name in "vw")
+    hidden = graph.relu(graph.conv_fprop(x, v, padding=1))
+    graph.output(graph.conv_fprop(hidden, w, padding=1), name="y")
+    return graph
+
+
+def copies(made: Plan) -> list[str]:
+    return [n.output.name for n in made.simplified.nodes if n.op.name == "identity"]
+
+
+def form(made: Plan) -> type:
+    (only,) = (k for k in made.kernels if k.group.family == "contraction")
+    return type(only.choice.schedule)
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (matmul(32576, 509, 509, b_strides=(1, 509)), ["a aligned", "b aligned"]),
+        (matmul(4096, 4096, 4096, b_strides=(1, 4096)), []),
+        (matmul(4096, 4096, 4096, a_strides=(1, 4096)), []),
+        (matmul(4096, 4096, 4096, "float8_e4m3"), ["b aligned"]),
+        (matmul(520, 513, 4100, "float32", compute_dtype="tf32"), ["b aligned"]),
+        (matmul(4096, 4096, 4096, "float32", compute_dtype="tf32", b_strides=(1, 4096)), []),
+        (convolution((64, 100, 29, 29), (100, 100, 5, 5), padding=2), ["x aligned", "w aligned"]),
+        (convolution((64, 64, 56, 56), (64, 64, 3, 3), "NCHW", "contiguous"), ["x aligned", "w aligned"]),
+        (convolution((64, 64, 56, 56), (64, 64, 3, 3)), []),
+    ],
+)
+def test_copies_that_pay(graph, expected):
+    made = plan(graph, choose=HOPPER)
+    assert copies(made) == expected
+    assert form(made) is WgmmaSchedule
+    names = [k.group.family for k in made.kernels]
+    assert names == ["pointwise"] * len(expected) + ["contraction"]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        matmul(7, 509, 1021, b_strides=(1, 1021)),  # a launch would cost more
+        matmul(32576, 509, 509, "float32"),  # exact
+        matmul(32576, 509, 509, "float64"),
+        matmul(32576, 509, 509, "int32"),
+        matmul(32576, 509, 509, a_strides=(0, 1)),  # repeated
+        convolution((64, 3, 224, 224), (64, 3, 3, 3)),  # so few channels would be mostly padding
+        convolution((64, 256, 56, 56), (256, 1, 3, 3), groups=256),  # depthwise: no tensor cores
+        matmul(0, 509, 509),
+    ],
+)
+def test_no_copies(graph):
+    assert copies(plan(graph, choose=HOPPER)) == []
+
+
+def test_only_with_fusion():
+    assert copies(plan(matmul(32576, 509, 509), fusion=False)) == []
+
+
+def test_what_begins_anywhere_is_copied_too():
+    made = plan(matmul(4096, 4096, 4096, b_strides=(1, 4096)), Options(alignment=2), choose=HOPPER)
+    assert copies(made) == ["a aligned", "b aligned"]
+    assert form(made) is WgmmaSchedule
+
+
+def test_intermediates_are_laid_out_where_they_are_made():
+    made = plan(block(100, size=(64, 64)), choose=HOPPER)
+    hidden = made.kernels[2].group.writes[0]
+    assert copies(made) == ["x aligned", "v aligned", "w aligned"]
+    assert hidden.strides == (64 * 64 * 104, 1, 64 * 104, 104)
+    assert made.memory.size >= 2 * 64 * 64 * 104 * 2
+
+
+def test_an_operand_of_two_is_copied_once():
+    graph = fg.Graph("two", io_dtype="bfloat16")
+    x = graph.tensor("x", (32576, 509))
+    for name in "vw":
+        graph.output(x @ graph.tensor(name, (509, 509)), name=f"y_{name}")
+    assert copies(plan(graph, choose=HOPPER)) == ["x aligned", "v aligned", "w aligned"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_equal_to_the_reference(arch, monkeypatch):
+    """Whatever the layout was: with copies that cost nothing every operand gets one."""
+    monkeypatch.setattr(operand_layouts, "LAUNCH_US", 0.0)
+    monkeypatch.setattr(operand_layouts, "COPIED", 1e30)
+    graphs = [
+        matmul(65, 33, 77, b_strides=(1, 77)),
+        matmul(30, 41, 50, "float16", a_strides=(1, 31)),
+        matmul(20, 41, 50, "float32", compute_dtype="tf32"),
+        matmul(20, 41, 50, "int8"),
+        convolution((2, 20, 9, 7), (12, 20, 3, 3), "NCHW", "contiguous", padding=1),
+        convolution((2, 20, 9, 7), (12, 20, 3, 3), dtype="float16", stride=2),
+        block(20),
+        block(12, "NCHW", (5, 7)),
+    ]
+    expected = WgmmaSchedule if arch == "sm_90a" else MmaSchedule
+    for graph in graphs[:6]:
+        made = plan(graph, choose=by_cost_model(target(arch)))
+        assert copies(made), graph.name
+        assert form(made) is expected
+    check_all(graphs, arch=arch)
+
+
+def test_nothing_leaks_from_the_gaps(monkeypatch):
+    """Between the rows of a copy lie bytes that nobody writes: NaN on the cpu engine."""
+    monkeypatch.setattr(operand_layouts, "LAUNCH_US", 0.0)
+    monkeypatch.setattr(operand_layouts, "COPIED", 1e30)
+    graph = matmul(65, 33, 77, b_strides=(1, 77))
+    executable = graph.compile("cpu", arch="sm_90a")
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((65, 77), (33, 77)))
+    bf16 = fg.dtypes.bfloat16.numpy
+    y = executable(a.astype(bf16), b.astype(bf16).T).astype(np.float32)
+    exact = np.maximum(a @ b.T, 0)
+    np.testing.assert_allclose(y, exact, rtol=2**-8)
