@@ -218,14 +218,17 @@ class Emitter:
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
-        """The C expression of a value; ``terms`` gives those of loads, indices and the anchor."""
+        """The C expression of a value; ``terms`` gives those of loads, indices and the anchor, and of results that have
+        other names than their own.
+        """
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
-        if isinstance(value, Result):
-            return self.names[value.instruction] or self._expression(value.instruction, terms)
+        if isinstance(value, Result) and value not in terms:
+            return self.names[value.instruction] or self.expression(value.instruction, terms)
         return terms[value]
 
-    def _expression(self, number: int, terms: Mapping[Value, str]) -> str:
+    def expression(self, number: int, terms: Mapping[Value, str]) -> str:
+        """The C expression of an instruction."""
         instruction = self.program.instructions[number]
         return fill(instruction.template, [self.term(value, terms) for value in instruction.args])
 
@@ -233,7 +236,7 @@ class Emitter:
         """Writes ``const T name = ...;`` for the selected instructions, in order."""
         for number, instruction in enumerate(self.program.instructions):
             if number not in self.inlined and select(number):
-                w.line(f"const {instruction.ctype} {self.names[number]} = {self._expression(number, terms)};")
+                w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
     def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
         """The C expression to write for a store, converted to the storage type."""

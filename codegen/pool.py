@@ -16,7 +16,7 @@ from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer, identifier
 from codegen.pointwise_body import plus, vector_type
 from codegen.pool_schedule import THREADS, PoolSchedule, held_from, is_aligned, is_strip, normalize, patch, width
-from codegen.rows import accumulate, identity
+from codegen.rows_renderer import accumulate, identity
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive, Covering, Sliding, Window
 

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import log2, prod
 
 from codegen.arch import Arch
 from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
 from codegen.iteration import bounds, collapse, index_type, memory_order
 from codegen.spec import RowsSpec
 
-#: Elements of each row that one thread keeps in registers, so that neither they nor what is made of them spills.
-KEPT_ELEMENTS = 16
-#: Threads of a block whose rows are too short for all of them.
-SHORT_THREADS = 128
 MAX_THREADS = 1024
-#: Neighbouring rows of a block that reads across them: a warp's lanes read neighbouring elements.
-ACROSS_ROWS = 32
 #: Widest vector of the widest operand, in bytes: two accesses.
 MAX_VECTOR_BYTES = 32
+#: Elements of a row that one thread keeps in registers at best, each in 32 bits as the compiler may have it: enough
+#: for several accesses in flight, few enough for many threads.
+KEPT_WORDS = 32
+#: Registers that a thread needs besides, more that keep the compiler from spilling, and the most in all.
+OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
+#: Bytes of a row that are worth a block of a cluster.
+LEAST_CLUSTER_BYTES = 8 * 1024
+#: Schedules that are thought to be worse than the best by this are not tried, nor are more than so many.
+PROMISING, MOST_TRIED = 1.4, 8
+#: Threads of a block whose rows are too short for all of them.
+SHORT_THREADS = 128
+#: Blocks of a cluster that every GPU with clusters can hold.
+MOST_BLOCKS = 8
+#: Shared memory that is left for what the threads exchange; across rows, what they may use for it.
+EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
+#: Bytes in flight on an SM that keep the memory busy.
+FLIGHT_BYTES = 64 * 1024
+#: Across rows: the fewest neighbouring rows that are worth it, the most of a thread, the bytes that neighbouring
+#: threads should read side by side, and the fewest that do not waste what the memory delivers.
+LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
+#: Bytes of a C type in which reductions are made.
+SIZE_OF = {"float": 4, "double": 8, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
 
 
 @dataclass(frozen=True)
 class RowsSchedule:
     """How a rows kernel is mapped to threads.
 
-    form    where a row is between its passes: "registers", "shared" (dynamic shared memory), or "memory" (read again).
-    across  threads side by side are in neighbouring rows, not at neighbouring elements of one.
-    vector  neighbouring elements of a row that a thread reads at once.
-    lanes   threads of a row, a power of two.
-    rows    rows of a block, a power of two.
-    itype   C type of positions and offsets.
+    form     where a row is between its passes: "registers", "shared" (dynamic shared memory), or "memory" (read again).
+    across   threads side by side are in neighbouring rows, not at neighbouring elements of one.
+    vector   neighbouring elements that a thread reads at once: of a row, or, across, of neighbouring rows.
+    lanes    threads of a row in a block, a power of two.
+    rows     rows of a block, a power of two.
+    itype    C type of positions and offsets.
+    cluster  blocks of a row, a power of two.
+    resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
     """
 
     form: str
@@ -40,10 +58,12 @@ class RowsSchedule:
     lanes: int
     rows: int
     itype: str
+    cluster: int = 1
+    resident: int = 0
 
     @property
     def threads(self) -> int:
-        return self.lanes * self.rows
+        return self.lanes * self.rows // (self.vector if self.across else 1)
 
 
 @dataclass(frozen=True)
@@ -166,70 +186,167 @@ class Stages:
         return [n for n in loads if sum(Load(n) in needed for needed in uses) > 1]
 
 
-def widest(space: Space) -> int:
-    """The widest vector that suits all operands that are contiguous along the row."""
+def widest(space: Space, dim: int) -> int:
+    """The widest vector along a dimension that suits all operands which are contiguous along it."""
+    size = (*space.outer, *space.row)[dim]
     varying = [op for op in space.program.operands if space.varies(op)]
-    contiguous = [op for op in varying if op.strides[-1] == 1]
+    contiguous = [op for op in varying if op.strides[dim] == 1]
     if not contiguous or space.length == 0:
         return 1
+    along = dim >= len(space.outer)
     vector = 16 // min(op.dtype.itemsize for op in contiguous)
     while vector > 1:
         small = all(vector * op.dtype.itemsize <= MAX_VECTOR_BYTES for op in varying)
-        whole = space.row[-1] % vector == 0 and space.length % vector == 0
-        if small and whole and all(_aligned(op, vector) for op in contiguous):
+        whole = size % vector == 0 and (not along or space.length % vector == 0)
+        # Stores of results for each row are vectors, too, where the rows are side by side.
+        beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
+        if small and whole and all(_aligned(op, vector, dim) for op in beside):
             break
         vector //= 2
     return vector
 
 
-def _aligned(operand: Operand, vector: int) -> bool:
-    """Whether every vector of an operand may be read as one: the rows begin at multiples of it."""
+def _aligned(operand: Operand, vector: int, dim: int) -> bool:
+    """Whether every vector of an operand along a dimension may be read as one."""
     needed = min(16, vector * operand.dtype.itemsize)
-    starts = operand.strides[:-1]
+    starts = (s for d, s in enumerate(operand.strides) if d != dim)
     return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)
 
 
 def reads_across(space: Space) -> bool:
-    """Whether most bytes have their neighbours in the next row, not in the same."""
+    """Whether most bytes have their neighbours in the next row, not in the same, and enough of them to be worth it."""
+    dim = len(space.outer) - 1
     along = beside = 0
     for operand in space.program.operands:
         if space.varies(operand):
             along += operand.dtype.itemsize * (operand.strides[-1] == 1 and space.row[-1] > 1)
-            beside += operand.dtype.itemsize * (operand.strides[len(space.outer) - 1] == 1 and space.outer[-1] > 1)
+            beside += operand.dtype.itemsize * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
     return beside > along
 
 
 def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
-    stages = Stages(space)
     itype = index_type(*bounds(space.program.operands, (*space.outer, *space.row)))
-    if reads_across(space):
-        parts = _power(min(32, max(1, -(-space.length // 4))))
-        yield RowsSchedule("memory", True, 1, parts, ACROSS_ROWS, itype)
-        for other in (8, 16, 32):
-            yield RowsSchedule("memory", True, 1, other, ACROSS_ROWS, itype)
-        return
-    vector = widest(space)
+    return _across(space, arch, itype) if reads_across(space) else _along(space, arch, itype)
+
+
+# ---- along the rows
+
+
+def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    program = space.program
+    kept = [program.loads[n] for n in Stages(space).kept()]
+    read = kept or [op for op in program.loads if space.varies(op)]
+    vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
-    each = max(1, KEPT_ELEMENTS // vector)
-    lanes = _power(-(-vectors // each))
-    kept = sum(space.program.loads[n].dtype.itemsize for n in stages.kept()) * space.length
-    if lanes <= MAX_THREADS and space.length:
-        yield _shaped("registers", vector, lanes, itype)
-        for other in (lanes * 2, lanes // 2):
-            if 1 <= other <= min(MAX_THREADS, _power(vectors)):
-                yield _shaped("registers", vector, other, itype)
-    lanes = min(MAX_THREADS, lanes)
-    # 8 KiB are left for what the threads exchange.
-    if 0 < kept <= arch.shared_bytes_per_block - 8 * 1024 and lanes >= 32 and space.chunk is None:
-        yield RowsSchedule("shared", False, vector, lanes, 1, itype)
-    yield _shaped("memory", vector, lanes, itype)
+    found = sorted(_in_registers(arch, vector, vectors, read), key=lambda pair: pair[0]) if space.length else []
+    promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
+    yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
+    lanes = min(MAX_THREADS, _power(vectors))
+    if kept and space.chunk is None and lanes >= 128:
+        nbytes = sum(op.dtype.itemsize for op in kept) * space.length
+        for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_block):
+            cluster = next((c for c in _clusters(arch) if nbytes <= c * (most - EXCHANGE_BYTES)), None)
+            if cluster is not None:
+                yield RowsSchedule("shared", False, vector, min(512, lanes), 1, itype, cluster)
+    for threads in (512, 1024, 256):
+        if threads <= lanes and (threads == 512 or not promising):
+            yield _shaped("memory", vector, threads, itype)
+    if lanes < 512:
+        yield _shaped("memory", vector, lanes, itype)
+
+
+def _in_registers(
+    arch: Arch, vector: int, vectors: int, read: Sequence[Operand]
+) -> Iterator[tuple[float, RowsSchedule]]:
+    """Rows in registers: (how bad they are thought to be, schedule)."""
+    itemsize = sum(op.dtype.itemsize for op in read) or 4
+    words = sum(max(1, op.dtype.itemsize // 4) for op in read) or 1
+    for cluster in _clusters(arch):
+        for power in range(11):
+            lanes = 1 << power
+            unroll = -(-vectors // (lanes * cluster))
+            registers = OTHER_REGISTERS + unroll * vector * words
+            nbytes = unroll * vector * itemsize
+            schedule = replace(_shaped("registers", vector, lanes, ""), cluster=cluster)
+            if registers > MOST_REGISTERS or registers * schedule.threads > arch.registers_per_sm:
+                continue
+            if lanes > 1 and lanes * cluster >= 2 * vectors:
+                continue
+            if cluster > 1 and (lanes < 128 or nbytes * lanes < LEAST_CLUSTER_BYTES):
+                continue
+            resident = arch.blocks_per_sm(schedule.threads, registers)
+            if vectors % lanes and schedule.rows > 1:
+                # Left alone, ptxas may spill the last few words of a short row to fit one more block.
+                schedule = replace(schedule, resident=arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS))
+            waste = unroll * lanes * cluster / vectors
+            yield (
+                waste * _badness(schedule, unroll * vector * words, resident * schedule.threads * nbytes, resident),
+                schedule,
+            )
+
+
+def _badness(schedule: RowsSchedule, words: int, flight: int, resident: int) -> float:
+    """A guess at how much longer than a copy a schedule takes.
+
+    A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile:
+    several blocks on every SM, and enough bytes in flight.
+    """
+    few = 1 + max(0, 4 - resident) * 0.08
+    starved = 1 + max(0.0, 1 - flight / FLIGHT_BYTES) * 0.5
+    exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
+    together = 1 + 0.04 * (schedule.cluster.bit_length() - 1)
+    burst = 1 + 0.03 * abs(log2(words / KEPT_WORDS))
+    return few * starved * exchange * together * burst
+
+
+def _clusters(arch: Arch) -> list[int]:
+    """Numbers of blocks that may share a row."""
+    return [1 << k for k in range(MOST_BLOCKS.bit_length())] if arch.has_clusters else [1]
 
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
     rows = 1 if lanes > 32 else SHORT_THREADS // lanes
     return RowsSchedule(form, False, vector, lanes, rows, itype)
+
+
+# ---- across the rows
+
+
+def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    program, outer = space.program, space.outer
+    vector = min(MOST_ROWS, widest(space, len(outer) - 1))
+    itemsize = max(op.dtype.itemsize for op in program.operands if space.varies(op))
+    exchanged = sum({r.ctype: SIZE_OF[r.ctype] for r in program.reductions}.values())
+    words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept()) * vector
+    count = prod(outer)
+    sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
+    enough = 2 * arch.sm_count_hint
+    # Left alone, ptxas may spill a few words of a loop that stores to fit one more block.
+    writes = any(space.varies(store.operand) for store in program.stores)
+
+    def blocks(side: int) -> int:
+        return -(-count // (side * vector))
+
+    wide = [side for side in sides if side * vector * itemsize >= SEGMENT_BYTES] or sides[:1]
+    best = next((side for side in wide if blocks(side) >= enough), wide[-1])
+    if blocks(best) < enough // 4:
+        narrow = [side for side in sides if side * vector * itemsize >= SECTOR_BYTES] or sides[:1]
+        best = narrow[-1]
+    order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
+    for side in order[:4]:
+        for threads in (512, 256, 1024):
+            lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
+            warps = max(1, lanes * side // max(32, side))
+            if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:
+                continue
+            unroll = -(-space.length // lanes)
+            registers = 2 * OTHER_REGISTERS + unroll * words
+            if unroll and words and registers <= min(MOST_REGISTERS, arch.registers_per_sm // (lanes * side)):
+                yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
+            resident = arch.blocks_per_sm(lanes * side, 2 * OTHER_REGISTERS) if writes else 0
+            yield RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident)
 
 
 def _power(number: int) -> int:

@@ -15,11 +15,12 @@ import pytest
 from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
+from codegen import target
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
 from fusegraph.ops import Kind
 from fusegraph.passes.decompose import decompose
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -188,15 +189,17 @@ def test_refused(make: Make, error: type[GraphError], text: str) -> None:
 def golden_graphs() -> dict[str, fg.Graph]:
     return {
         "softmax": graph_of(MADE["softmax"], (8192, 8192), "bfloat16", "softmax"),
-        "softmax_long": graph_of(MADE["softmax"], (64, 40000), "float32", "softmax_long"),
+        "softmax_long": graph_of(MADE["softmax"], (2048, 65536), "float32", "softmax_long"),
+        "softmax_longest": graph_of(MADE["softmax"], (64, 1 << 20), "float32", "softmax_longest"),
         "layernorm": graph_of(layernorm, (16384, 1000), "float32", "layernorm"),
         "column_mean": graph_of(lambda g, x: g.reduction(x, "avg", 0, keepdims=False), (4096, 512), name="column_mean"),
+        "column_norm": graph_of(lambda g, x: x / g.reduction(x, "norm2", 0), (4096, 4096), "bfloat16", "column_norm"),
     }
 
 
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
-    (kernel,) = plan(golden_graphs()[name]).kernels
+    (kernel,) = plan(golden_graphs()[name], choose=by_cost_model(target("sm_90a"))).kernels
     path = GOLDEN / f"{name}.cu"
     if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
         path.write_text(kernel.source.code)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, compile_for, executables, undecided_share
+from graphs import check_all, check_on_gpu, executables, undecided_share
 
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
@@ -22,6 +22,8 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops.reduction import MODES
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
 
 LENGTHS = (1, 2, 31, 33, 1000, 4097, 65537)
 
@@ -196,29 +198,32 @@ def test_what_is_fused() -> None:
 def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """All forms for rows of every kind, the ones that are best for others included."""
     graphs = [softmax_of((5, 600), 1), softmax_of((5, 96), 1, "bfloat16"), softmax_of((70, 40), 0), built(around)]
-    graphs.append(softmax_of((2, 40000), 1))
+    graphs += [softmax_of((3, 9000), 1, "bfloat16"), softmax_of((3, 75, 24), 1, "float16")]
     tried, made = set(), []
     for graph in graphs:
         (kernel,) = plan(graph).kernels
         spec = kernel.group.lowered.spec
         assert isinstance(spec, RowsSpec)
-        for schedule in (*schedules(spec), *_others(spec)):
-            tried.add(schedule.form)
+        for schedule in dict.fromkeys((*schedules(spec, arch("sm_90a")), *_others(spec))):
+            tried.add((schedule.form, schedule.across, schedule.cluster > 1))
             monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, s=schedule: s)
             made.append(CpuExecutable(graph, Options(), lazy=True))
     build_together(made)
     for executable in made:
         result = check_executable(executable, random_inputs(executable.graph))
         assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
-    assert tried == {"registers", "shared", "memory"}
+    forms = {(form, False, cluster) for form in ("registers", "shared", "memory") for cluster in (False, True)}
+    assert tried == forms | {("registers", True, False), ("memory", True, False)}
 
 
 def _others(spec: RowsSpec) -> list[RowsSchedule]:
     best = best_schedule(spec)
     assert isinstance(best, RowsSchedule)
     if best.across:
-        return [replace(best, lanes=1), replace(best, across=False, lanes=32, rows=4)]
-    return [replace(best, form="memory", vector=1, lanes=1, rows=64), replace(best, form="shared", lanes=64, rows=1)]
+        one, few = replace(best, vector=1, rows=32, lanes=1, form="memory"), replace(best, rows=best.vector, lanes=32)
+        return [one, few, replace(few, form="memory"), replace(one, across=False, lanes=32, rows=4)]
+    forms = [replace(best, form=form, lanes=64, rows=1, cluster=c) for form in ("shared", "memory") for c in (1, 2, 8)]
+    return [*forms, replace(best, form="registers", lanes=64, rows=1, cluster=4), replace(best, vector=1, lanes=1)]
 
 
 def test_reads_and_writes_each_element_once() -> None:
@@ -289,25 +294,41 @@ def test_integers_are_exact() -> None:
 
 def gpu_graphs() -> list[fg.Graph]:
     """Rows of every form, in the schedules of each."""
-    graphs = [softmax_of((4, n), 1, d) for n in (7, 1000, 8192, 16384, 65536) for d in ("float32", "bfloat16")]
-    graphs += [reductions_of((8, 512, 96), axes, d) for axes in (-1, 1, (0, 1)) for d in ("float32", "float16", "int8")]
+    graphs = [softmax_of((4, n), 1, d) for n in (7, 1000, 65536) for d in ("float32", "bfloat16")]
+    graphs += [
+        reductions_of((8, 512, 96), axes, d, ("add", "avg", "amax"))
+        for axes in (-1, 1, (0, 1))
+        for d in ("float32", "int8")
+    ]
     return graphs + [built(make, "bfloat16") for make in FUSED]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
 def test_compiles_for_gpus(name: str) -> None:
-    assert [k.name for k in compile_for(name, gpu_graphs()) if k.spill_bytes] == []
+    """The schedules that are thought to be the best for each architecture."""
+    sources = []
+    for graph in gpu_graphs():
+        for kernel in plan(graph).kernels:
+            spec = kernel.group.lowered.spec
+            sources += [render(spec, schedule) for schedule in schedules(spec, arch(name))[:1]]
+    compiled = nvrtc.compile_kernels(sources, name, cache=default_cache())
+    assert [k.name for k in compiled if k.spill_bytes] == []
 
 
 def test_renders_for_every_architecture() -> None:
-    """Rows that fit one architecture's shared memory and not another's."""
-    spec = one_kernel(softmax_of((4, 20000), 1, "float64")).group.lowered.spec
-    forms = {name: best_schedule(spec, arch(name)) for name in ("sm_80", "sm_90a", "sm_120")}
-    for name, schedule in forms.items():
-        assert render(spec, schedule).dynamic_shared_bytes <= arch(name).shared_bytes_per_block
-    found = {name: schedule.form for name, schedule in forms.items() if isinstance(schedule, RowsSchedule)}
-    assert found == {"sm_80": "memory", "sm_90a": "shared", "sm_120": "memory"}
+    """Long rows are shared by a cluster where there are clusters, and read again where there are none."""
+    spec = one_kernel(softmax_of((64, 40000), 1, "float64")).group.lowered.spec
+    forms = {}
+    for name in ("sm_80", "sm_90a", "sm_120"):
+        for schedule in schedules(spec, arch(name)):
+            source = render(spec, schedule)
+            assert source.dynamic_shared_bytes <= arch(name).shared_bytes_per_block
+            assert source.grid[0] % source.cluster[0] == 0
+        best = best_schedule(spec, arch(name))
+        assert isinstance(best, RowsSchedule)
+        forms[name] = best.form, best.cluster > 1
+    assert forms == {"sm_80": ("memory", False), "sm_90a": ("registers", True), "sm_120": ("registers", True)}
 
 
 @pytest.mark.gpu

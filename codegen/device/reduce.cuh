@@ -45,19 +45,32 @@ __device__ __forceinline__ T block(T value, T* parts) {
     return lanes<Op, Warps>(parts[threadIdx.x % Warps]);
 }
 
-// Over the Parts threads that are Rows apart: thread part * Rows + row has a part of the row.  parts: Rows * Parts
-// elements of shared memory for this reduction alone.
-template <class Op, int Rows, int Parts, class T>
-__device__ __forceinline__ T across(T value, T* parts) {
-    parts[threadIdx.x] = value;
+// Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in place.
+// Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for every warp,
+// or for every Side threads if those are more; one array may serve several reductions.
+template <class Op, int Side, int Lanes, int V, class T>
+__device__ __forceinline__ void across(T (&part)[V], T* parts) {
+    constexpr int group = Side < 32 ? 32 : Side, groups = Side * Lanes / group, size = Side * V;
 #pragma unroll
-    for (int half = Parts / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half * Rows)
-            parts[threadIdx.x] = Op::of(parts[threadIdx.x], parts[threadIdx.x + half * Rows]);
+    for (int distance = 16; distance >= Side; distance /= 2)
+#pragma unroll
+        for (int e = 0; e < V; ++e) part[e] = Op::of(part[e], T(__shfl_xor_sync(0xffffffffu, part[e], distance)));
+    if (groups == 1) return;
+    const int mine = threadIdx.x % Side;
+    __syncthreads();
+    if (threadIdx.x % group < Side)
+#pragma unroll
+        for (int e = 0; e < V; ++e) parts[threadIdx.x / group * size + e * Side + mine] = part[e];
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += Side * Lanes) {
+        T total = parts[i];
+#pragma unroll
+        for (int g = 1; g < groups; ++g) total = Op::of(total, parts[g * size + i]);
+        parts[i] = total;
     }
     __syncthreads();
-    return parts[threadIdx.x % Rows];
+#pragma unroll
+    for (int e = 0; e < V; ++e) part[e] = parts[e * Side + mine];
 }
 
 }  // namespace reduce

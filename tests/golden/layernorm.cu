@@ -8,45 +8,44 @@
 //     y normal = mul(y centred, y inverse)
 //     y scaled = mul(y normal, scale)
 //     y = add(y scaled, bias)
-// 16384 rows of 1000 elements, kept in registers; 64 threads a row
+// 16384 rows of 1000 elements, kept in registers; 32 threads a row
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
 
-extern "C" __global__ void __launch_bounds__(64) layernorm_kernel(
+extern "C" __global__ void __launch_bounds__(128, 6) layernorm_kernel(
     const float* __restrict__ x,
     const float* __restrict__ scale,
     const float* __restrict__ bias,
     float* __restrict__ y)
 {
-    const uint32 row = blockIdx.x;
-    const uint32 lane = threadIdx.x;
-    Vector<float, 4> x_v[4];
+    const uint32 row = blockIdx.x * 4 + threadIdx.x / 32;
+    const uint32 lane = threadIdx.x % 32;
+    Vector<float, 4> x_v[8];
     #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-        const uint32 col = min((u * 64 + lane) * 4, uint32(996));
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = min((u * 32 + lane) * 4, uint32(996));
         x_v[u] = load<4>(x + row * 1000 + col);
     }
     float y_mean_add_part = 0.0f;
     #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-        const uint32 col = (u * 64 + lane) * 4;
-        if (col < 1000) {
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = (u * 32 + lane) * 4;
+        if (u < 7 || col < 1000) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 y_mean_add_part += x_v[u][e];
             }
         }
     }
-    __shared__ float y_mean_add_parts[2];
-    const float y_mean_add = reduce::block<reduce::Add, 2>(y_mean_add_part, y_mean_add_parts);
+    const float y_mean_add = reduce::lanes<reduce::Add, 32>(y_mean_add_part);
     const float y_mean = y_mean_add / 1000.0f;
     float y_variance_add_part = 0.0f;
     #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-        const uint32 col = (u * 64 + lane) * 4;
-        if (col < 1000) {
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = (u * 32 + lane) * 4;
+        if (u < 7 || col < 1000) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float y_centred = x_v[u][e] - y_mean;
@@ -55,15 +54,14 @@ extern "C" __global__ void __launch_bounds__(64) layernorm_kernel(
             }
         }
     }
-    __shared__ float y_variance_add_parts[2];
-    const float y_variance_add = reduce::block<reduce::Add, 2>(y_variance_add_part, y_variance_add_parts);
+    const float y_variance_add = reduce::lanes<reduce::Add, 32>(y_variance_add_part);
     const float y_variance = y_variance_add / 1000.0f;
     const float y_shifted = y_variance + (1.0e-5f);
     const float y_inverse = math::rsqrt(y_shifted);
     #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-        const uint32 col = (u * 64 + lane) * 4;
-        if (col < 1000) {
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = (u * 32 + lane) * 4;
+        if (u < 7 || col < 1000) {
             const Vector<float, 4> scale_v = load<4>(scale + col);
             const Vector<float, 4> bias_v = load<4>(bias + col);
             Vector<float, 4> y_v;

@@ -5,53 +5,61 @@
 //     y sum = reduction(y exp, axes=(1,))
 //     y scale = reciprocal(y sum)
 //     y = mul(y exp, y scale)
-// 64 rows of 40000 elements, read once a stage; 1024 threads a row
+// 2048 rows of 65536 elements, kept in registers; 256 threads a row in each of 8 blocks
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "cluster.cuh"
+#include "reduce_cluster.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) softmax_long_kernel(
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(256) softmax_long_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {
-    const uint32 row = blockIdx.x;
-    const uint32 lane = threadIdx.x;
+    cluster_arrive();
+    const uint32 row = blockIdx.x / 8;
+    const uint32 lane = cluster_rank() * 256 + threadIdx.x;
+    Vector<float, 4> x_v[8];
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = (u * 2048 + lane) * 4;
+        x_v[u] = load<4>(x + row * 65536 + col);
+    }
     float y_max_part = -infinity<float>();
-    #pragma unroll 4
-    for (uint32 col = lane * 4; col < 40000; col += 4096) {
-        const Vector<float, 4> x_v = load<4>(x + row * 40000 + col);
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            y_max_part = math::maximum(y_max_part, x_v[e]);
+            y_max_part = math::maximum(y_max_part, x_v[u][e]);
         }
     }
-    __shared__ float y_max_parts[32];
-    const float y_max = reduce::block<reduce::Max, 32>(y_max_part, y_max_parts);
+    cluster_wait();  // all blocks have begun: their shared memory can be written
+    __shared__ float y_max_parts[64];
+    const float y_max = reduce::cluster<reduce::Max, 8, 8>(y_max_part, y_max_parts);
     float y_sum_part = 0.0f;
-    #pragma unroll 4
-    for (uint32 col = lane * 4; col < 40000; col += 4096) {
-        const Vector<float, 4> x_v = load<4>(x + row * 40000 + col);
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float y_shifted = x_v[e] - y_max;
+            const float y_shifted = x_v[u][e] - y_max;
             const float y_exp = math::exp(y_shifted);
             y_sum_part += y_exp;
         }
     }
-    __shared__ float y_sum_parts[32];
-    const float y_sum = reduce::block<reduce::Add, 32>(y_sum_part, y_sum_parts);
+    __shared__ float y_sum_parts[64];
+    const float y_sum = reduce::cluster<reduce::Add, 8, 8>(y_sum_part, y_sum_parts);
     const float y_scale = math::reciprocal(y_sum);
-    #pragma unroll 4
-    for (uint32 col = lane * 4; col < 40000; col += 4096) {
-        const Vector<float, 4> x_v = load<4>(x + row * 40000 + col);
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
+        const uint32 col = (u * 2048 + lane) * 4;
         Vector<float, 4> y_v;
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float y_shifted = x_v[e] - y_max;
+            const float y_shifted = x_v[u][e] - y_max;
             const float y_exp = math::exp(y_shifted);
             y_v[e] = y_exp * y_scale;
         }
-        store(y + row * 40000 + col, y_v);
+        store(y + row * 65536 + col, y_v);
     }
 }
