@@ -19,7 +19,7 @@ from fusegraph import dtypes as dt
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering.base import Options
-from fusegraph.ops.reduction import MODES
+from fusegraph.ops.reduction import COMPOSED, MODES
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.runtime import nvrtc
@@ -37,6 +37,20 @@ def reductions_of(
     for mode in modes:
         if x.dtype.is_float or mode not in ("avg", "norm2"):
             g.output(g.reduction(x, mode, axes, keepdims), name=f"y {mode}")
+    return g
+
+
+def composed_of(
+    shape: tuple[int, ...], axes: Any, dtype: str = "float32", keepdims: bool = True, **how: Any
+) -> fg.Graph:
+    """All modes that are made of others, of one tensor."""
+    g = fg.Graph(f"composed {shape} {axes} {dtype}")
+    x = g.tensor("x", shape, dtype, **how)
+    for mode in COMPOSED:
+        if x.dtype.is_float or mode in ("any", "all") or (mode != "var" and not x.dtype.is_bool):
+            extra = {"correction": 1} if mode == "var" else {}
+            if 0 not in shape or mode not in ("argmin", "argmax"):
+                g.output(g.reduction(x, mode, axes, keepdims, **extra), name=f"y {mode}")
     return g
 
 
@@ -90,8 +104,52 @@ def test_layouts() -> None:
     check_all([softmax_of(shape, a, d, strides=s) for s, a, d in kinds])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 33, 4097, 65537])
+def test_composed_of(length: int) -> None:
+    graphs = [composed_of((3, length), -1), composed_of((length, 5), 0), composed_of((3, length), -1, "int8")]
+    one_kernel(graphs[0])
+    check_all(graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [dt.float64, dt.bfloat16, dt.float8_e4m3, dt.uint8, dt.int64, dt.bool_], ids=str)
+def test_composed_of_every_dtype(dtype: dt.DType) -> None:
+    graphs = [composed_of((3, 4, 5, 16), axes, dtype.name) for axes in (None, 0, (1, 2), (0, 3))]
+    graphs += [composed_of((3, 4, 5, 16), axes, dtype.name, keepdims=False, layout="NHWC") for axes in (1, (2, 3))]
+    check_all([*graphs, composed_of((3, 0), 1, dtype.name)])
+
+
+def test_positions_and_truths() -> None:
+    """The first of equals, NaN before all; NaN is true; ties of zeros of both signs."""
+    g = fg.Graph("positions")
+    x = g.tensor("x", (5, 40))
+    for mode in ("argmin", "argmax", "any", "all", "mul_no_zeros"):
+        g.output(g.reduction(x, mode, 1, keepdims=False), name=mode)
+    g.output(g.reduction(x, "argmax", None, False, dtype="int32"), name="of all")
+    g.output(g.reduction(x, "var", 1, correction=1), name="var")
+    g.output(g.reduction(x, "var", 1, correction=40), name="over zero")
+    (executable,) = executables([g])
+    values = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+    values[0, [7, 30]], values[1, [3, 9]], values[2], values[3], values[4, 20:] = 5, np.nan, 0, -0.0, 0
+    values[2, 5] = -0.0
+    y = run(executable, {"x": values})
+    with np.errstate(all="ignore"):
+        assert np.array_equal(y["argmin"], values.argmin(1))
+        assert np.array_equal(y["argmax"], values.argmax(1))
+        assert np.array_equal(y["any"], values.any(1))
+        assert np.array_equal(y["all"], values.all(1))
+        assert (y["argmin"].dtype, y["of all"].dtype, y["any"].dtype) == (np.int64, np.int32, np.bool_)
+        assert y["of all"] == values.argmax() == 43
+        np.testing.assert_allclose(y["mul_no_zeros"][[2, 3]], 1)
+        np.testing.assert_allclose(y["mul_no_zeros"][4], values[4, :20].prod(), rtol=1e-5)
+        np.testing.assert_allclose(y["var"][:, 0], values.astype(np.float64).var(1, ddof=1), rtol=1e-5)
+        assert np.array_equal(y["over zero"][[0, 2], 0], [np.inf, np.nan], equal_nan=True)
+
+
 def test_special_values() -> None:
     graphs = [
+        composed_of((40, 33), -1),
         reductions_of((40, 33), -1, modes=("add", "mul", "min", "max", "amax", "norm1")),
         softmax_of((40, 33), -1),
     ]
@@ -245,6 +303,12 @@ def test_reads_and_writes_each_element_once() -> None:
         ("float32", {"axes": (True,)}, AttributeValueError, "an axis is an integer"),
         ("float32", {"keepdims": 1}, AttributeValueError, "keepdims is True or False"),
         ("bool", {}, DTypeError, "cast to int32 to count"),
+        ("float32", {"mode": "argmax", "axes": ()}, AttributeValueError, "argmax needs an axis"),
+        ("float32", {"mode": "argmax", "dtype": "int8"}, DTypeError, "argmax is an int32 or int64"),
+        ("float32", {"mode": "any", "dtype": "int8"}, DTypeError, "any is True or False"),
+        ("float32", {"mode": "avg", "correction": 1}, AttributeValueError, "correction is for mode var"),
+        ("float32", {"mode": "var", "correction": "1"}, AttributeValueError, "correction is a number"),
+        ("int32", {"mode": "var"}, DTypeError, "cast to a float"),
         ("int32", {"mode": "avg"}, DTypeError, "cast to a float"),
         ("int32", {"dtype": "float32"}, DTypeError, "cannot be stored as float32"),
         ("int8", {"dtype": "int8"}, DTypeError, "is summed in int32 or int64"),

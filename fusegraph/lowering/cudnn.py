@@ -25,6 +25,7 @@ from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype, widens
+from fusegraph.ops.reduction import POSITIONS, TRUTHS
 
 #: dtype name -> name in cudnn.data_type.
 DATA_TYPES = {
@@ -160,6 +161,8 @@ def accept(view: GroupView, options: Options) -> None:
             structural = node.kind is not Kind.POINTWISE or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
                 raise Refusal(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
+        if node.kind is Kind.REDUCTION and node.attributes["mode"] in (*POSITIONS, *TRUTHS, "var"):
+            raise Refusal(f"cuDNN's reduction has no mode {node.attributes['mode']} ({node.name!r})")
         if node.kind is Kind.REDUCTION and not node.attributes["keepdims"]:
             raise Refusal(f"cuDNN's reduction keeps the dimensions that are reduced ({node.name!r} drops them)")
         if node.op.name.startswith("conv_") and node.output in view.writes and node.output.dtype.name == "int32":

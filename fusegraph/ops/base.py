@@ -76,6 +76,7 @@ class Op:
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
                 "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
+    composite   attributes -> whether the op is made of others; None where the kind says it.
     expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
     keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
@@ -99,6 +100,7 @@ class Op:
     )
     fold: str = ""
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
+    composite: Callable[[Mapping[str, Any]], bool] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None
     results: tuple[str, ...] = ("",)
@@ -133,6 +135,10 @@ class Op:
         """The CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
         template = self.cuda[kind]
         return template if isinstance(template, str) else template(attributes)
+
+    def is_composite(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether the op, with normalized attributes, is written out as others before fusion."""
+        return self.kind is Kind.COMPOSITE or (self.composite is not None and self.composite(attributes))
 
     @property
     def reads_values(self) -> bool:

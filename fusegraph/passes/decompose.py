@@ -19,7 +19,7 @@ def decompose(graph: Graph) -> Simplified:
     The last of a composite's nodes has its name, layout and dtype; the others are named after it, the same ones each
     time.
     """
-    if all(node.kind is not Kind.COMPOSITE for node in graph.nodes):
+    if not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return same(graph)
     result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
     new: dict[Tensor, Tensor] = {}
@@ -29,7 +29,7 @@ def decompose(graph: Graph) -> Simplified:
     result.inputs = [new[t] for t in graph.inputs]
     for node in graph.nodes:
         inputs = tuple(new[t] for t in node.inputs)
-        if node.kind is Kind.COMPOSITE:
+        if node.op.is_composite(node.attributes):
             made = _Expansion(result, node).expand(inputs)
         else:
             made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
@@ -71,7 +71,7 @@ class _Expansion:
         found: Any = node.op.expand(self, *wide, **node.attributes)
         results: list[Tensor] = []
         for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):
-            if tensor.dtype != wanted.dtype:
+            if wanted.dtype != tensor.dtype:
                 tensor = graph.apply(NARROW, (tensor,), {"dtype": wanted.dtype})
             if tensor in (*inputs, *results):
                 tensor = self("identity", "result", tensor)

@@ -362,14 +362,25 @@ class Eager:
         result = self._dtypes[node.output.dtype]
         if not axes:
             raise NotSupportedError(f"torch reduces no axes as all of them ({node.name!r})")
+        if mode in ("argmin", "argmax"):
+            if len(axes) > 1:
+                raise NotSupportedError(f"torch's {mode} is along one axis or all ({node.name!r})")
+            position = getattr(torch, mode)
+            return lambda x: position(x, dim=axes[0], keepdim=keep).to(result)
+        if mode in ("any", "all"):
+            truth = getattr(torch, mode)
+            return lambda x: truth(x != 0, dim=tuple(axes), keepdim=keep)
         if mode in ("min", "max", "amax"):
             extreme = torch.amin if mode == "min" else torch.amax
             return lambda x: extreme(x.abs() if mode == "amax" else x, dim=axes, keepdim=keep).to(result)
         wide = result if source.is_int else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
-        if mode == "mul":
+        if mode == "var":
+            return lambda x: x.to(wide).var(dim=axes, correction=at["correction"], keepdim=keep).to(result)
+        if mode in ("mul", "mul_no_zeros"):
 
             def product(x: Any) -> Any:
                 x = x.to(wide)
+                x = x.where(x != 0, 1) if mode == "mul_no_zeros" else x
                 for axis in reversed(axes):
                     x = x.prod(dim=axis, keepdim=keep, dtype=wide)
                 return x.to(result)
