@@ -20,11 +20,11 @@ from fusegraph.passes.simplify import Simplified, same
 
 #: Bytes at whose multiples rows should begin.
 ROW_BYTES = 16
-#: An estimate for an H200.  Operations a microsecond, by bytes of an element, that are left of a contraction whose
-#: factors are gathered element by element, and that it does with factors as they should be; bytes a microsecond and
-#: microseconds of a copy.
-GATHERED = {1: 100e6, 2: 100e6, 4: 25e6}
-ALIGNED = {1: 800e6, 2: 500e6, 4: 250e6}
+#: An estimate for an H200, by bytes of an element: operations a microsecond that are left of a contraction whose factors
+#: are gathered element by element, and that it does with factors as they should be; microseconds of either for 128 bytes
+#: along the reduction, however few results there are; bytes a microsecond and microseconds of a copy.
+GATHERED, GATHERED_STAGE_US = {1: 100e6, 2: 100e6, 4: 25e6}, 1.0
+ALIGNED, ALIGNED_STAGE_US = {1: 800e6, 2: 500e6, 4: 250e6}, 0.2
 COPIED, LAUNCH_US = 3.5e6, 3.0
 #: How much more than the copies cost a contraction must gain.
 MARGIN = 1.25
@@ -109,9 +109,10 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
         wishes.append(_Wish(tensor, strides))
     outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph)}
     assert node.op.products is not None
-    operations = 2.0 * node.output.size * node.op.products(tuple(t.type for t in node.inputs), node.attributes)
-    itemsize = dtypes[0].itemsize
-    gain = operations / GATHERED[itemsize] - operations / ALIGNED[itemsize]
+    terms, itemsize = node.op.products(tuple(t.type for t in node.inputs), node.attributes), dtypes[0].itemsize
+    operations, stages = 2.0 * node.output.size * terms, terms * itemsize / 128
+    gain = max(operations / GATHERED[itemsize], stages * GATHERED_STAGE_US)
+    gain -= max(operations / ALIGNED[itemsize], stages * ALIGNED_STAGE_US)
     return wishes if gain > MARGIN * sum(outside.values()) else []
 
 
