@@ -20,9 +20,9 @@ from fusegraph.passes.simplify import Simplified, same
 
 #: Bytes at whose multiples rows should begin.
 ROW_BYTES = 16
-#: An estimate for an H200, by bytes of an element: operations a microsecond that are left of a contraction whose factors
-#: are gathered element by element, and that it does with factors as they should be; microseconds of either for 128 bytes
-#: along the reduction, however few results there are; bytes a microsecond and microseconds of a copy.
+#: An estimate for an H200, by bytes of an element: operations a microsecond that are left of a contraction whose
+#: factors are gathered element by element, and that it does with factors as they should be; microseconds of either for
+#: 128 bytes along the reduction, however few results there are; bytes a microsecond and microseconds of a copy.
 GATHERED, GATHERED_STAGE_US = {1: 100e6, 2: 100e6, 4: 25e6}, 1.0
 ALIGNED, ALIGNED_STAGE_US = {1: 800e6, 2: 500e6, 4: 250e6}, 0.2
 COPIED, LAUNCH_US = 3.5e6, 3.0
