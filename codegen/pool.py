@@ -18,7 +18,7 @@ from codegen.pointwise_body import plus, vector_type
 from codegen.pool_schedule import THREADS, PoolSchedule, held_from, is_aligned, is_strip, normalize, patch, width
 from codegen.rows_renderer import accumulate, identity
 from codegen.spec import KernelSource, PoolSpec
-from codegen.windows import Adaptive, Covering, Sliding, Window
+from codegen.windows import Adaptive, Sliding, Window
 
 #: Of windows with more elements only the innermost loop is unrolled, and by this much.
 UNROLLED = 64
@@ -235,13 +235,17 @@ class _Renderer:
             w.line(unroll)
             w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
         tap = tap if count > 1 else "0"
-        if isinstance(window, Sliding):
+        groups = -(-self.space.outer[self.windows[k][0]] // many)
+        if many > 1 or isinstance(window, Sliding):
             step = window.dilation if many == 1 else 1
-            self._constant(t, place, linear([(position, window.stride), (tap, step)], -window.before))
-            positions = -(-self.space.outer[self.windows[k][0]] // many) * many
-            highest = (positions - 1) * window.stride + window.reach - 1 - window.before
-            return _within(place, t, window.before > 0, highest >= window.size, window.size)
-        assert isinstance(window, Covering)
+            terms = (
+                [(position, window.stride)]
+                if isinstance(window, Sliding)
+                else [(_quotient(position, window.stride), 1)]
+            )
+            self._constant(t, place, linear([*terms, (tap, step)], window.shift))
+            highest = (groups - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
+            return _within(place, t, window.shift < 0, highest >= window.size, window.size)
         reached = linear([(position, 1)], window.before)
         at = _quotient(reached, window.stride)
         self._constant(t, place, at if tap == "0" else f"{at} - {tap}")
@@ -308,13 +312,15 @@ class _Renderer:
             depth = w.depth
             inside = self._inside(conditions + self._open_taps(first, len(self.windows) - 1), "row_inside") or "true"
             window = self.windows[-1][1]
-            assert isinstance(window, Sliding)
+            assert not isinstance(window, Adaptive)
             col = self.at[self.windows[-1][0]]
+            slides = isinstance(window, Sliding)
+            origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
             for n in sorted(strips):
                 operand = self.program.loads[n]
-                strides = (*operand.strides[:-1], window.stride)
-                start = plus(self.pointers.loads[n], self._offset(strides, [*self.at, *self._sources()[:-1], col]))
-                columns = f"{self.t}({linear([(col, window.stride)])}), {self.t}({window.size})"
+                sources = [*self._sources()[:-1], origin]
+                start = plus(self.pointers.loads[n], self._offset(operand.strides, [*self.at, *sources]))
+                columns = f"{self.t}({origin}), {self.t}({window.size})"
                 target = f"{held[n]}{''.join(variables[:-1])}"
                 w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
             self._close_to(depth)
@@ -335,10 +341,10 @@ class _Renderer:
     def _strip(self, n: int) -> str:
         """The template arguments of a strip: elements to the left, in the middle, to the right."""
         window = self.windows[-1][1]
-        assert isinstance(window, Sliding)
-        middle = self.s.cols * window.stride
-        right = max(width(window, self.s.cols) - window.before - middle, 0)
-        return f"{window.before}, {middle}, {right}"
+        assert not isinstance(window, Adaptive)
+        middle = window.fresh(self.s.cols)
+        right = max(width(window, self.s.cols) + window.shift - middle, 0)
+        return f"{-window.shift}, {middle}, {right}"
 
     def _sources(self) -> list[str]:
         return [self._source(k) for k in range(len(self.windows))]
@@ -355,18 +361,24 @@ class _Renderer:
             if n not in under:
                 under[n] = self.names.unique(program.loads[n].name, "_v")
                 self._read(n, f"const {vector_type(program.loads[n], self._count(n))} {under[n]}", "")
-        coordinates = [*self.at, *self._sources()]
         self._open_loop("e", s.vector)
         for n in range(len(program.loads)):
             if Load(n) in space.folded:
                 name = under[n] if n in under else self.fixed[n]
                 text = f"{name}[e]" if self._count(n) > 1 else name
                 terms[Load(n)] = self._element(n, text)
+        where = list(self.at)
+        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
+            if many > 1:
+                d = self.windows[k][0]
+                where[d] = linear([(where[d], 1), (name, 1)])
         for k, strides in enumerate(program.indices):
             if Index(k) in space.folded:
-                terms[Index(k)] = f"int32({self._offset(strides, coordinates, element=True)})"
-        self.emitter.statements(w, terms, lambda k: Result(k) in space.folded)
+                terms[Index(k)] = f"int32({self._offset(strides, [*where, *self._sources()], element=True)})"
+        own = self._of_one_window()
+        self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
         self._open_patch()
+        self.emitter.statements(w, terms, lambda k: Result(k) in own)
         skipped = set(self.largest.values())
         for k, reduction in enumerate(program.reductions):
             value = self.emitter.term(reduction.value, terms)
@@ -382,6 +394,18 @@ class _Renderer:
             elif self.parts[k] not in skipped:
                 w.line(accumulate(reduction, part, value))
 
+    def _of_one_window(self) -> set[Value]:
+        """What is computed for every element of a window, but differs from one of the thread's windows to the next."""
+        moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
+        found: set[Value] = set()
+        for k, strides in enumerate(self.program.indices):
+            if any(strides[d] for d in moving):
+                found.add(Index(k))
+        for k, instruction in enumerate(self.program.instructions):
+            if Result(k) in self.space.folded and any(v in found for v in instruction.args):
+                found.add(Result(k))
+        return found
+
     def _open_patch(self) -> None:
         """Loops over those of the thread's windows that have the element at hand."""
         w, n = self.w, len(self.windows)
@@ -390,15 +414,15 @@ class _Renderer:
             if k < 0 or self.patch[k] == 1:
                 continue
             window = self.windows[k][1]
-            assert isinstance(window, Sliding)
-            place = self._tap(k)
+            assert not isinstance(window, Adaptive)
+            place = self._tap(k) if width(window, self.patch[k]) > 1 else "0"
             self._open_loop(variable, self.patch[k])
-            offset = linear([(place, 1), (variable, -window.stride)])
+            q_step, i_step, start = window.offset()
+            offset = linear(sorted([(place, i_step), (variable, q_step)], key=lambda term: -term[1]), start)
             found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
             if window.dilation > 1:
                 found.append(f"({offset}) % {window.dilation} != 0")
-            what = ("column", "row")[back]
-            w.line(f"if ({' || '.join(found)}) continue;  // window {variable} does not hold this {what}")
+            w.line(f"if ({' || '.join(found)}) continue;  // not in window {variable}")
 
     def _count(self, n: int) -> int:
         """The elements of a load that a thread holds for a vector."""

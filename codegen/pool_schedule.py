@@ -17,7 +17,7 @@ THREADS = 256
 #: Bytes of the elements under a thread's windows that it keeps in registers, so that all of them are in flight at once.
 HELD_BYTES = 256
 #: Bytes of sums and maxima that a thread keeps.
-KEPT_BYTES = 256
+KEPT_BYTES = 128
 #: Threads that keep every multiprocessor of a large GPU busy.
 ENOUGH_THREADS = 1 << 17
 
@@ -154,10 +154,8 @@ def _simpler(window: Window, positions: int) -> Window:
 
 
 def width(window: Window, positions: int) -> int:
-    """The elements that the windows at so many neighbouring positions span (more than one: of Sliding alone)."""
-    if positions == 1 or not isinstance(window, Sliding):
-        return window.count
-    return (positions - 1) * window.stride + window.reach
+    """The elements that the windows at so many neighbouring positions span."""
+    return window.count if positions == 1 or isinstance(window, Adaptive) else window.span(positions)
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
@@ -174,9 +172,9 @@ def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
     if not space.windows or space.inner or s.cols == 1:
         return False
     window = space.windows[-1][1]
-    if not isinstance(window, Sliding) or operand.strides[-1] != 1:
+    if isinstance(window, Adaptive) or operand.strides[-1] != 1 or window.shift > 0:
         return False
-    each = s.cols * window.stride
+    each = window.fresh(s.cols)
     width_bytes = each * operand.dtype.itemsize
     aligned = all(t * operand.dtype.itemsize % width_bytes == 0 for t in operand.strides[:-1])
     power = each & (each - 1) == 0 and each > 1 and width_bytes <= 16
@@ -233,10 +231,8 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
     itype = _itype(space)
     vector = widest(space)
     kinds = [window for _, window in space.windows]
-    slides = [isinstance(w, Sliding) for w in kinds]
-    sizes = [space.outer[d] for d, _ in space.windows]
-    columns = [c for c in (1, 2, 4, 8) if c == 1 or (slides and slides[-1] and c < 2 * sizes[-1])]
-    rows = [r for r in (1, 2, 4) if r == 1 or (len(slides) > 1 and all(slides[-2:]) and r < 2 * sizes[-2])]
+    columns = _patches(space, 1, 16)
+    rows = _patches(space, 2, 4)
     kept = max(4 * len(spec.program.reductions), 1) * vector
     found = []
     for c in columns:
@@ -256,12 +252,23 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
             yield replace(s, down=2)
 
 
+def _patches(space: Space, back: int, most: int) -> list[int]:
+    """Numbers of positions along a window, counted from the last, that a thread may take."""
+    if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
+        return [1]
+    d, window = space.windows[-back]
+    assert not isinstance(window, Adaptive)
+    unit = window.stride if isinstance(window, Covering) else 1
+    found = [unit * k for k in (1, 2, 4, 8, 16)]
+    return [1, *(n for n in found if 1 < n <= most and n < 2 * space.outer[d] and window.patches(n))]
+
+
 def down(space: Space, s: PoolSchedule) -> int:
     """Positions below each other in a block: where windows overlap along the last dimension but one of theirs."""
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]
-    if isinstance(window, Sliding) and window.reach > window.stride and space.outer[dim] >= 4 * s.rows:
+    if not isinstance(window, Adaptive) and window.reach > window.stride and space.outer[dim] >= 4 * s.rows:
         return 4
     return 1
 
@@ -274,8 +281,8 @@ def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
         lines = [width(window, m) for (_, window), m in zip(space.windows, many)]
         if space.taps and is_strip(space, s, n):
             window = space.windows[-1][1]
-            assert isinstance(window, Sliding)
-            lines[-1] = 1 + max(lines[-1] - s.cols * window.stride, 0)
+            assert not isinstance(window, Adaptive)
+            lines[-1] = 1 + max(lines[-1] - window.fresh(s.cols), 0)
         accesses += prod(lines)
     each = prod(many)
     dims = {d: m for (d, _), m in zip(space.windows, many)}

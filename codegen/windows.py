@@ -1,6 +1,10 @@
 """Windows along one dimension: which elements the window at a position holds.
 
 ``count`` is the most elements that a window has; tap t, from 0 to count - 1, is an element of it or nothing.
+
+The windows at ``many`` neighbouring positions, the first a multiple of many, span ``span(many)`` elements, from
+``origin`` of the first position plus ``shift``; the window at the q-th of them holds the i-th of these if offset
+``q_step * q + i_step * i + start`` of its own is from 0 to before ``reach``, and a multiple of ``dilation``.
 """
 
 from __future__ import annotations
@@ -29,6 +33,25 @@ class Sliding:
         """Elements from the first to the last of a window, both included."""
         return (self.taps - 1) * self.dilation + 1
 
+    @property
+    def shift(self) -> int:
+        return -self.before
+
+    def patches(self, many: int) -> bool:
+        """Whether so many neighbouring positions can be taken together."""
+        return many >= 1
+
+    def span(self, many: int) -> int:
+        return (many - 1) * self.stride + self.reach
+
+    def fresh(self, many: int) -> int:
+        """The elements from one group of so many positions to the next."""
+        return many * self.stride
+
+    def offset(self) -> tuple[int, int, int]:
+        """(q_step, i_step, start)."""
+        return -self.stride, 1, 0
+
 
 @dataclass(frozen=True)
 class Covering:
@@ -51,6 +74,25 @@ class Covering:
     def reach(self) -> int:
         """Elements from the first to the last of a window, both included."""
         return (self.taps - 1) * self.dilation + 1
+
+    @property
+    def shift(self) -> int:
+        return self.before // self.stride - self.count + 1
+
+    def patches(self, many: int) -> bool:
+        """Whether so many neighbouring positions can be taken together: windows begin at the first of each group."""
+        return many % self.stride == 0
+
+    def span(self, many: int) -> int:
+        return (many - 1 + self.before % self.stride) // self.stride + self.count
+
+    def fresh(self, many: int) -> int:
+        """The windows from one group of so many positions to the next."""
+        return many // self.stride
+
+    def offset(self) -> tuple[int, int, int]:
+        """(q_step, i_step, start)."""
+        return 1, -self.stride, self.before % self.stride + (self.count - 1) * self.stride
 
 
 @dataclass(frozen=True)

@@ -479,6 +479,20 @@ def _others(spec: PoolSpec) -> list[PoolSchedule]:
     return found
 
 
+def test_a_window_of_all_elements_is_a_row() -> None:
+    """One window is folded by as many threads as a row is reduced by, unless where its maximum is matters."""
+    g = fg.Graph("whole")
+    x = g.tensor("x", (2, 3, 9, 10), layout="NHWC")
+    g.output(g.adaptive_avg_pool(g.relu(x), 1), name="mean")
+    g.output(g.max_pool(x, (11, 12), 3, padding=((2, 0), (1, 1))) * 2.0, name="max")
+    g.output(g.avg_pool(x, (12, 11), 3, padding=((2, 1), (1, 0))), name="padded")
+    h = fg.Graph("where")
+    h.output(h.adaptive_max_pool_index(h.tensor("x", (2, 3, 9, 10)), 1), name="index")
+    assert {k.group.family for k in plan(g).kernels} == {"rows"}
+    assert [k.group.family for k in plan(h).kernels] == ["pool"]
+    check_all([g, h])
+
+
 def test_windows_in_simpler_words() -> None:
     """Windows that share elements out evenly slide; those of one element are no windows."""
 

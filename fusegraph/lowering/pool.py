@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
-from codegen.spec import PoolSpec
+from codegen.spec import PoolSpec, RowsSpec
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
@@ -258,8 +258,8 @@ class _Builder(ProgramBuilder):
         name = f"{node.name} {part}".rstrip()
         constant = _constant(windows, pooled, ends)
         if constant is not None:
-            # The product with the reciprocal rounds once more than the quotient.
-            text = f"{{0}} * {literal(1 / constant, real)}"
+            # The product with the reciprocal rounds once more than the quotient; of nothing it is 0 times infinity.
+            text = f"{{0}} * {literal(1 / constant if constant else inf, real)}"
             return self._emit(name, text, [total], real) if constant != 1 else total
         elements = self._values is self._known[True]
         fixed, factors = 1, []
@@ -271,7 +271,7 @@ class _Builder(ProgramBuilder):
                 text = _count(window, ends[axis], int(many.min()))
                 at = self._index_of({axis: 1}, elements=elements)
                 factors.append(self._emit(f"{node.name} count", text, [at], "int32"))
-        product = " * ".join([*(f"{{{k}}}" for k in range(len(factors))), *([str(fixed)] if fixed > 1 else [])])
+        product = " * ".join([*(f"{{{k}}}" for k in range(len(factors))), *([str(fixed)] if fixed != 1 else [])])
         weight = self._emit(f"{node.name} weight", f"{literal(1, real)} / {real}({product})", list(factors), real)
         return self._emit(name, "{0} * {1}", [total, weight], real)
 
@@ -296,8 +296,20 @@ def _count(window: Window, padded: int | None, least: int) -> str:
     return text if least > 0 else f"max({text}, 0)"
 
 
+def _is_whole(window: Window, positions: int) -> bool:
+    """Whether there is one window, of all elements: a row that is reduced."""
+    if isinstance(window, Sliding):
+        first, end = -window.before, window.taps - window.before
+        return positions == 1 and window.dilation == 1 and first <= 0 and end >= window.size
+    return isinstance(window, Adaptive) and positions == 1
+
+
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     space = _Space(view)
     program, reads, writes = _Builder(view, options, space).build()
+    whole = all(_is_whole(window, space.shape[axis]) for axis, window in space.windows.items())
+    if whole and all(reduction.combine != "index" for reduction in program.reductions):
+        row = tuple(space.elements[axis] for axis in space.windows)
+        return Lowered("rows", RowsSpec(name, space.shape, row, program), reads, writes)
     return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)

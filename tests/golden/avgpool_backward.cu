@@ -1,6 +1,6 @@
 // avgpool_backward_kernel: 1 node
 //     y = avg_pool_backward(loss, size=(56, 56), window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), coun...
-// windows of 2 x 2; a thread takes a window of 8 neighbours
+// windows of 2 x 2; a thread takes 4 windows of 8 neighbours
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
 #include "math.cuh"
@@ -11,50 +11,56 @@ extern "C" __global__ void __launch_bounds__(256) avgpool_backward_kernel(
     bfloat16* __restrict__ y)
 {
     const uint32 at = blockIdx.x * 256 + threadIdx.x;
-    const int32 outer = at / 100352;
-    const int32 row = at / 1792 % 56;
-    const int32 col = at / 32 % 56;
+    const int32 outer = at / 28672;
+    const int32 row = (at / 7168 % 4) * 16 + (at / 32 % 4) * 4;
+    const int32 col = at / 128 % 56;
     const int32 inner = (at % 32) * 8;
-    float y_sum[8] = {};
-    Vector<bfloat16, 8> loss_under[2][2];
+    if (row >= 56) return;
+    float y_sum[4][8] = {};
+    Vector<bfloat16, 8> loss_under[4][2];
     #pragma unroll
-    for (int ky = 0; ky < 2; ++ky) {
-        const int32 in_row = (row + 1) / 2 - ky;
-        const bool row_holds = uint32(in_row) < 28 && row - in_row * 2 + 1 < 3;
+    for (int iy = 0; iy < 4; ++iy) {
+        const int32 in_row = row / 2 + iy - 1;
         #pragma unroll
         for (int kx = 0; kx < 2; ++kx) {
             const int32 in_col = (col + 1) / 2 - kx;
             const bool col_holds = uint32(in_col) < 28 && col - in_col * 2 + 1 < 3;
-            const bool inside = row_holds && col_holds;
-            loss_under[ky][kx] = load_if<8>(inside, loss + outer * 200704 + inner + in_row * 7168 + in_col * 256);
+            const bool inside = uint32(in_row) < 28 && col_holds;
+            loss_under[iy][kx] = load_if<8>(inside, loss + outer * 200704 + inner + in_row * 7168 + in_col * 256);
         }
     }
     #pragma unroll
-    for (int ky = 0; ky < 2; ++ky) {
-        const int32 in_row = (row + 1) / 2 - ky;
-        const bool row_holds = uint32(in_row) < 28 && row - in_row * 2 + 1 < 3;
+    for (int iy = 0; iy < 4; ++iy) {
+        const int32 in_row = row / 2 + iy - 1;
         #pragma unroll
         for (int kx = 0; kx < 2; ++kx) {
             const int32 in_col = (col + 1) / 2 - kx;
             const bool col_holds = uint32(in_col) < 28 && col - in_col * 2 + 1 < 3;
-            const bool inside = row_holds && col_holds;
+            const bool inside = uint32(in_row) < 28 && col_holds;
             if (inside) {
                 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
-                    const float loss_e = convert<float>(loss_under[ky][kx][e]);
+                    const float loss_e = convert<float>(loss_under[iy][kx][e]);
                     const int32 y_count = min(int32(in_row) * 2 + 3, 57) - max(int32(in_row) * 2, 1);
                     const int32 y_count_2 = min(int32(in_col) * 2 + 3, 57) - max(int32(in_col) * 2, 1);
                     const float y_weight = 1.0f / float(y_count * y_count_2);
                     const float y_share = loss_e * y_weight;
-                    y_sum[e] += y_share;
+                    #pragma unroll
+                    for (int p = 0; p < 4; ++p) {
+                        if (p - iy * 2 + 3 < 0 || p - iy * 2 + 3 >= 3) continue;  // not in window p
+                        y_sum[p][e] += y_share;
+                    }
                 }
             }
         }
     }
-    Vector<bfloat16, 8> y_v;
     #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        y_v[e] = convert<bfloat16>(y_sum[e]);
+    for (int p = 0; p < 4; ++p) {
+        Vector<bfloat16, 8> y_v;
+        #pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            y_v[e] = convert<bfloat16>(y_sum[p][e]);
+        }
+        store(y + outer * 802816 + (row + p) * 14336 + col * 256 + inner, y_v);
     }
-    store(y + outer * 802816 + row * 14336 + col * 256 + inner, y_v);
 }

@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) maxpool_kernel(
                     const float x_e = convert<float>(x_under[iy][kx][e]);
                     #pragma unroll
                     for (int p = 0; p < 2; ++p) {
-                        if (iy - p * 2 < 0 || iy - p * 2 >= 3) continue;  // window p does not hold this row
+                        if (iy - p * 2 < 0 || iy - p * 2 >= 3) continue;  // not in window p
                         y_max[p][e] = math::maximum(y_max[p][e], x_e);
                     }
                 }

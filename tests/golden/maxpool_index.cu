@@ -44,10 +44,10 @@ extern "C" __global__ void __launch_bounds__(256) maxpool_index_kernel(
                 const float relu = math::relu(x_e);
                 #pragma unroll
                 for (int p = 0; p < 4; ++p) {
-                    if (iy - p * 2 < 0 || iy - p * 2 >= 3) continue;  // window p does not hold this row
+                    if (iy - p * 2 < 0 || iy - p * 2 >= 3) continue;  // not in window p
                     #pragma unroll
                     for (int q = 0; q < 2; ++q) {
-                        if (ix - q * 2 < 0 || ix - q * 2 >= 3) continue;  // window q does not hold this column
+                        if (ix - q * 2 < 0 || ix - q * 2 >= 3) continue;  // not in window q
                         if (index_at[p][q] < 0 || relu > y_max[p][q] || relu != relu) {
                             y_max[p][q] = relu;
                             index_at[p][q] = int32(in_row * 56 + in_col);
