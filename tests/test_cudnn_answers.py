@@ -179,8 +179,26 @@ def softmax(g: fg.Graph) -> fg.Tensor:
     return g.softmax(rows(g))
 
 
+def joined(g: fg.Graph) -> fg.Tensor:
+    return g.concatenate(*tensors(g, "ab", (64, 128)), axis=0)
+
+
+def layernorm(g: fg.Graph) -> fg.Tensor:
+    return g.layernorm(rows(g), g.tensor("scale", (128,)), g.tensor("bias", (128,)))
+
+
+def layernorm_training(g: fg.Graph) -> tuple[fg.Tensor, ...]:
+    x, scale, bias = rows(g), g.tensor("scale", (128,), "float32"), g.tensor("bias", (128,), "float32")
+    return g.layernorm(x, scale, bias, norm_forward_phase="training")
+
+
 def layernorm_gelu(g: fg.Graph) -> fg.Tensor:
-    return g.gelu(g.layernorm(rows(g), g.tensor("scale", (128,)), g.tensor("bias", (128,))))
+    return g.gelu(layernorm(g))
+
+
+def layernorm_times_x(g: fg.Graph) -> fg.Tensor:
+    y = layernorm(g)
+    return y * g.tensors["x"]
 
 
 def add_rmsnorm(g: fg.Graph) -> fg.Tensor:
@@ -253,11 +271,16 @@ ROWS = (
     Row("reduction alone", row_sum, "reduction ADD", UNSUPPORTED, pieces=0),
     Row("reduction after relu", relu_sum, "relu reduction ADD", UNSUPPORTED, pieces=0),
     Row("softmax", softmax, "", "has no softmax", pieces=0),
-    # cuDNN takes a layernorm alone; it is not described to it yet.
-    Row("layernorm gelu", layernorm_gelu, "", "not described to cuDNN yet", pieces=0),
-    Row("residual add rmsnorm", add_rmsnorm, "", "not described to cuDNN yet", pieces=0),
+    Row("layernorm", layernorm, "layernorm"),
+    Row("layernorm for training", layernorm_training, "layernorm"),
+    Row("layernorm gelu", layernorm_gelu, "layernorm gelu", UNSUPPORTED),
+    Row("layernorm times x", layernorm_times_x, "layernorm mul", UNSUPPORTED),
+    Row("residual add rmsnorm", add_rmsnorm, "add rmsnorm", UNSUPPORTED),
     Row("float64", doubles, "add", UNSUPPORTED, io="float64", pieces=0),
     # Sums made in float32 would be refused; those made in int32 are accepted, and stored as such they are wrong.
+    Row("transpose alone", lambda g: g.transpose(rows(g)), "", "no plans for a transpose by itself", pieces=0),
+    Row("slice alone", lambda g: g.slice(rows(g), (0, 8)), "", "no plans for a slice by itself", pieces=0),
+    Row("concatenate alone", joined, "", "no plans for a concatenate by itself", pieces=0),
     Row("int8 conv straight to float32", int8_conv("straight"), "conv_fprop", io="int8"),
     Row("int8 conv cast to float32", int8_conv("cast"), "conv_fprop identity", io="int8"),
     Row("int8 conv to int32", int8_conv("int32"), "", "writes other numbers", io="int8", pieces=0),
@@ -267,9 +290,6 @@ REFUSED = [row for row in ROWS if row.refusal is not None]
 
 #: Graphs that were tried with cuDNN but wait for an op: their rows belong into `ROWS` as soon as the op is there.
 WAITING = {
-    "transpose alone: refused": "transpose",
-    "slice alone: refused": "slice",
-    "concatenate alone: refused": "concatenate",
     "sdpa causal: accepted": "sdpa",
 }
 
@@ -306,7 +326,10 @@ def test_words(row):
     assert words(result) == row.words
     every = {t.uid: t for n in result.pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values())}
     rank = {len(t.dim) for t in every.values() if t.dim}
-    assert rank == {max(3, *(t.rank for t in graph.tensors.values()))}
+    natural = max(t.rank for t in graph.tensors.values())
+    norms = "norm" in row.words  # are of images: dimensions of size 1 stand behind the others
+    behind = 4 - natural if norms else 0
+    assert rank == {4 if norms else max(3, natural)}
     outside = {uid for uid, t in every.items() if not t.is_virtual}
     assert outside == {*result.uids.values(), *result.scalars}
     assert {t.name for t in result.uids} == {t.name for t in (*graph.inputs, *graph.outputs)}
@@ -316,8 +339,66 @@ def test_words(row):
         assert told.data_type == getattr(lowering.frontend().data_type, lowering.DATA_TYPES[tensor.dtype.name])
         assert np.prod(told.dim) == tensor.size
         if not merged:
-            inner = len(told.dim) - tensor.rank
-            assert (tuple(told.dim)[inner:], tuple(told.stride)[inner:]) == (tensor.shape, tensor.strides)
+            end = len(told.dim) - behind
+            own = slice(end - tensor.rank, end)
+            assert (tuple(told.dim)[own], tuple(told.stride)[own]) == (tensor.shape, tensor.strides)
+
+
+NORMS = {
+    "adalayernorm": "adalayernorm",
+    "instancenorm": "instancenorm",
+    "rmsnorm": "rmsnorm",
+    "batchnorm": "batchnorm",
+    "batchnorm_inference": "batchnorm_inference",
+    "genstats": "genstats",
+    "layernorm_backward": "layernorm_bwd",
+    "adalayernorm_backward": "adalayernorm_bwd",
+    "instancenorm_backward": "instancenorm_bwd",
+    "batchnorm_backward": "batchnorm_bwd",
+    "rmsnorm_backward": "rmsnorm_bwd",
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms(name):
+    """Each is one node of cuDNN's, with all its operands and results, and epsilon and momentum as numbers."""
+    from test_norms import NORMS as MAKERS
+    from test_norms import graph_of
+
+    graph = graph_of(MAKERS[name], (2, 8, 4, 16), "bfloat16", layout="NHWC")
+    result = described(graph)
+    (node,) = result.pygraph.nodes
+    assert words(result) == NORMS[name]
+    (made,) = graph.nodes
+    uids = {t.name: uid for t, uid in result.uids.items()}
+    assert [t.uid for t in node.outputs.values()] == [uids[t.name] for t in graph.outputs]
+    assert {uids[t.name] for t in graph.inputs} <= {t.uid for t in node.inputs.values()}
+    numbers = {key: made.attributes[key] for key in ("epsilon", "momentum") if key in made.attributes}
+    told = {key: result.scalars[node.inputs[key].uid].item() for key in numbers}
+    assert told == {key: np.float32(value) for key, value in numbers.items()}
+    if "norm_forward_phase" in made.attributes:
+        assert node.params["norm_forward_phase"].name == "TRAINING"
+
+
+def test_norms_along_other_axes_than_scale_has():
+    graph = fg.Graph("axes")
+    x = graph.tensor("x", (4, 8, 16))
+    graph.output(graph.rmsnorm(x, graph.tensor("scale", (16,)), axes=(1, 2)), name="y")
+    pytest.importorskip("cudnn")
+    with pytest.raises(Refusal, match="along the dimensions that scale has"):
+        described(graph)
+
+
+def test_reductions_that_cudnn_lacks():
+    pytest.importorskip("cudnn")
+    for mode in ("argmax", "any", "all", "var"):
+        graph = fg.Graph("mode")
+        graph.output(graph.reduction(graph.tensor("x", (4, 8)), mode, 1), name="y")
+        with pytest.raises(Refusal, match=f"has no mode {mode}"):
+            described(graph)
+    graph = fg.Graph("mode")
+    graph.output(graph.reduction(graph.tensor("x", (4, 8)), "mul_no_zeros", 1), name="y")
+    assert words(described(graph)) == "reduction MUL_NO_ZEROS"
 
 
 def test_virtual_tensors_are_of_the_compute_type():

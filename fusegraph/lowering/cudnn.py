@@ -21,6 +21,7 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import cudnn_norms as norms
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
@@ -150,8 +151,8 @@ def accept(view: GroupView, options: Options) -> None:
             raise Refusal(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
         if node.kind is Kind.MOVEMENT and node.op.cudnn is not None:
             raise Refusal(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
-        if node.kind is Kind.COMPOSITE and node.op.cudnn is not None:
-            raise Refusal(f"{node.op.name} is not described to cuDNN yet ({node.name!r})")
+        if node.op.name in norms.OPERANDS:
+            norms.check(node)
         if node.op.cudnn is None and not composed:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
@@ -228,6 +229,11 @@ class _Builder:
         self.flat = gcd(*vectors, 8192) if alone else 0
         self.merged = _leading_merge(spec.nodes)
         self.rank = max(3, *(t.rank for t in every), 4 if self.one_dimensional else 0)
+        #: dimensions of size 1 put behind the others: cuDNN's norms are of images
+        self.behind = 0
+        if any(n.op.name in norms.OPERANDS for n in spec.nodes):
+            self.rank = max(4, self.rank)
+            self.behind = self.rank - max(t.rank for t in every)
         compute = self.type(spec.graph.compute_dtype)
         self.graph = self.cudnn.pygraph(
             name=spec.name,
@@ -269,8 +275,10 @@ class _Builder:
             sizes.insert(-1, 1)
             steps.insert(-1, steps[-1] * sizes[-1])
         outer = max((size * step for size, step in zip(sizes, steps)), default=1)
-        missing = self.rank - len(sizes)
-        return [1] * missing + sizes, [outer] * missing + steps
+        missing = self.rank - self.behind - len(sizes)
+        last = sizes[-1] * steps[-1] if sizes else 1
+        sizes, steps = [1] * missing + sizes, [outer] * missing + steps
+        return sizes + [1] * self.behind, steps + [last] * self.behind
 
     def scalar(self, name: str, value: np.ndarray[Any, Any], kind: Any) -> Any:
         """A tensor of one element that cuDNN reads on the host, from an array of one element."""
@@ -278,6 +286,10 @@ class _Builder:
         self.scalars[uid] = value
         ones = [1] * self.rank
         return self.graph.tensor(ones, ones, data_type=kind, is_pass_by_value=True, name=name, uid=uid)
+
+    def _number(self, name: str, value: np.ndarray[Any, Any]) -> Any:
+        """A scalar of float32."""
+        return self.scalar(name, value, self.type(float32))
 
     def _next_uid(self) -> int:
         return len(self.uids) + len(self.scalars) + 1
@@ -312,6 +324,9 @@ class _Builder:
                 compute_data_type=compute,
                 name=name,
             )
+        if node.op.name in norms.OPERANDS:
+            method, phases = getattr(self.graph, node.op.name), self.cudnn.norm_forward_phase
+            return norms.describe(node, method, operands, self._number, phases, name=name, compute_data_type=compute)
         if node.kind is Kind.REDUCTION:
             mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
             return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)
@@ -337,9 +352,9 @@ class _Builder:
             return self.type(compute_dtype(floats[0] if floats else float32, self.spec.graph.compute_dtype))
         return self.type(int64 if int64 in (*operands, result) else int32)
 
-    def kept_dtype(self, node: Node) -> DType:
+    def kept_dtype(self, node: Node, tensor: Tensor | None = None) -> DType:
         """The dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that narrows."""
-        source, result = node.inputs[0].dtype, node.output.dtype
+        source, result = node.inputs[0].dtype, (node.output if tensor is None else tensor).dtype
         if node.op.name == "identity" and source != result and not widens(source, result):
             return result
         return compute_dtype(result, self.spec.graph.compute_dtype)
@@ -352,7 +367,7 @@ class _Builder:
     def _axis(self, node: Node) -> int:
         rank, axis = node.inputs[0].rank, int(node.attributes["axis"])
         inserted = self.one_dimensional and axis == rank - 1
-        return axis + self.rank - rank - (self.one_dimensional and not inserted)
+        return axis + self.rank - self.behind - rank - (self.one_dimensional and not inserted)
 
     def _result(self, node: Node, tensor: Tensor, result: Any) -> Any:
         sizes, steps = self._shaped(tensor.shape, tensor.strides)
@@ -361,7 +376,7 @@ class _Builder:
             result.set_output(True).set_uid(uid).set_name(tensor.name)
             result.set_dim(sizes).set_stride(steps).set_data_type(self._stored_type(tensor.dtype))
         else:
-            result.set_data_type(self.type(self.kept_dtype(node)))
+            result.set_data_type(self.type(self.kept_dtype(node, tensor)))
             # Of several sizes that fit, cuDNN cannot know which.
             if node.kind is Kind.REDUCTION or node.op.name in ("conv_dgrad", "conv_wgrad"):
                 result.set_dim(sizes).set_stride(steps)
