@@ -175,6 +175,15 @@ def at_most(text: str, largest: int, itype: str) -> str:
     return f"min({text}, {itype}({largest}))"
 
 
+def product(text: str) -> bool:
+    """Whether a C expression that `linear` made is one term."""
+    depth, inner = 0, ""
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        inner += c if depth == 0 else ""
+    return " + " not in inner and " - " not in inner
+
+
 def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     """``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
     text = ""

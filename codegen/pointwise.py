@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen import pointwise_schedule, pointwise_tiles, pointwise_tiling, pointwise_unaligned, pointwise_vectors
+from codegen import (
+    pointwise_schedule,
+    pointwise_tiles,
+    pointwise_tiles_unaligned,
+    pointwise_tiling,
+    pointwise_unaligned,
+    pointwise_vectors,
+)
 from codegen.pointwise_schedule import PointwiseSchedule
 from codegen.pointwise_tiling import TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
@@ -48,6 +55,8 @@ def render(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | No
     """The kernel of a spec as CUDA C."""
     chosen = schedule or best_schedule(spec)
     if isinstance(chosen, TilesSchedule):
+        if chosen.unaligned:
+            return pointwise_tiles_unaligned.render(spec, chosen)
         return pointwise_tiles.render(spec, chosen)
     if chosen.form == "unaligned":
         return pointwise_unaligned.render(spec, chosen)

@@ -9,6 +9,7 @@ vector of any other are shifted into place.
 from __future__ import annotations
 
 from codegen.expr import Operand
+from codegen.iteration import product
 from codegen.pointwise_body import plus
 
 #: Fewest bytes of a vector that can be shifted.
@@ -64,4 +65,4 @@ def skew(lead: Operand, pointer: str, row: str, vector: int) -> str:
         return f"past_boundary<{vector}>({plus(pointer, row)})"
     if row == "0":
         return row
-    return f"{row if row.isidentifier() or ' + ' not in row else f'({row})'} % {vector}"
+    return f"{row if product(row) else f'({row})'} % {vector}"

@@ -19,10 +19,14 @@ from codegen.spec import KernelSource, PointwiseSpec
 
 def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C, in tiles."""
-    return _Renderer(spec, Tiling(spec, schedule)).render()
+    return Renderer(spec, Tiling(spec, schedule)).render()
 
 
-class _Renderer:
+class Renderer:
+    """Writes a kernel in tiles."""
+
+    header = "memory.cuh"
+
     def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
         self.t, self.s = tiling, tiling.schedule
         self.program = tiling.program
@@ -63,34 +67,36 @@ class _Renderer:
 
     # ---- structure
 
-    def render(self) -> KernelSource:
-        s, t, w = self.s, self.t, self.w
+    def _notes(self) -> list[str]:
+        """What the heading says of the tiles."""
+        s, t = self.s, self.t
         dims = " x ".join(str(size) for size in t.shape)
         turned = [self.program.operands[n].name for n in t.stages]
-        self.body.head(
-            [
-                f"{dims} elements in tiles of {s.rows} x {s.cols}, {s.vector} a vector",
-                f"{', '.join(turned)}: across the tiles in memory, turned in shared memory",
-            ],
-            THREADS,
-        )
+        return [
+            f"{dims} elements in tiles of {s.rows} x {s.cols}, {s.vector} a vector",
+            f"{', '.join(turned)}: across the tiles in memory, turned in shared memory",
+        ]
+
+    def render(self) -> KernelSource:
+        s, t, w = self.s, self.t, self.w
+        self.body.head(self._notes(), THREADS, self.header)
         operands = self.program.operands
         for n, name in [
             *self.load_tiles.items(),
             *((k + len(self.program.loads), v) for k, v in self.store_tiles.items()),
         ]:
-            size = t.stages[n].elements(s.rows, s.cols)
+            size = t.stages[n].elements(s.rows)
             w.line(f"__shared__ __align__(16) {operands[n].dtype.ctype} {name}[{size}];")
         outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
-        axes = [*outer, ("row0", -(-t.height // s.rows), s.rows), ("col0", -(-t.width // s.cols), s.cols)]
+        down, across = t.blocks
+        axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]
         blocks = locate(w, s.itype, axes)
         self.outer = [name if size > 1 else "0" for name, size, _ in outer]
         self.row0, self.col0 = (f"{name} + " if size > 1 else "" for name, size, _ in axes[-2:])
         self.body.scalars()
         for n, stage in self.turned_loads.items():
             array = self._array(self._turns(stage))
-            kind = kept_type(operands[n], stage.vector, self._rows_left(stage) != "")
-            w.line(f"{kind} {self.body.register(n)}{array};")
+            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array};")
             self._turning(n, stage, self._fetch)
         self._direct()
         for n, stage in self.turned_loads.items():
@@ -118,9 +124,13 @@ class _Renderer:
 
     # ---- along the rows
 
+    def _kept(self, n: int, stage: Stage) -> str:
+        """The type of what an access to a turned operand leaves in registers."""
+        return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
+
     def _tasks(self, stage: Stage) -> int:
         """Accesses of a turned operand's tile."""
-        return self.s.rows // stage.vector * (-(-self.s.cols // stage.lanes) * stage.lanes)
+        return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
 
     def _turns(self, stage: Stage) -> int:
         """Accesses of one thread."""
@@ -143,28 +153,28 @@ class _Renderer:
             k = "k"
         elif count > 1:
             step = f" + u * {THREADS // groups}"
-        row = f"{_over(k, lanes)} % {groups}{_times(stage.vector)}"
+        row = f"{over(k, lanes)} % {groups}{times(stage.vector)}"
         col = [f"{k} % {lanes}"] if lanes > 1 else []
         if exact and per == self._tasks(stage):
-            row = f"{_over(k, lanes)}{_times(stage.vector)}"
+            row = f"{over(k, lanes)}{times(stage.vector)}"
         else:
-            col.append(f"{_over(k, per)}{_times(lanes)}")
+            col.append(f"{over(k, per)}{times(lanes)}")
         w.line(f"const {s.itype} row = {row}, col = {' + '.join(col) or '0'}{step};")
-        in_tile = exact and s.cols % lanes == 0
+        in_tile = exact and t.frame % lanes == 0
         whole = self._rows_left(stage) == ""
         tests = []
         if not in_tile:
-            tests.append(f"col < {s.cols}")
+            tests.append(f"col < {t.frame}")
         if t.height % s.rows:
             tests.append(f"{self.row0}row < {t.height}")
-        if t.width % s.cols:
-            tests.append(f"{self.col0}col < {t.width}")
-        point = self._at(f"{self.row0}row", f"{self.col0}col")
+        if t.overhangs:
+            tests.append(f"{self._turned_col} < {t.width}")
+        point = self._at(f"{self.row0}row", self._turned_col)
         if body == self._fetch and whole:
             # No load waits for a condition: what is outside of the space reads its last row or column.
-            last_row = t.height - stage.vector if t.height % s.rows else None
-            last_col = t.width - 1 if t.width % s.cols or not in_tile else None
-            point, tests = self._at_most(last_row, last_col), []
+            last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
+            last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
+            point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
         elif body == self._scatter and whole:
             tests = tests[:1] if not in_tile else []
         if tests:
@@ -176,23 +186,29 @@ class _Renderer:
             w.close()
         w.close()
 
+    @property
+    def _turned_col(self) -> str:
+        """The column of the space that is column ``col`` of the tile; those before the first one wrap around."""
+        return f"{self.col0}col{f' - {self.s.vector}' if self.t.skewed else ''}"
+
     def _at_most(self, row: int | None, col: int | None) -> Point:
         """The element (row, col) of the tile, or one no further than these rows and columns of the space."""
-        texts = f"{self.row0}row", f"{self.col0}col"
+        texts = f"{self.row0}row", self._turned_col
         bounded = [text if n is None else at_most(text, n, self.s.itype) for text, n in zip(texts, (row, col))]
         return self._at(*bounded)
 
     def _place(self, stage: Stage) -> str:
         """Where element (row, col) lies in the tile."""
-        skew = f" + {_over('row', stage.vector)}{_times(stage.skew)}" if stage.skew else ""
-        return f"row * {self.s.cols}{skew} + col"
+        skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
+        return f"row * {stage.width}{skew} + col"
 
     @staticmethod
     def _array_at(count: int) -> str:
         return "[u]" if count > 1 else ""
 
     def _rows_left(self, stage: Stage) -> str:
-        return f", {self.t.height} - ({self.row0}row)" if self.t.height % stage.vector else ""
+        ragged = self.t.height % stage.vector != 0 and not stage.shifted
+        return f", {self.t.height} - ({self.row0}row)" if ragged else ""
 
     def _fetch(self, n: int, stage: Stage, point: Point, at: str) -> None:
         operand, pointer = self.program.loads[n], self.body.pointers.loads[n]
@@ -210,7 +226,7 @@ class _Renderer:
             self.w.line(f"{tile}[at] = {register};")
         else:
             self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {self.s.cols}] = {register}[e];")
+            self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];")
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -221,7 +237,7 @@ class _Renderer:
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
         self.w.line("#pragma unroll")
-        self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {self.s.cols}];")
+        self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
@@ -267,8 +283,8 @@ class _Renderer:
                 k = "k"
             elif step:
                 down = f" + u * {THREADS // across}"
-            col = f"{k} % {across}{_times(s.vector)}" if across > 1 else "0"
-            w.line(f"const {s.itype} row = {_over(k, across)}{down}, col = {col};")
+            col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
+            w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
             if not exact:
                 tests.append(f"row < {s.rows}")
             if t.height % s.rows:
@@ -324,10 +340,7 @@ class _Renderer:
         if not self.direct_loads:
             return
         for n in self.direct_loads:
-            operand, vector = self.program.loads[n], self.kinds[n] == "vector"
-            kind = kept_type(operand, self.s.vector, self._left() != "") if vector else self._register_type(n)
-            self.w.line(f"{kind} {self.body.register(n)}{self._array(self._count)};")
-
+            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{self._array(self._count)};")
         self._walk(self._load)
 
     def _load(self, point: Point) -> None:
@@ -346,7 +359,15 @@ class _Renderer:
                 self._each(point, operand.strides, kind, f"{register}[e] = {pointer}[{{}}];")
 
     def _register_type(self, n: int) -> str:
-        return vector_type(self.program.loads[n], 1 if self.kinds[n] == "uniform" else self.s.vector)
+        operand, kind = self.program.loads[n], self.kinds[n]
+        if kind == "vector":
+            return kept_type(operand, self.s.vector, self._left() != "")
+        return vector_type(operand, 1 if kind == "uniform" else self.s.vector)
+
+    def _loaded(self, n: int) -> str:
+        """The C expression of element ``e`` of a direct operand."""
+        element = "" if self.s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
+        return f"{self.body.register(n)}{self._array_at(self._count)}{element}"
 
     def _each(self, point: Point, strides: tuple[int, ...], kind: str, line: str) -> None:
         """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
@@ -365,25 +386,10 @@ class _Renderer:
         text = line.format(step if base == "0" else f"{base} + {step}")
         w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
 
-    def _piece(self, n: int, stage: Stage) -> int:
-        """Elements of an access to shared memory along the columns: aligned, and not over the end of a group."""
-        size, s = self.program.operands[n].dtype.itemsize, self.s
-        piece = s.vector
-        while piece > 1 and (
-            (stage.skew and (min(16, piece * size) > stage.chunk or stage.vector * s.cols % piece))
-            or (not self.t.flat and s.cols % piece)
-        ):
-            piece //= 2
-        return piece
-
     def _compute(self, point: Point) -> None:
         """Evaluates the program for one vector and writes it."""
         w, s, t, program = self.w, self.s, self.t, self.program
-        at = self._array_at(self._count)
-        loaded = {}
-        for n in self.direct_loads:
-            element = "" if s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
-            loaded[n] = f"{self.body.register(n)}{at}{element}"
+        loaded = {n: self._loaded(n) for n in self.direct_loads}
         for n, stage in self.turned_loads.items():
             loaded[n] = self._picked_up(n, stage)
         own = s.vector > 1 and (t.flat or (len(t.col_dims) > 1 and t.col_dims[-1] % s.vector != 0))
@@ -409,17 +415,22 @@ class _Renderer:
         for name, text in zip(results, self.body.element(loaded, indices)):
             w.line(f"{name}[e] = {text};")
         w.close()
-        left = self._left()
-        for n, (store, name) in enumerate(zip(program.stores, results)):
-            pointer, strides = self.body.pointers.stores[n], store.operand.strides
+        for n, name in enumerate(results):
             if n in self.turned_stores:
                 self._put_down(n, self.turned_stores[n], name)
-            elif t.direct(store.operand) == "vector":
-                offset = self._vector_offset(point, strides)
-                w.line(f"store({plus(pointer, offset)}, {name}{', ' + left if left else ''});")
             else:
-                kind = "element" if t.direct(store.operand) == "element" else "strided"
-                self._each(point, strides, kind, f"{pointer}[{{}}] = {name}[e];")
+                self._store(n, name, point)
+
+    def _store(self, n: int, name: str, point: Point) -> None:
+        """Writes a vector of results to memory."""
+        operand, pointer, left = self.program.stores[n].operand, self.body.pointers.stores[n], self._left()
+        kind = self.t.direct(operand)
+        if kind == "vector":
+            offset = self._vector_offset(point, operand.strides)
+            self.w.line(f"store({plus(pointer, offset)}, {name}{', ' + left if left else ''});")
+        else:
+            kind = "element" if kind == "element" else "strided"
+            self._each(point, operand.strides, kind, f"{pointer}[{{}}] = {name}[e];")
 
     def _index(self, point: Point, strides: tuple[int, ...]) -> str:
         base = point.offset(strides)
@@ -430,17 +441,18 @@ class _Renderer:
     def _pieces(self, n: int, stage: Stage) -> tuple[int, str]:
         """How a vector lies in the tile of operand n: (elements of one access, place of access ``e``)."""
         s, t = self.s, self.t
-        group = stage.vector * s.cols  # elements between two skews
+        group = stage.vector * stage.width  # elements between two skews
         piece, size = s.vector, self.program.operands[n].dtype.itemsize
         while piece > 1 and stage.skew and (min(16, piece * size) > stage.chunk or group % piece):
             piece //= 2
         step = "" if piece == s.vector else " + e" if piece == 1 else f" + e * {piece}"
         if not t.flat:
-            return piece, f"{self._place(stage)}{step}"
+            over = f" + {s.vector}" if t.skewed else ""  # columns before the block's in the tile
+            return piece, f"{self._place(stage)}{over}{step}"
         if not stage.skew:
             return piece, f"t{step}"
         over = "t" if group % s.vector == 0 else f"(t{step})"  # else a vector may lie in two groups
-        return piece, f"t{step} + {over} / {group}{_times(stage.skew)}"
+        return piece, f"t{step} + {over} / {group}{times(stage.skew)}"
 
     def _picked_up(self, n: int, stage: Stage) -> str:
         """Reads the vector from shared memory; returns the C expression of its element ``e``."""
@@ -478,9 +490,9 @@ class _Renderer:
         w.close()
 
 
-def _over(text: str, divisor: int) -> str:
+def over(text: str, divisor: int) -> str:
     return f"{text} / {divisor}" if divisor > 1 else text
 
 
-def _times(factor: int) -> str:
+def times(factor: int) -> str:
     return f" * {factor}" if factor > 1 else ""

@@ -8,13 +8,14 @@ columns, or the other way round for what it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from codegen.expr import Operand, Program
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
+from codegen.pointwise_alignment import LEAST, access, is_skewed, period
 from codegen.pointwise_schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
 from codegen.spec import PointwiseSpec
 
@@ -26,6 +27,8 @@ SHARED_BYTES = 32768
 TILE_BYTES = 16384
 BYTES_IN_FLIGHT = 256
 MOST_ACCESSES = 16
+#: What shifting words into place adds to the cost of a byte.
+SHIFT = 0.3
 #: No side of a tile is cut below this many bytes, a cache line.
 LINE = 128
 
@@ -38,6 +41,7 @@ class TilesSchedule:
     outer, turn the first and the last row dimension of the space in that order, merged.
     rows, cols  the tile.
     vector      elements of one access along the columns.
+    unaligned   rows and columns may begin between words (`pointwise_tiles_unaligned`).
     """
 
     order: tuple[int, ...]
@@ -47,13 +51,14 @@ class TilesSchedule:
     cols: int
     vector: int
     itype: str
+    unaligned: bool = False
 
 
 @dataclass(frozen=True)
 class Stage:
     """How one turned operand passes through shared memory.
 
-    Element (row, col) of a tile lies at ``row * cols + row / vector * skew + col``.  Lanes that take ``vector`` rows
+    Element (row, col) of a tile lies at ``row * width + row / vector * skew + col``.  Lanes that take ``vector`` rows
     of a column each store them one after the other.  A warp's lanes are ``lanes`` columns by 32 / lanes groups of rows;
     the distance between the groups is an odd multiple of ``chunk`` bytes and the lanes of a group together write no
     more than a chunk, at the same place in each.  So 128 / chunk groups in a row cover every bank once.
@@ -62,15 +67,19 @@ class Stage:
     lanes   neighbouring columns among the lanes of a warp.
     chunk   bytes; accesses of up to so many along the columns are aligned.
     skew    elements left free after every ``vector`` rows.
+    width   elements from row to row of the tile.
+    shifted whether the access begins anywhere: the words around it are shifted into place.
     """
 
     vector: int
     lanes: int
     chunk: int
     skew: int
+    width: int
+    shifted: bool
 
     @staticmethod
-    def of(operand: Operand, vector: int, cols: int, run: int) -> Stage:
+    def of(operand: Operand, vector: int, cols: int, run: int, width: int, shifted: bool) -> Stage:
         """The stage of an operand in tiles of ``cols`` columns; ``run`` elements of a column are neighbours."""
         size = operand.dtype.itemsize
         chunk = 16 if size == 8 else max(4, vector * size)
@@ -80,13 +89,13 @@ class Stage:
             lanes *= 2
         if cols < 2 * lanes and cols % lanes:
             lanes = cols
-        used = vector * cols * size
+        used = vector * width * size
         step = -(-used // chunk)
-        return Stage(vector, lanes, chunk, ((step + (step % 2 == 0)) * chunk - used) // size)
+        return Stage(vector, lanes, chunk, ((step + (step % 2 == 0)) * chunk - used) // size, width, shifted)
 
-    def elements(self, rows: int, cols: int) -> int:
+    def elements(self, rows: int) -> int:
         """Elements of shared memory."""
-        return rows * cols + rows // self.vector * self.skew
+        return rows * self.width + rows // self.vector * self.skew
 
 
 class Tiling:
@@ -100,6 +109,37 @@ class Tiling:
         self.height, self.width = prod(self.row_dims), prod(self.col_dims)
 
     @property
+    def lead(self) -> Operand:
+        """The operand in whose memory vectors are aligned where rows begin anywhere."""
+        return self.program.stores[0].operand
+
+    @cached_property
+    def skewed(self) -> bool:
+        """Whether the columns that a block writes begin at another place in every row: where its lead is aligned."""
+        return self.schedule.unaligned and is_skewed(self.lead, self.schedule.vector)
+
+    @property
+    def frame(self) -> int:
+        """Columns of the tiles of turned operands.
+
+        Where columns are skewed, a block writes those of row r from ``col0 - skew(r)`` on.  Its tile has the columns
+        from ``col0 - vector`` on, which are all of these; column c of row r lies ``skew(r)`` further to the right in
+        it, so that what is written begins at the same place in every row: ``vector`` elements after the row's start.
+        """
+        return self.schedule.cols + (self.schedule.vector if self.skewed else 0)
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether columns of a tile may be outside of the space."""
+        return self.skewed or self.width % self.schedule.cols != 0
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks along the rows and along the columns."""
+        over = period(self.lead, self.schedule.vector) - 1 if self.skewed else 0
+        return -(-self.height // self.schedule.rows), -(-(self.width + over) // self.schedule.cols)
+
+    @property
     def flat(self) -> bool:
         """Whether a thread's vectors run through the whole tile, over the ends of rows.
 
@@ -110,10 +150,13 @@ class Tiling:
         return s.cols == self.width and self.width % s.vector != 0
 
     def direct(self, operand: Operand) -> str:
-        """How a thread reads or writes a vector of a direct operand: "scalar", "vector", "uniform" (one value),
-        "strided" (one access an element, at even distances) or "element" (each with coordinates of its own).
+        """How a thread reads or writes a vector of a direct operand: "scalar", "vector", "unaligned" (words that
+        are shifted into place), "uniform" (one value), "strided" (one access an element, at even distances) or
+        "element" (each with coordinates of its own).
         """
         strides, vector = operand.strides, self.schedule.vector
+        if self.schedule.unaligned:
+            return access(operand, self.lead, vector) or "element"
         if not any(strides):
             return "scalar"
         if self.flat:
@@ -136,20 +179,22 @@ class Tiling:
     @cached_property
     def stages(self) -> dict[int, Stage]:
         """The turned operands, by their number among the program's operands."""
-        s = self.schedule
-        return {
-            n: Stage.of(
-                op, row_vector(op, self.shape, s.turn, s.rows, len(self.row_dims) > 1), s.cols, self.row_dims[-1]
-            )
-            for n, op in enumerate(self.program.operands)
-            if op.strides[-1] and fastest(op, self.shape) == s.turn
-        }
+        s, several = self.schedule, len(self.row_dims) > 1
+        width = self.frame + (s.vector if self.skewed else 0)
+        found = {}
+        for n, op in enumerate(self.program.operands):
+            if op.strides[-1] and fastest(op, self.shape) == s.turn:
+                vector, widest = (row_vector(op, self.shape, s.turn, s.rows, several, u) for u in (False, s.unaligned))
+                shifted = widest > vector and widest * op.dtype.itemsize >= LEAST
+                vector = widest if shifted else vector
+                found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, shifted)
+        return found
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         operands, s = self.program.operands, self.schedule
-        return sum(stage.elements(s.rows, s.cols) * operands[n].dtype.itemsize for n, stage in self.stages.items())
+        return sum(stage.elements(s.rows) * operands[n].dtype.itemsize for n, stage in self.stages.items())
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
@@ -158,9 +203,12 @@ def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
     return -min(strides)[1] if strides else len(shape) - 1
 
 
-def row_vector(operand: Operand, shape: tuple[int, ...], turn: int, rows: int, several: bool) -> int:
-    """Elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words, where a
-    tile of ``rows`` ends between them, or where they reach over the end of one of ``several`` row dimensions.
+def row_vector(
+    operand: Operand, shape: tuple[int, ...], turn: int, rows: int, several: bool, anywhere: bool = False
+) -> int:
+    """Elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words (unless they
+    may begin ``anywhere``), where a tile of ``rows`` ends between them, or where they reach over the end of one of
+    ``several`` row dimensions.
     """
     if operand.strides[turn] != 1:
         return 1
@@ -169,7 +217,7 @@ def row_vector(operand: Operand, shape: tuple[int, ...], turn: int, rows: int, s
     while vector > 1 and (
         rows % vector
         or (several and shape[turn] % vector)
-        or not aligned(operand, vector * operand.dtype.itemsize, steps)
+        or not (anywhere or aligned(operand, vector * operand.dtype.itemsize, steps))
     ):
         vector //= 2
     return vector
@@ -181,8 +229,40 @@ def best_tiles(spec: PointwiseSpec) -> TilesSchedule | None:
     shape, program, _ = rebase(spec.program, spec.shape, orders[0])
     if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
         return None
-    _, best = min((_along(spec, order) for order in orders), key=lambda found: found[0])
+    # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
+    kinds = (False, True) if min(op.dtype.itemsize for op in program.operands) < LEAST else (False,)
+    return _cheapest(spec, kinds)
+
+
+def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool]) -> TilesSchedule | None:
+    """The cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
+    found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned)]
+    if not found:
+        return None
+    _, best = min(found, key=lambda pair: pair[0])
     return best if Tiling(spec, best).stages else None
+
+
+def _is_possible(tiling: Tiling) -> bool:
+    """Whether there can be unaligned tiles of a schedule's sizes, and they differ from others: all results, and what is
+    not turned, lie along the columns, which are one dimension; what is turned is read several bytes at a time; and
+    nothing is read at positions of its own, as the program is evaluated outside of the space as well.
+    """
+    s, operands = tiling.schedule, tiling.program.operands
+    kinds = {n: tiling.direct(op) for n, op in enumerate(operands) if n not in tiling.stages}
+    results = range(len(tiling.program.loads), len(operands))
+    stages = [(stage, operands[n].dtype.itemsize) for n, stage in tiling.stages.items()]
+    return (
+        len(tiling.col_dims) == 1
+        and not tiling.program.tables
+        and tiling.width > 2 * s.cols
+        and s.cols % s.vector == 0
+        and tiling.lead.strides[-1] == 1
+        and "element" not in kinds.values()
+        and all(n in kinds and (kinds[n] == "vector" or operands[n] is tiling.lead) for n in results)
+        and all(stage.vector * size >= LEAST for stage, size in stages)
+        and (tiling.skewed or "unaligned" in kinds.values() or any(stage.shifted for stage, _ in stages))
+    )
 
 
 def tiles(spec: PointwiseSpec) -> Iterator[TilesSchedule]:
@@ -190,6 +270,14 @@ def tiles(spec: PointwiseSpec) -> Iterator[TilesSchedule]:
     best = best_tiles(spec)
     if best is None:
         return
+    yield from _around(spec, best)
+    other = _cheapest(spec, (not best.unaligned,))
+    if other is not None:
+        yield from _around(spec, other)
+
+
+def _around(spec: PointwiseSpec, best: TilesSchedule) -> Iterator[TilesSchedule]:
+    """A schedule, and those with tiles of other sizes."""
     yield best
     tiling = Tiling(spec, best)
     step = max(best.vector, *(stage.vector for stage in tiling.stages.values()))
@@ -198,8 +286,10 @@ def tiles(spec: PointwiseSpec) -> Iterator[TilesSchedule]:
         fits = other.rows % step == 0 and (cols == 1 or (other.cols % best.vector == 0 and best.cols < tiling.width))
         inside = other.rows <= max(tiling.height, best.rows) and other.cols <= max(tiling.width, best.cols)
         long = other.rows >= 8 and other.cols >= min(8, best.cols)
-        if fits and inside and long and Tiling(spec, other).shared_bytes <= 49152:
-            yield other
+        if fits and inside and long:
+            cut = Tiling(spec, other)
+            if cut.shared_bytes <= 49152 and (not best.unaligned or _is_possible(cut)):
+                yield other
 
 
 def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
@@ -218,8 +308,8 @@ def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
     return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
 
 
-def _along(spec: PointwiseSpec, order: tuple[int, ...]) -> tuple[float, TilesSchedule]:
-    """The best tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
+def _along(spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool) -> Iterator[tuple[float, TilesSchedule]]:
+    """Tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
     shape, program, _ = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
@@ -229,13 +319,13 @@ def _along(spec: PointwiseSpec, order: tuple[int, ...]) -> tuple[float, TilesSch
     turn = max(range(len(shape)), key=lambda d: weight[d])
     if not weight[turn]:
         turn = max(len(shape) - 2, 0)
-    found = []
     for vector in (16, 8, 4, 2, 1):
         sizes = [op.dtype.itemsize for op in program.operands]
         if vector == 1 or (vector * min(sizes) <= 16 and vector * max(sizes) <= 32):
-            schedule = _sized(program, shape, TilesSchedule(order, turn, turn, 1, 1, vector, itype))
-            found.append((_cost(Tiling(spec, schedule)), schedule))
-    return min(found, key=lambda pair: pair[0])
+            first = TilesSchedule(order, turn, turn, 1, 1, vector, itype, unaligned)
+            tiling = Tiling(spec, _sized(program, shape, first))
+            if not unaligned or _is_possible(tiling):
+                yield _cost(tiling), tiling.schedule
 
 
 def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule) -> TilesSchedule:
@@ -246,7 +336,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule) ->
     turned = [op for op in full if op.strides[-1] and fastest(op, shape) == turn]
     sizes = [op.dtype.itemsize for op in full]
     through = sum(op.dtype.itemsize for op in turned)
-    widths = [row_vector(op, shape, turn, 16, False) for op in turned] or [vector]
+    widths = [row_vector(op, shape, turn, 16, False, schedule.unaligned) for op in turned] or [vector]
     area = min(
         THREADS * BYTES_IN_FLIGHT // sum(sizes),
         SHARED_BYTES // max(through, 1),
@@ -305,15 +395,19 @@ def _cost(tiling: Tiling) -> float:
         if n in tiling.stages:
             stage = tiling.stages[n]
             narrow = stage.chunk < min(16, vector * size)
-            cost += moved * (_dear(stage.vector * size) + (0.4 if narrow else 0.25))
+            detour = (0.4 if narrow else 0.25) + (SHIFT if stage.shifted else 0)
+            cost += moved * tiling.frame / tiling.schedule.cols * (_dear(stage.vector * size) + detour)
         elif _across(op, tiling.shape):
             cost += moved * 32 / size  # a sector for every element
         elif tiling.direct(op) in ("scalar", "vector", "uniform"):
             cost += moved * _dear(vector * size)
+        elif tiling.direct(op) == "unaligned":
+            cost += moved * (_dear(vector * size) + (SHIFT if op is not tiling.lead else 0))
         else:
             cost += moved * _dear(size) * (1 if vector == 1 else 1.3 if n < loads else 2)
     s = tiling.schedule
-    return cost * _blocks(tiling.shape, s) * s.rows * s.cols / max(prod(tiling.shape), 1)
+    blocks = prod(tiling.shape[: s.outer]) * prod(tiling.blocks)
+    return cost * blocks * s.rows * s.cols / max(prod(tiling.shape), 1)
 
 
 def _dear(width: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from codegen import pointwise_alignment as alignment
-from codegen.iteration import Coordinates, at_most, bounds, extent, index_type, linear
+from codegen.iteration import Coordinates, at_most, bounds, extent, far, index_type, linear
 from codegen.pointwise_body import Body, plus, vector_type
 from codegen.pointwise_schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
@@ -24,14 +24,14 @@ LEAST_VECTORS = 8
 
 
 def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
-    """Schedules of this form, best guess first; none if an operand is not contiguous along the rows, or rows or the
-    whole space are short.
+    """Schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows or the
+    whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as well.
     """
     shape, program = normalize(spec)
     operands = [op for op in program.operands if any(op.strides)]
     sizes = [op.dtype.itemsize for op in operands]
     lead = program.stores[0].operand
-    if not sizes or lead.strides[-1] != 1:
+    if not sizes or lead.strides[-1] != 1 or program.tables:
         return
     vector = 16 // min(sizes)
     while vector * max(sizes) > MOST_BYTES:
@@ -48,7 +48,7 @@ def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
     unroll = 1 if vector * max(sizes) >= 16 else 4
     while unroll > 1 and prod(shape) < ENOUGH_BLOCKS * THREADS * vector * unroll:
         unroll //= 2
-    best = PointwiseSchedule(vector, unroll, "unaligned", index_type(*bounds(program.operands, shape)))
+    best = PointwiseSchedule(vector, unroll, "unaligned", index_type(*bounds(program.operands, shape), *far(program)))
     yield best
     yield replace(best, unroll=2)
     if vector > 2 and vector // 2 * min(sizes) >= alignment.LEAST:

@@ -290,7 +290,7 @@ def shared_accesses(source: KernelSource) -> Iterator[tuple[str, list[int], int]
             for u, warp, e in itertools.product((0, 1), range(8), (0, 1)):
                 addresses = []
                 for lane in range(32):
-                    scope: dict[str, Any] = {"u": u, "e": e, "blockIdx": 0, "threadIdx_x": warp * 32 + lane}
+                    scope: dict[str, Any] = {"u": u, "e": e, "row0": 0, "col0": 0, "threadIdx_x": warp * 32 + lane}
                     for known, value in values:
                         if known not in ("block", "row0", "col0"):
                             scope[known] = eval(_python(value), {}, scope)

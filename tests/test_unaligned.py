@@ -25,7 +25,7 @@ from codegen import (
     schedule_data,
     schedule_from_data,
 )
-from codegen.pointwise import PointwiseSchedule
+from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
@@ -158,7 +158,99 @@ def test_no_access_outside_of_arrays(small: None, alignment: int) -> None:
     check_cases([Case(g, options=Options(alignment=alignment)) for g in graphs], guard=True)
 
 
+# ---- tiles
+
+
+def turned(
+    dtype: str,
+    shape: tuple[int, ...],
+    pads: Sequence[int],
+    other: str | None = None,
+    order: Sequence[int] | None = None,
+) -> fg.Graph:
+    """y = a - b, b in another order of dimensions (the last two swapped), rows so many elements longer than theirs."""
+    rank = len(shape)
+    across = tuple(order or (*range(rank - 2), rank - 1, rank - 2))
+
+    def strides(order: Sequence[int], pad: int) -> tuple[int, ...]:
+        result, step = [0] * rank, 1
+        for dim in reversed(order):
+            result[dim] = step
+            step = step * shape[dim] + (pad if dim == order[-1] else 0)
+        return tuple(result)
+
+    g = fg.Graph("turned", io_dtype=dtype)
+    a = g.tensor("a", shape, strides=strides(range(rank), pads[0]))
+    b = g.tensor("b", shape, other or dtype, strides=strides(across, pads[1]))
+    g.output(a - b, name="y", dtype=dtype, strides=strides(range(rank), pads[2]))
+    return g
+
+
+def tiles_of(graph: fg.Graph, **options: Any) -> TilesSchedule:
+    """The first choice of tiles for rows that begin anywhere, whether it is the best or not."""
+    spec = only_spec(graph, **options)
+    return next(s for s in pointwise.schedules(spec) if isinstance(s, TilesSchedule) and s.unaligned)
+
+
+def tiles_cases() -> list[fg.Graph]:
+    shapes = [(75, 539), (64, 530), (130, 407), (33, 1030)]
+    graphs = [turned(d, s, (0, 0, 0)) for d in ("int8", "bfloat16") for s in shapes]
+    pads = [(1, 1, 1), (1, 0, 5), (0, 7, 0), (0, 3, 16)]
+    graphs += [turned(d, (64, 528), p) for d in ("int8", "float16") for p in pads]
+    graphs += [turned(d, (3, 50, 521), (1, 3, 1)) for d in ("int8", "bfloat16")]
+    graphs += [turned("bfloat16", (4, 10, 7, 601), (0, 0, 0), order=(0, 3, 1, 2))]
+    pairs = [("int8", "bfloat16"), ("bfloat16", "int8"), ("float32", "int8"), ("int8", "float64")]
+    graphs += [turned(first, (50, 531), (0, 1, 0), second) for first, second in pairs]
+    for dtype in ("int8", "bfloat16"):
+        g = fg.Graph("combined", io_dtype=dtype)
+        shape = (40, 545)
+        a, b = g.tensor("a", shape), g.tensor("b", shape, strides=(1, 41))
+        c, d = g.tensor("c", shape, "int8", strides=(1, 40)), g.tensor("d", shape, strides=(549, 1))
+        row, column, index = g.tensor("row", (545,)), g.tensor("column", (40, 1)), g.gen_index(a, axis=1)
+        g.output((a - b * column) + (c - d) * row + g.cast(index, dtype), name="y", strides=(545, 1))
+        g.output(a > b, name="mask", strides=(561, 1))
+        graphs.append(g)
+    return graphs
+
+
+@pytest.mark.slow
+def test_tiles(small: None) -> None:
+    graphs = tiles_cases()
+    assert all(form(g) == "tiles" for g in graphs)
+    chosen = [pointwise.best_schedule(only_spec(g)) for g in graphs]
+    assert sum(isinstance(s, TilesSchedule) and s.unaligned for s in chosen) > len(graphs) - 6
+    check_cases(graphs, guard=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
+def test_every_offset_of_tiles(small: None, dtype: str) -> None:
+    graph = turned(dtype, (40, 531), (0, 1, 2))
+    spec = only_spec(graph, alignment=1)
+    first = tiles_of(graph, alignment=1)
+    sources = [pointwise.render(spec, s) for s in (first, replace(first, itype="uint64"))]
+    random_state, turn = random.Random(3), itertools.count()
+    run_at(graph, sources, lambda: [random_state.randrange(16), random_state.randrange(16), next(turn) % 16], 16)
+
+
 # ---- schedules
+
+
+def test_where_tiles_are_unaligned() -> None:
+    def best(dtype: str, shape: tuple[int, int], pads: Sequence[int], other: str | None = None) -> Any:
+        schedule = pointwise.best_schedule(only_spec(turned(dtype, shape, pads, other)))
+        assert isinstance(schedule, TilesSchedule)
+        return schedule
+
+    odd, even = (8191, 8193), (8192, 8192)
+    assert best("int8", odd, (0, 0, 0)).unaligned
+    assert best("bfloat16", odd, (0, 0, 0)).unaligned
+    assert best("int8", even, (1, 1, 1)).unaligned
+    assert best("int8", even, (0, 1, 0)).unaligned
+    assert not best("int8", even, (0, 0, 0)).unaligned
+    assert not best("float32", odd, (0, 0, 0)).unaligned
+    every = list(pointwise.schedules(only_spec(turned("float32", odd, (0, 0, 0)))))
+    assert {s.unaligned for s in every if isinstance(s, TilesSchedule)} == {False, True}
 
 
 def test_where_rows_are_unaligned() -> None:
@@ -199,7 +291,10 @@ def golden_graphs() -> dict[str, fg.Graph]:
     g = fg.Graph("odd_rows", io_dtype="int8")
     a, b = g.tensor("a", (4096, 4095), strides=(4097, 1)), g.tensor("b", (4096, 4095), strides=(4099, 1))
     g.output(a + b, name="y", strides=(4097, 1))
-    return {g.name: g}
+    t = fg.Graph("add_transposed_odd", io_dtype="bf16")
+    a, b = t.tensor("a", (8191, 8193)), t.tensor("b", (8191, 8193), strides=(1, 8191))
+    t.output(a + b, name="y", strides=(8193, 1))
+    return {g.name: g, t.name: t}
 
 
 @pytest.mark.parametrize("name", list(golden_graphs()))
@@ -214,7 +309,7 @@ def test_golden_source(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_sources_compile_for_gpus(small: None, arch: str) -> None:
-    graphs = [*golden_graphs().values(), *pitch_cases()[1:12:5], *mixed_cases()[1::4]]
+    graphs = [*golden_graphs().values(), *pitch_cases()[1:12:5], *mixed_cases()[1::4], *tiles_cases()[5::9]]
     sources = [k.source for g in graphs for k in plan(g).kernels]
     sources += [k.source for g in pitch_cases()[:1] for k in plan(g, Options(alignment=1)).kernels]
     for kernel in nvrtc.compile_kernels(sources, arch, cache=default_cache()):
@@ -224,5 +319,5 @@ def test_sources_compile_for_gpus(small: None, arch: str) -> None:
 
 @pytest.mark.gpu
 def test_unaligned_on_the_gpu(small: None) -> None:
-    check_on_gpu([*pitch_cases(), *mixed_cases(), *golden_graphs().values()])
-    check_on_gpu(pitch_cases(), alignment=1)
+    check_on_gpu([*pitch_cases(), *mixed_cases(), *tiles_cases(), *golden_graphs().values()])
+    check_on_gpu([*pitch_cases(), *tiles_cases()], alignment=1)
