@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from codegen.expr import Store
 from codegen.iteration import Strides, collapse
-from codegen.spec import ContractionSpec, Limit
+from codegen.spec import ContractionSpec
 
 
 def merged(spec: ContractionSpec) -> ContractionSpec:
@@ -15,38 +15,33 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
 
     The reduction runs in the memory order of the first factor: neighbouring threads read neighbouring elements.
     """
-    a, b, program = spec.a, spec.b, spec.program
+    a, b, program, terms, results = spec.a, spec.b, spec.program, spec.terms, spec.results
     nb, nr = len(spec.batch), len(spec.rows)
     every = [op.strides for op in program.operands] + list(program.indices)
+    over_a, over_b = a.steps(), b.steps()
+    lengths = [len(every), len(over_a[0]), len(over_b[0])]
     # A limit takes part like an operand.
-    limits = [*a.limits, *b.limits, *spec.terms, *spec.results]
-    batch, over = collapse(
-        spec.batch, [s[:nb] for s in every] + [a.batch, b.batch, *(x.batch for x in limits)], range(nb)
-    )
-    batches, a_batch, b_batch, limit_batches = _split(over, len(every))
-    limits = [replace(x, batch=s) for x, s in zip(limits, limit_batches)]
-    rows, over_rows = spec.rows, [s[nb : nb + nr] for s in every]
-    a_rows, limit_rows = a.outer, [x.outer for x in a.limits]
-    if not spec.results:  # else the program's rows are others
-        rows, over = collapse(rows, [*over_rows, a_rows, *limit_rows], range(nr))
-        over_rows, a_rows, limit_rows = over[: len(every)], over[len(every)], over[len(every) + 1 :]
-    limits[: len(a.limits)] = [replace(x, outer=s) for x, s in zip(limits, limit_rows)]
+    limits = [x.batch for x in (*terms, *results)]
+    batch, over = collapse(spec.batch, [*(s[:nb] for s in every), *over_a[0], *over_b[0], *limits], range(nb))
+    batches, a_batch, b_batch, term_batch, result_batch = _cut(over, [*lengths, len(terms)])
+    rows, over_rows, a_rows = spec.rows, [s[nb : nb + nr] for s in every], over_a[1]
+    if not results:  # else the program's rows are others
+        rows, over = collapse(rows, [*over_rows, *a_rows], range(nr))
+        over_rows, a_rows = _cut(over, lengths[:1])
     order = sorted(range(len(spec.inner)), key=lambda d: (-abs(a.inner[d]), d))
-    count = len(limits) - len(spec.results)
-    inner, over = collapse(spec.inner, [a.inner, b.inner, *(x.inner for x in limits[:count])], order)
-    limits[:count] = [replace(x, inner=s) for x, s in zip(limits, over[2:])]
+    inner, over = collapse(spec.inner, [*over_a[2], *over_b[2], *(x.inner for x in terms)], order)
+    a_inner, b_inner, term_inner = _cut(over, lengths[1:])
     new = [x + y + (s[-1],) for x, y, s in zip(batches, over_rows, every)]
     n, m = len(program.loads), len(program.stores)
-    parts = _cut(limits, [len(a.limits), len(b.limits), len(spec.terms), len(spec.results)])
     return replace(
         spec,
         batch=batch,
         rows=rows,
         inner=inner,
-        a=replace(a, batch=a_batch, outer=a_rows, inner=over[0], limits=parts[0]),
-        b=replace(b, batch=b_batch, inner=over[1], limits=parts[1]),
-        terms=parts[2],
-        results=parts[3],
+        a=a.stepped(a_batch, a_rows, a_inner),
+        b=b.stepped(b_batch, over_b[1], b_inner),
+        terms=tuple(replace(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
+        results=tuple(replace(x, batch=s) for x, s in zip(results, result_batch)),
         program=replace(
             program,
             loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
@@ -56,14 +51,10 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     )
 
 
-def _split(over: list[Strides], count: int) -> tuple[list[Strides], Strides, Strides, list[Strides]]:
-    return over[:count], over[count], over[count + 1], over[count + 2 :]
-
-
-def _cut(limits: Sequence[Limit], lengths: Sequence[int]) -> list[tuple[Limit, ...]]:
-    """The limits in parts of these lengths."""
+def _cut(every: Sequence[Strides], lengths: Sequence[int]) -> list[list[Strides]]:
+    """A list in parts of these lengths and the rest."""
     parts, start = [], 0
-    for length in lengths:
-        parts.append(tuple(limits[start : start + length]))
+    for length in (*lengths, len(every)):
+        parts.append(list(every[start : start + length]))
         start += length
     return parts

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from codegen.contraction_mma_schedule import MmaSchedule, ring_bytes, shared_bytes, ways
 from codegen.fragments import Fragments, Staging, space, staging
-from codegen.iteration import extent, index_type, linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.iteration import index_type, linear
+from codegen.kernel import headers, heading, signature
 from codegen.naming import Names, Writer
+from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tile_loader import STEP, TileLoader
+from codegen.tile_loader import STEP, TileLoader, own_names
 from codegen.tiles import Unsupported
 
 DIRECT = 2  # most fragments of a warp that are written straight from registers
@@ -34,8 +35,6 @@ TAKEN = frozenset(
     warp_col warp_row
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
-#: And those of either factor, after its letter and a "_".
-OF_FACTOR = ("at", "base", "col", "k", "lane", "m", "n", "next", "part", "piece", "row")
 
 
 class _Renderer:
@@ -46,16 +45,15 @@ class _Renderer:
         if not all(way.fills(size, s.inner, s.threads) for way, size in ((parts.a, s.rows), (parts.b, s.cols))):
             raise Unsupported(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
         self.w, self.t = Writer(), self._index_type()
-        dims = range(max(8, len(parts.a.gather.limits), len(parts.b.gather.limits)))
-        own = [f"{p}_{x}" for p in "ab" for x in OF_FACTOR]
-        own += [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in dims]
-        own += [f"{p}_{x}{d}" for p in "ab" for x in ("start", "m_", "n_") for d in dims]
+        own = [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in range(8)]
+        own += own_names([way.gather for way in (parts.a, parts.b)])
         own += [f"{x}{n}" for x in ("left", "piece", "right", "staged", "sums") for n in range(1, spec.products)]
         self.names = Names([spec.name, *TAKEN, *own])
-        shared, *seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
         common = (parts.depth, s.inner, s.threads)
-        self.a = TileLoader(self.w, self.t, parts.a, "a", (shared,), s.rows, s.warp_rows, parts.rows, *common)
-        self.b = TileLoader(self.w, self.t, parts.b, "b", tuple(seconds), s.cols, s.warp_cols, parts.cols, *common)
+        a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
+        b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
+        self.a = TileLoader(self.w, self.t, *a, s.rows, s.warp_rows, parts.rows, *common, "shared.a[stage]")
+        self.b = TileLoader(self.w, self.t, *b, s.cols, s.warp_cols, parts.cols, *common, "shared.b[stage]")
         self.sides = (self.a, self.b)
         self.copied = any(side.way.copied for side in self.sides)
         self.stashed = not all(side.way.copied for side in self.sides)
@@ -75,11 +73,7 @@ class _Renderer:
 
     def _index_type(self) -> str:
         """Of places in both factors: int32 if all fit with room for padding (gathers may start before the tensor)."""
-        reach = [self.parts.rows, self.parts.cols, self.parts.depth]
-        for way in (self.parts.a, self.parts.b):
-            g = way.gather
-            reach.append(extent((*way.batch, *way.outer, *way.inner), (*g.batch, *g.outer, *g.inner)) + abs(g.start))
-            reach += [abs(x.start) + sum(x.ends(way.batch, way.outer, way.inner), x.size) for x in g.limits]
+        reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
         return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
     # ---- the whole
@@ -99,13 +93,21 @@ class _Renderer:
             details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
         more += ["cluster.cuh"] if s.split > 1 else []
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
-        parameters = [parameter(side.way.gather.operand, name) for side in self.sides for name in side.pointers]
+        programs = (spec.a.program, spec.b.program)
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} {plural}",
+            program,
+            headers(program, *more, programs=programs),
+            details,
+        )
+        parameters = [text for side in self.sides for text in side.prologue.parameters()]
         parameters += self.fragments.epilogue.pointers.parameters()
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._place()
         for side in self.sides:
+            side.prologue.scalars()
             side.prepare()
         self._fetch()
         self._parts()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
-from codegen.iteration import collapse
+from codegen.iteration import collapse, extent
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.tiles import Unsupported
 
@@ -121,6 +121,7 @@ class Way:
     along_k   whether rows of the tile run along the reduction (else along rows or columns of the result).
     vector    elements that one copy brings, next to each other in memory and in a piece.
     threads_along_k  whether neighbouring threads bring neighbouring pieces along the reduction; only if along_k.
+    held      whether elements go through registers even where asynchronous copies could bring them.
     """
 
     gather: Gather
@@ -131,6 +132,7 @@ class Way:
     along_k: bool
     vector: int
     threads_along_k: bool
+    held: bool = False
 
     @property
     def element(self) -> str:
@@ -151,7 +153,23 @@ class Way:
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
-        return dtype.ctype == self.element and self.vector * dtype.itemsize >= 4
+        return (
+            not self.held
+            and self.gather.program is None
+            and dtype.ctype == self.element
+            and self.vector * dtype.itemsize >= 4
+        )
+
+    @property
+    def reach(self) -> int:
+        """What no place of an element, or number that a limit bounds, exceeds."""
+        g, sizes = self.gather, (*self.batch, *self.outer, *self.inner)
+        found = [prod(self.outer), prod(self.inner)]
+        for batch, outer, inner, start in zip(*g.steps(), (g.start, *g.starts)):
+            found.append(extent(sizes, (*batch, *outer, *inner)) + abs(start))
+        return max(
+            [*found, *(abs(x.start) + sum(x.ends(self.batch, self.outer, self.inner), x.size) for x in g.limits)]
+        )
 
     @property
     def granule(self) -> int:
@@ -171,7 +189,13 @@ class Way:
         walk = 2.0 + (4.0 * len(self.inner) if len(self.inner) > 1 else 0.0) + 2.0 * len(self.gather.limits)
         fast = self.gather.inner if self.along_k and self.threads_along_k else self.gather.outer
         scattered = 1.0 if abs(fast[-1]) <= 1 else 4.0
-        return loads * (2.0 if self.copied else 3.0) * scattered + places * walk + (0.0 if self.copied else self.piece)
+        loads *= len(self.gather.operands)
+        work = 1 if self.gather.program is None else 2 + len(self.gather.program.instructions)
+        return (
+            loads * (2.0 if self.copied else 3.0) * scattered
+            + places * walk
+            + (0 if self.copied else self.piece * work)
+        )
 
     def pieces_of_row(self, size: int, inner: int) -> int:
         """Pieces in a row of a tile of ``size`` rows or columns and ``inner`` elements of the reduction."""
@@ -226,40 +250,34 @@ def ways(spec: ContractionSpec, widen: bool = False) -> Ways:
     if batch * rows * cols >= 2**40 or max(rows, cols, depth) >= 2**31 - 2**16:
         raise Unsupported("more results than the tiles of a grid")
     best: Ways | None = None
-    for order in _orders(spec):
-        a = _way(spec, spec.a, spec.rows, order, products[0])
-        b = _way(spec, spec.b, spec.cols, order, products[1])
+    for order in orders(spec):
+        a = way_of(spec, spec.a, spec.rows, order, products[0])
+        b = way_of(spec, spec.b, spec.cols, order, products[1])
         if best is None or a.effort + b.effort < best.a.effort + best.b.effort:
             best = Ways(batch, rows, cols, depth, a, b, spec.products)
     assert best is not None
     return best
 
 
-def _orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
+def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
     """Orders in which the reduction may be walked: as either factor lies in memory, or the first dimension fastest."""
     dims = range(len(spec.inner))
     orders = [tuple(sorted(dims, key=lambda d: (-abs(g.inner[d]), d))) for g in (spec.a, spec.b)]
     return list(dict.fromkeys([*orders, (*dims[1:], *dims[:1])]))
 
 
-def _way(spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str) -> Way:
+def way_of(spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str) -> Way:
     """The cheapest way of one factor, the reduction being walked in an order."""
     # A limit on the terms of the sum holds for either factor: what is zero in one makes no product.
     terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
     limits = (*gather.limits, *terms)
     # Limits take part like operands: dimensions merge only if no limit tells them apart.
-    batch, over_batch = collapse(spec.batch, [gather.batch, *(x.batch for x in limits)], range(len(spec.batch)))
-    outer, over_outer = collapse(outer, [gather.outer, *(x.outer for x in limits)], range(len(outer)))
-    inner, over_inner = collapse(spec.inner, [gather.inner, *(x.inner for x in limits)], order)
-    merged = replace(
-        gather,
-        batch=over_batch[0],
-        outer=over_outer[0],
-        inner=over_inner[0],
-        limits=tuple(
-            replace(x, batch=over_batch[n], outer=over_outer[n], inner=over_inner[n]) for n, x in enumerate(limits, 1)
-        ),
-    )
+    every = replace(gather, limits=limits)
+    over = every.steps()
+    batch, over_batch = collapse(spec.batch, over[0], range(len(spec.batch)))
+    outer, over_outer = collapse(outer, over[1], range(len(outer)))
+    inner, over_inner = collapse(spec.inner, over[2], order)
+    merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
     along, across = (_vector(merged, batch, outer, inner, itemsize, along_k=k) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
@@ -287,6 +305,9 @@ def _vector(
         return 1
     steps = [*gather.batch, *gather.outer, *gather.inner, gather.start]
     steps.remove(1)  # the one along the vector
+    if gather.program is not None:  # each tensor that is read may have another alignment
+        vector = PIECE // itemsize
+        return vector if size % vector == 0 else min(size & -size, vector)
     own = gather.operand.dtype.itemsize
     vector = PIECE // max(itemsize, own)
     while vector > 1 and (size % vector or gather.operand.alignment % (vector * own) or any(s % vector for s in steps)):
@@ -389,22 +410,52 @@ def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
     if arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
         fragments = fragments * (7 if s.inner > 64 else 5) // 2
-    kept = 0
-    for way, size in ((parts.a, s.rows), (parts.b, s.cols)):
-        count = way.count(size, s.inner, s.threads)
-        kept += (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
-        places = way.piece // way.granule if way.along_k else 1
-        if places > 1:
-            kept += 4 + places * (1 + len(way.gather.limits))
-        if not way.copied:  # on their way from global memory; single elements take a register each
-            count *= parts.products if way is parts.b else 1
-            kept += count * max(4, way.piece if way.vector == 1 else 4)
-            if places == way.piece:  # and more of them, the more places there are to work out
-                kept += max(0, count * places - 32) // 2
-            dtype = way.gather.operand.dtype
-            if dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert:
-                kept += 36  # to convert them takes some steps of integers and floats
+    kept = sum(
+        held_registers(way, size, s.inner, s.threads, products) + _convert_registers(way, arch)
+        for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, parts.products))
+    )
     return sums + fragments + kept + OTHER_REGISTERS
+
+
+def held_registers(way: Way, size: int, inner: int, threads: int, products: int = 1) -> int:
+    """Registers in which a thread holds where its pieces of a tile come from, and what is on its way from there."""
+    count = way.count(size, inner, threads)
+    kept = (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
+    places = way.piece // way.granule if way.along_k else 1
+    if places > 1:
+        kept += 4 + places * (1 + len(way.gather.limits))
+    if way.gather.program is not None:
+        kept += _sources_registers(way, count) + way.piece
+    if not way.copied:  # on their way from global memory; single elements take a register each
+        count *= products
+        kept += count * max(4, way.piece if way.vector == 1 else 4)
+        if places == way.piece:  # and more of them, the more places there are to work out
+            kept += max(0, count * places - 32) // 2
+    return kept
+
+
+def _convert_registers(way: Way, arch: Arch) -> int:
+    """Registers of converting 8-bit floats where no instruction does: it takes some steps of integers and floats."""
+    dtype = way.gather.operand.dtype
+    emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert
+    return 36 if emulated else 0
+
+
+def _sources_registers(way: Way, count: int) -> int:
+    """Registers of what elements are computed of, beyond those of one tensor as large as the factor."""
+    program, registers, first = way.gather.program, 0, True
+    assert program is not None
+    batch, outer, inner = way.gather.steps()
+    for op, b, o, i in zip(program.loads, batch[1:], outer[1:], inner[1:]):
+        words = max(1, way.piece * min(4, op.dtype.itemsize) // 4) if way.vector > 1 else way.piece
+        along = (i if way.along_k else o)[-1]
+        each = words if along else max(1, way.piece // way.vector)
+        per_piece = any(i) and (any(o) or any(b) or not way.threads_along_k)
+        if per_piece and any(o) and first:
+            registers, first = registers + count * max(0, each - 4), False
+        elif any((*b, *o, *i)):
+            registers += each * (count if per_piece or (any(o) and way.threads_along_k) else 1)
+    return registers
 
 
 def ring_bytes(parts: Ways, s: MmaSchedule) -> int:

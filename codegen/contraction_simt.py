@@ -15,8 +15,9 @@ from math import prod
 from codegen.contraction_merge import merged
 from codegen.epilogue import Epilogue, Run, factor, placed
 from codegen.iteration import coordinate, extent, index_type, linear, packed, unsigned
-from codegen.kernel import headers, heading, locate, parameter, signature
+from codegen.kernel import headers, heading, locate, signature
 from codegen.naming import Names, Writer
+from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
 
 CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
@@ -111,8 +112,8 @@ def _itype(spec: ContractionSpec) -> str:
     reach = [prod(spec.batch) * m * n, prod(spec.inner)]
     for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
         sizes = (*spec.batch, *outer, *spec.inner)
-        strides = [abs(s) for s in (*gather.batch, *gather.outer, *gather.inner)]
-        reach.append(extent(sizes, strides) + abs(gather.start))
+        for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
+            reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
     reach += [extent(spec.space, op.strides) for op in spec.program.operands]
     return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
@@ -135,7 +136,7 @@ class _Side:
 
     gather: Gather
     outer: tuple[int, ...]
-    pointers: tuple[str, ...]
+    prologue: Prologue
     label: str  # "a" or "b"
     axis: str
     origin: str
@@ -152,7 +153,11 @@ class _Side:
 
     def of(self, number: int | str) -> str:
         """The subscript of a product, where there are several."""
-        return f"[{number}]" if len(self.pointers) > 1 else ""
+        return f"[{number}]" if self.prologue.products > 1 else ""
+
+    def base(self, place: int) -> str:
+        """The C variable of where its rows or columns start in a place."""
+        return f"{self.label}_base{place or ''}" if place == 0 or self.prologue.places[place].moves else "0"
 
 
 class _Renderer:
@@ -176,33 +181,28 @@ class _Renderer:
             "k0",
             "kk",
         ]
-        parts = ("tile", "next", "part", "base", "inside", "at", "k", "m", "n")
-        dims = range(max(len(spec.batch), len(spec.rows), len(spec.inner), len(spec.a.limits), len(spec.b.limits)))
+        parts = ("tile", "next", "kept", "part", "base", "inside", "at", "k", "m", "n")
+        sizes = (spec.batch, spec.rows, spec.inner, spec.a.limits, spec.b.limits, spec.a.starts, spec.b.starts)
+        dims = range(1 + max(len(x) for x in sizes))
         taken += [f"{side}_{part}" for side in "ab" for part in parts]
-        taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n") for d in dims]
+        taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n", "base") for d in dims]
         taken += [f"{axis}{d}" for axis in "bhmr" for d in dims]
         self.names, self.w = Names([spec.name, *taken]), Writer()
-        shared, *seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
+        a = Prologue(self.w, spec.a, self.names, "a")
+        b = Prologue(self.w, spec.b, self.names, "b", spec.others)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
         self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
         self.k = prod(spec.inner)
         self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
         row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
-        self.a = self._side(spec.a, spec.rows, (shared,), "a", "m", row0, schedule.rows)
-        self.b = self._side(spec.b, spec.cols, tuple(seconds), "b", "n", col0, schedule.cols)
+        self.a = self._side(spec.a, spec.rows, a, "a", "m", row0, schedule.rows)
+        self.b = self._side(spec.b, spec.cols, b, "b", "n", col0, schedule.cols)
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
         first = spec.program.stores[0].operand.strides
         self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1 and _in_order(spec)
 
     def _side(
-        self,
-        gather: Gather,
-        outer: tuple[int, ...],
-        pointers: tuple[str, ...],
-        label: str,
-        axis: str,
-        origin: str,
-        tile: int,
+        self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
     ) -> _Side:
         s = self.s
         over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
@@ -210,7 +210,7 @@ class _Renderer:
         step = s.threads // s.inner if along_k else s.threads // tile
         exact = prod(outer) % tile == 0
         count = tile * s.inner // s.threads
-        return _Side(gather, outer, pointers, label, axis, origin, tile, along_k, count, step, exact)
+        return _Side(gather, outer, prologue, label, axis, origin, tile, along_k, count, step, exact)
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
@@ -222,9 +222,14 @@ class _Renderer:
             f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, "memory.cuh"), details)
-        sides = (self.a, self.b)
-        parameters = [parameter(side.gather.operand, pointer) for side in sides for pointer in side.pointers]
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} {plural}",
+            program,
+            headers(program, "memory.cuh", programs=(spec.a.program, spec.b.program)),
+            details,
+        )
+        parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
         signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters(), 1)
         blocks = locate(
@@ -236,6 +241,8 @@ class _Renderer:
         w.line("const int t = threadIdx.x;")
         if self.k:
             self._shared()
+            for side in (self.a, self.b):
+                side.prologue.scalars()
             self._prepare(self.a)
             self._prepare(self.b)
         self._sums()
@@ -278,11 +285,13 @@ class _Renderer:
         w.line()
         fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
         length = self.s.inner if side.along_k else side.tile
-        part = f"// this thread's part of a tile of {' and of '.join(side.pointers)}"
+        part = f"// this thread's part of a tile of {side.prologue.name}"
         w.line(f"const int {fast} = t % {length}, {slow} = t / {length};  {part}")
         many = bool(side.at)
         position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
-        offsets = [f"{p}_base", *(f"{p}_start{n}" for n in range(len(gather.limits)))]
+        places = side.prologue.places
+        bases = [(n, place) for n, place in enumerate(places) if n == 0 or place.moves]
+        offsets = [side.base(n) for n, _ in bases] + [f"{p}_start{n}" for n in range(len(gather.limits))]
         if many:
             w.line(f"{self.t} {', '.join(f'{name}[{side.count}]' for name in offsets)};")
             if not side.exact:
@@ -299,12 +308,13 @@ class _Renderer:
         coords = [place]
         if len(side.outer) > 1:
             coords = [f"{prefix}{d}" for d in range(len(side.outer))]
-            every = [gather.outer, *(x.outer for x in gather.limits)]
+            every = [*(x.outer for x in places), *(x.outer for x in gather.limits)]
             for d in _used(every):
                 w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
         declared = "" if many else f"const {self.t} "
-        terms = [*zip(self._batch(), gather.batch), *zip(coords, gather.outer)]
-        w.line(f"{declared}{p}_base{side.at} = {linear(terms, gather.start)};")
+        for number, at in bases:
+            terms = [*zip(self._batch(), at.batch), *zip(coords, at.outer)]
+            w.line(f"{declared}{side.base(number)}{side.at} = {linear(terms, at.start)};")
         for number, x in enumerate(gather.limits):
             start = linear([*zip(self._batch(), x.batch), *zip(coords, x.outer)], x.start)
             w.line(f"{declared}{p}_start{number}{side.at} = {start};")
@@ -319,19 +329,19 @@ class _Renderer:
         w.open("")
         terms = [x for x in self.spec.terms if any(x.inner)]
 
-        def reduction(position: str) -> tuple[list[str], str]:
-            coords, offset = self._reduction(gather, position)
+        def reduction(position: str) -> list[str]:
+            coords = self._reduction(side, position)
             if terms:
                 kept = [self._within(x, (), coords) for x in terms]
                 w.line(f"const bool term = {' && '.join(kept)};  // whether there is a product")
-            return coords, offset
+            return coords
 
         if side.along_k:
-            coords, offset = reduction(f"k0 + {p}_k")
+            coords = reduction(f"k0 + {p}_k")
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {side.count}; ++i)")
         if not side.along_k:
-            coords, offset = reduction(f"k0 + {p}_k + i * {side.step}")
+            coords = reduction(f"k0 + {p}_k + i * {side.step}")
         conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
         if not side.exact:
             conditions.append(f"{p}_inside{side.at}")
@@ -340,42 +350,74 @@ class _Renderer:
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
         if terms:
             conditions.append("term")
-        offset = linear([(f"{p}_base{side.at}", 1), (offset, 1)]).replace(" + -", " - ")
         if len(conditions) > 1:
             w.line(f"const bool inside = {' && '.join(conditions)};")
             conditions = ["inside"]
-        for number, pointer in enumerate(side.pointers):
-            value = factor(gather.operand, f"{pointer}[{offset}]", self.spec.accumulate)
-            value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
-            w.line(f"{p}_next{side.of(number)}[i] = {value};")
+        for source in side.prologue.sources:
+            at = side.prologue.place(source)
+            base = side.base(source.place)
+            text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(" + -", " - ")
+            if not source.pointer:
+                w.line(f"{source.name}_next[i] = int32({text});")
+                continue
+            if gather.program is not None:
+                value = f"{source.pointer}[{text}]"
+                value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
+                w.line(f"{source.name}_next[i] = {value};")
+                continue
+            for number, pointer in enumerate(side.prologue.pointers):
+                value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
+                value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+                w.line(f"{p}_next{side.of(number)}[i] = {value};")
+        if self._guarded(side):
+            w.line(f"{p}_kept[i] = {conditions[0]};")
         w.close()
         w.close()
 
-    def _reduction(self, gather: Gather, position: str) -> tuple[list[str], str]:
-        """Writes a position of the reduction: the C variables of its coordinates, and a factor's offset there."""
+    def _guarded(self, side: _Side) -> bool:
+        """Whether some elements of a factor that is computed are zero whatever the program says."""
+        ragged = bool(self.k % self.s.inner) or not side.exact
+        terms = any(any(x.inner) for x in self.spec.terms)
+        return side.gather.program is not None and (ragged or terms or bool(side.gather.limits))
+
+    def _reduction(self, side: _Side, position: str) -> list[str]:
+        """Writes a position of the reduction; returns the C variables of its coordinates, "k" for the last if the
+        factor needs no others.
+        """
         w, inner = self.w, self.spec.inner
         w.line(f"const {self.t} k = {position};")
-        limits = [x.inner for x in (*gather.limits, *self.spec.terms)]
-        if len(inner) == 1 or (gather.inner == packed(inner) and not _used(limits)):
-            return ["k"] * len(inner), linear([("k", gather.inner[-1])])
+        limits = [x.inner for x in (*side.gather.limits, *self.spec.terms)]
+        steps = [at.inner for at in side.prologue.places]
+        if len(inner) == 1:
+            return ["k"]
+        if all(x == tuple(s * x[-1] for s in packed(inner)) for x in steps) and not _used(limits):
+            return [*("0" for _ in inner[1:]), "k"]
         coords = [f"r{d}" for d in range(len(inner))]
-        for d in _used([gather.inner, *limits]):
+        for d in _used([*steps, *limits]):
             w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
-        return coords, linear(list(zip(coords, gather.inner)))
+        return coords
 
     def _stash(self, side: _Side) -> None:
         """Writes the fetched elements to shared memory."""
-        p, step = side.label, f"i * {side.step}"
+        w, p, step = self.w, side.label, f"i * {side.step}"
         k, outer = f"{p}_k", f"{p}_{side.axis}"
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
-        self.w.line("#pragma unroll")
-        if len(side.pointers) == 1:
-            self.w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
+        w.line("#pragma unroll")
+        if side.gather.program is None and side.prologue.products == 1:
+            w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
             return
-        self.w.open(f"for (int i = 0; i < {side.count}; ++i)")
-        for number in range(len(side.pointers)):
-            self.w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
-        self.w.close()
+        w.open(f"for (int i = 0; i < {side.count}; ++i)")
+        if side.gather.program is None:
+            for number in range(side.prologue.products):
+                w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
+            w.close()
+            return
+        text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
+        text = factor(side.gather.operand, text, self.spec.accumulate)
+        if self._guarded(side):
+            text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
+        w.line(f"{p}_tile[stage]{at} = {text};")
+        w.close()
 
     # ---- multiply
 
@@ -396,7 +438,15 @@ class _Renderer:
         w, s, c = self.w, self.s, self.spec.accumulate
         steps = -(-self.k // s.inner)
         w.line()
-        w.line(f"{c} a_next[{self.a.count}], b_next{self.b.of(self.spec.products)}[{self.b.count}];")
+        if self.a.gather.program is None and self.b.gather.program is None:
+            w.line(f"{c} a_next[{self.a.count}], b_next{self.b.of(self.spec.products)}[{self.b.count}];")
+        else:
+            for side in (self.a, self.b):
+                for source in side.prologue.sources:
+                    ctype = c if side.gather.program is None else source.ctype
+                    w.line(f"{ctype} {source.name}_next{side.of(side.prologue.products)}[{side.count}];")
+                if self._guarded(side):
+                    w.line(f"bool {side.label}_kept[{side.count}];  // whether there is an element")
         w.open(f"const auto fetch = [&]({self.t} k0)")
         self._fetch(self.a)
         self._fetch(self.b)

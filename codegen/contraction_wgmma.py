@@ -12,14 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from codegen.contraction_mma_schedule import Way
 from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule, round_up
 from codegen.contraction_wgmma_producer import Producer
-from codegen.contraction_wgmma_schedule import operand_types
+from codegen.contraction_wgmma_schedule import element_bytes, operand_types
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.iteration import coordinate, extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
+from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
+from codegen.tile_loader import TileLoader, own_names
 from codegen.tiles import ROW_BYTES, Gathered, Side
 
 
@@ -31,9 +34,9 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap at base buffer c channel chunk e empty exchange f first full group i inside item
-    j k k0 kk lane last m m0 memory mine n n0 p panel piece previous q rank row shared stage sum t tap theirs tile total
-    turn u
+    Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk e empty exchange f first full group i
+    inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece previous q rank row shared stage sum t tap
+    theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -42,22 +45,44 @@ class _Renderer(Producer):
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.parts = schedule.factors(spec)
-        self.types = operand_types(spec)
+        self.types = operand_types(spec, bool(schedule.fillers))
         self.layout = Layout(spec, self.parts, schedule)
         rank = range(8)
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobmp" for d in rank)]
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobmp" for d in rank), *own_names((spec.a, spec.b))]
         self.names, self.w = Names(taken), Writer()
-        self.a, *self.seconds = (self.names.unique(op.name) for op in (spec.a.operand, *spec.seconds))
+        self.itemsize = element_bytes(self.types)
+        self.t = self._index_type()
+        a, b = (
+            Prologue(self.w, side.gather if isinstance(side, Way) else gather, self.names, p, others)
+            for p, side, gather, others in (
+                ("a", self.parts.a, spec.a, ()),
+                ("b", self.parts.b, spec.b, spec.others),
+            )
+        )
+        self.a, self.seconds = a.name, b.pointers
         #: columns that a wgmma multiplies: those of all second factors, one after another
         self.columns = schedule.cols * spec.products
         layout = self.layout
         self.epilogue = Epilogue(self.w, layout.program, self.names, layout.space, spec.accumulate, spec.result)
-        self.itemsize = spec.a.operand.dtype.itemsize
         self.tiles_m = -(-self.parts.rows // schedule.rows)
         self.tiles_n = -(-self.parts.cols // schedule.cols)
         self.batch = prod(self.parts.batch)
         self.work = self.batch * self.tiles_m * self.tiles_n
-        self.t = self._index_type()
+        self.loaders = (
+            self._loader(self.parts.a, "a", a, schedule.rows, self.parts.rows),
+            self._loader(self.parts.b, "b", b, schedule.cols, self.parts.cols),
+        )
+
+    def _loader(
+        self, side: Side | Gathered | Way, label: str, prologue: Prologue, size: int, total: int
+    ) -> TileLoader | None:
+        """What fills the tiles of a factor."""
+        if not isinstance(side, Way):
+            return None
+        inner, threads = ROW_BYTES // self.itemsize, self.s.fillers * GROUP
+        depth = prod(self.spec.inner)
+        t = "int32" if side.reach < 2**30 else "int64"
+        return TileLoader(self.w, t, side, label, prologue, size, size, total, depth, inner, threads, f"{label}_tile")
 
     @property
     def register_type(self) -> str:
@@ -83,7 +108,7 @@ class _Renderer(Producer):
         details = [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.inner)} products of {self.types[0]}",
             f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by "
-            f"{'cp.async and ' if s.gather else ''}TMA, "
+            f"{self._bringers()}, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
         if s.turns:
@@ -95,7 +120,13 @@ class _Renderer(Producer):
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, headers(program, *more), details)
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} {plural}",
+            program,
+            headers(program, *more, programs=(spec.a.program, spec.b.program)),
+            details,
+        )
         w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
         names = self.epilogue.pointers
@@ -103,8 +134,14 @@ class _Renderer(Producer):
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
         a_map, *b_maps = (self.names.unique(name, "_map") for name in (self.a, *self.seconds))
         grid_constant = "const __grid_constant__ TensorMap "
-        first = parameter(spec.a.operand, self.a) if s.gather else grid_constant + a_map
-        parameters = [first, *(grid_constant + name for name in b_maps)]
+        parameters = []
+        for side, loader, maps_ in ((self.parts.a, self.loaders[0], [a_map]), (self.parts.b, self.loaders[1], b_maps)):
+            if loader is not None:
+                parameters += loader.prologue.parameters()
+            elif isinstance(side, Gathered):
+                parameters.append(parameter(spec.a.operand, self.a))
+            else:
+                parameters += [grid_constant + name for name in maps_]
         parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
@@ -117,7 +154,10 @@ class _Renderer(Producer):
         w.open("if (group < 0)")
         if isinstance(self.parts.a, Gathered):
             self.gathering_producer(self.parts.a, k.stages)
+        elif s.fillers:
+            self.filling_producer(k.stages)
         else:
+            assert isinstance(self.parts.a, Side)
             self.copying_producer(self.parts.a, k.stages)
         if s.split > 1:
             w.line("cluster_sync();")
@@ -128,12 +168,16 @@ class _Renderer(Producer):
         if s.split > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
         w.close()
-        loads = range(1 + spec.products, 1 + spec.products + len(program.loads))
+        numbers = iter(range(len(spec.arguments)))
+        factors: list[int | TensorMap] = []
+        for side, operands, size in (
+            (self.parts.a, spec.a.operands, s.rows),
+            (self.parts.b, spec.arguments[len(spec.a.operands) :], s.cols),
+        ):
+            for _, number in zip(operands, numbers):
+                factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
+        loads = range(len(factors), len(factors) + len(program.loads))
         written: tuple[int | TensorMap, ...] = maps or tuple(range(loads.stop, loads.stop + len(layout.stores)))
-        side = self.side_a
-        b = self._boxed(self.parts.b, s.cols)
-        boxes = [0 if side is None else self._boxed(side, s.rows)]
-        boxes += [replace(b, argument=1 + number) for number in range(spec.products)]
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
         return KernelSource(
             spec.name,
@@ -142,9 +186,17 @@ class _Renderer(Producer):
             (s.threads, 1, 1),
             self._shared_bytes(),
             uses_barriers=True,
-            parameters=(*boxes, *loads, *written),
+            parameters=(*factors, *loads, *written),
             cluster=(s.split, 1, 1),
         )
+
+    def _bringers(self) -> str:
+        """Who brings the tiles."""
+        if not self.s.fillers:
+            return "cp.async and TMA" if self.s.gather else "TMA"
+        threads = f"{self.s.fillers * GROUP} threads"
+        copied = any(isinstance(side, Side) for side in (self.parts.a, self.parts.b))
+        return f"{threads} and TMA" if copied else threads
 
     def _boxed(self, side: Side, extent_: int) -> TensorMap:
         """The map of a factor with the box that one load brings."""
@@ -169,29 +221,25 @@ class _Renderer(Producer):
 
     # ---- shared memory and barriers
 
-    @property
-    def side_a(self) -> Side | None:
-        """The first factor, None if it is gathered."""
-        return self.parts.a if isinstance(self.parts.a, Side) else None
-
-    def _tile_type(self, side: Side | None, size: int) -> str:
+    def _tile_type(self, side: Side | Gathered | Way, size: int) -> str:
         """The dimensions of one stage of a factor's tile."""
         k = self.parts.reduction
-        if side is None or side.along_k:
+        if side.along_k:
             lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
             return f"{lead}[{size}][{k.panel}]"
-        across = ROW_BYTES // self.itemsize
+        across = min(size, ROW_BYTES // self.itemsize)
         return f"[{size // across}][{k.panel}][{across}]"
 
     def _shared(self) -> None:
         w, s, layout = self.w, self.s, self.layout
         w.open("struct Shared")
         for name, side, gather, size in (
-            ("a", self.side_a, self.spec.a, s.rows),
+            ("a", self.parts.a, self.spec.a, s.rows),
             ("b", self.parts.b, self.spec.b, self.columns),
         ):
             tile = self._tile_type(side, size)
-            text = f"alignas(1024) {gather.operand.dtype.ctype} {name}[{s.stages}]{tile};"
+            ctype = side.element if isinstance(side, Way) else gather.operand.dtype.ctype
+            text = f"alignas(1024) {ctype} {name}[{s.stages}]{tile};"
             note = f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""
             if name == "b" and self.spec.products > 1:
                 note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
@@ -213,8 +261,9 @@ class _Renderer(Producer):
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        gathering = s.producers * GROUP if s.gather else 0
-        w.line(f"barrier_init(shared.full[i], {1 + gathering});")
+        copied = int(any(isinstance(side, Side) for side in (self.parts.a, self.parts.b)))
+        arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32
+        w.line(f"barrier_init(shared.full[i], {copied + arrivals});")
         w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
         w.close()
         if s.turns:
@@ -226,12 +275,12 @@ class _Renderer(Producer):
 
     # ---- the consumers
 
-    def _descriptor(self, side: Side | None, name: str, size: int, offset: str) -> str:
+    def _descriptor(self, side: Side | Gathered | Way, name: str, size: int, offset: str) -> str:
         """The matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies."""
         k = self.parts.reduction
         at = f"shared.{name}[stage.index]"
         step = 32 // self.itemsize
-        if side is not None and not side.along_k:
+        if not side.along_k:
             part = offset or "0"
             return f"matrix_descriptor<128>({at}[{part}][kk * {step}], {k.panel * ROW_BYTES}, 1024)"
         width = k.panel * self.itemsize
@@ -276,8 +325,8 @@ class _Renderer(Producer):
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open("for (int kk = 0; kk < 4; ++kk)")
-        side = self.side_a
-        across = side is not None and not side.along_k
+        side = self.parts.a
+        across = not side.along_k
         transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
         a_part = self._rows.removesuffix(f" * {GROUP_ROWS}") if across else self._rows.removeprefix("0")

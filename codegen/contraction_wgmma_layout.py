@@ -7,6 +7,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.expr import Operand, Program, Store
+from codegen.filled_tiles import filled
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, TensorMap
 from codegen.tiles import ROW_BYTES, Factors, factors, gathered
@@ -18,6 +19,11 @@ BAND = 8  # rows of tiles that share the L2 cache: more of them push each other 
 STAGING = 2  # buffers of each consumer and output
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
+#: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
+FILL_REGISTERS = {
+    1: {1: (200, 232), 2: (120, 192), 3: (104, 136)},
+    2: {1: (128, 232), 2: (96, 160), 3: (72, 112)},
+}
 GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
 PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
@@ -31,6 +37,7 @@ class WgmmaSchedule:
             the other multiplies.  Else they share a tile.
     cols    a multiple of 16; times the second factors at most 256.
     gather  whether the producer's threads gather the first factor rather than the copy engine.
+    fillers  warpgroups of the producer that fill tiles of a factor that is computed or converted; 0 for none.
     stages  of the ring, each 128 bytes along the reduction.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
@@ -45,14 +52,17 @@ class WgmmaSchedule:
     blocks: int
     gather: bool = False
     turns: bool = False
+    fillers: int = 0
 
     def factors(self, spec: ContractionSpec) -> Factors:
         """How the tiles of a spec come to shared memory."""
-        return gathered(spec) if self.gather else factors(spec)
+        return filled(spec) if self.fillers else gathered(spec) if self.gather else factors(spec)
 
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
+        if self.fillers:
+            return FILL_REGISTERS[self.fillers][self.groups]
         return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
 
     @property
@@ -67,7 +77,7 @@ class WgmmaSchedule:
     @property
     def producers(self) -> int:
         """Warpgroups of the producer: gathering takes more threads than telling the copy engine what to do."""
-        return 2 if self.gather else 1
+        return self.fillers or (2 if self.gather else 1)
 
     @property
     def threads(self) -> int:
@@ -129,7 +139,7 @@ class Layout:
         found = []
         if self.spec.results:
             return None
-        first = 1 + self.spec.products + len(self.program.loads)
+        first = len(self.spec.arguments) + len(self.program.loads)
         for n, op in enumerate(self.stores):
             made = self._map(op, first + n)
             if made is None:

@@ -8,6 +8,7 @@ from codegen.contraction_wgmma_layout import GROUP, PIECES, WgmmaSchedule, round
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
+from codegen.tile_loader import TileLoader
 from codegen.tiles import ROW_BYTES, Factors, Gathered, Side
 
 
@@ -23,6 +24,8 @@ class Producer:
     a_map: str
     b_maps: list[str]
     itemsize: int
+    #: what fills the tiles of the factors, None for those that the copy engine brings
+    loaders: tuple[TileLoader | None, TileLoader | None]
     #: tiles along rows and columns, batches, and tiles in all
     tiles_m: int
     tiles_n: int
@@ -185,6 +188,55 @@ class Producer:
         w.close()
         self.end_tiles()
 
+    def filling_producer(self, stages: int) -> None:
+        """Threads fill tiles of what is computed or converted; one of them tells the copy engine about the others."""
+        w, s, k = self.w, self.s, self.parts.reduction
+        fillers = [x for x in self.loaders if x is not None]
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.line("const int t = threadIdx.x;")
+        for filler in fillers:
+            filler.prologue.scalars()
+        w.line(f"Ring<{s.stages}> stage;")
+        first, last = self.stage_range(stages)
+        self.tiles()
+        if self.batch > 1:
+            w.line("const int batch = at.batch;")
+            if len(self.parts.batch) > 1 and len(fillers) == 1:
+                for d in range(len(self.parts.batch)):
+                    w.line(f"const int b{d} = {coordinate('batch', self.parts.batch, d)};")
+        for filler in fillers:
+            filler.prepare()
+        w.line()
+        for filler in fillers:
+            filler.registers()
+        for filler in fillers:
+            filler.fetch(first)
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        rows = [s.rows] if isinstance(self.parts.a, Side) else []
+        cols = [s.cols for _ in self.b_maps] if isinstance(self.parts.b, Side) else []
+        if rows or cols:
+            w.open("if (t == 0)")
+            w.line(f"barrier_expect(full, {ROW_BYTES * sum(rows + cols)});")
+            w.line(f"const int c = k * {k.panel};")
+            if isinstance(self.parts.a, Side):
+                self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+            if cols:
+                self._load_seconds()
+            w.close()
+        # After the last stage it is brought once more: a few loads, and no branch among them.
+        w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split > 1 else stages - 1});")
+        for filler in fillers:
+            p = filler.label
+            w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
+            filler.renew("next")
+        w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
+        w.line("__syncwarp();")
+        w.line("if (t % 32 == 0) barrier_arrive(full);")
+        w.close()
+        self.end_tiles()
+
     def _walk(self, item: str) -> None:
         """Writes the channel and the taps of panel number ``item``."""
         w, k = self.w, self.parts.reduction
@@ -220,8 +272,10 @@ class Producer:
 
     def _load_seconds(self) -> None:
         """Loads of the second factors' tiles, one behind another."""
+        side = self.parts.b
+        assert isinstance(side, Side)
         for number, tensor_map in enumerate(self.b_maps):
-            self._load(self.parts.b, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
+            self._load(side, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
 
     def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0) -> None:
         """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage."""

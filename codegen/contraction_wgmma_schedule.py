@@ -7,13 +7,20 @@ from dataclasses import replace
 from math import prod
 
 from codegen.arch import Arch
-from codegen.contraction_wgmma_layout import BAND, GROUP_ROWS, PIECES, Layout, WgmmaSchedule, round_up
+from codegen.contraction_mma_schedule import ELEMENTS, Way, held_registers, product_types
+from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, Layout, WgmmaSchedule, round_up
+from codegen.filled_tiles import filled
 from codegen.spec import ContractionSpec
 from codegen.tiles import ROW_BYTES, Factors, Unsupported, factors, gathered
 
 
-def operand_types(spec: ContractionSpec) -> tuple[str, str]:
-    """How wgmma sees the factors' elements.  Raises Unsupported for those it cannot multiply."""
+def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
+    """How wgmma sees the factors' elements; ``fill``: once threads have converted them.
+
+    Raises Unsupported for those it cannot multiply.
+    """
+    if fill:
+        return product_types(spec, widen=False)
     a, b = (gather.operand.dtype.name for gather in (spec.a, spec.b))
     if a == b == "float32":
         if not spec.tf32:
@@ -26,35 +33,53 @@ def operand_types(spec: ContractionSpec) -> tuple[str, str]:
     raise Unsupported(f"tensor cores do not multiply {a} with {b}")
 
 
+def element_bytes(types: tuple[str, str]) -> int:
+    """Bytes of an element of either factor in shared memory."""
+    return ELEMENTS[types[0]][1]
+
+
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first.  Raises Unsupported with a reason."""
     if not arch.has_wgmma:
         raise Unsupported(f"{arch} has no warpgroup matrix products")
-    operand_types(spec)
+    try:
+        operand_types(spec)
+    except Unsupported:
+        operand_types(spec, fill=True)
     if spec.accumulate not in ("float", "uint32"):
         raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
     if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
         raise Unsupported("there is nothing to multiply")
     ranked: list[tuple[float, WgmmaSchedule]] = []
+    computed = any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Unsupported("no tile fits the shared memory of a block")
-    for gather in (False, True):
+    for form in (factors, gathered, filled):
         try:
-            parts = (gathered if gather else factors)(spec)
+            if form is not filled:
+                operand_types(spec)
+            parts = form(spec)
         except Unsupported as refusal:
-            reason = reason if gather else refusal
+            # Of a factor that threads must bring, the reason why they do not says more.
+            reason = refusal if form is factors or (form is filled and computed) else reason
             continue
-        ranked += [(_cost(spec, parts, s), s) for s in _candidates(spec, parts, arch, gather)]
+        if form is filled and computed:
+            reason = Unsupported("threads cannot fill a tile that fits the shared memory and registers of a block")
+        for fillers in (1, 2) if form is filled else (0,):
+            found = _candidates(spec, parts, arch, form is gathered, fillers)
+            ranked += [(_cost(spec, parts, s), s) for s in found]
     if not ranked:
         raise reason
     return tuple(s for _, s in sorted(ranked, key=lambda entry: entry[0]))
 
 
-def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool) -> Iterator[WgmmaSchedule]:
+def _candidates(
+    spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int
+) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
     unit = 16 if parts.b.along_k else 64
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
-            if cols * spec.products > _most_cols(groups, gather):
+            if cols * spec.products > _most_cols(groups, gather, fillers):
                 continue
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
@@ -65,8 +90,10 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
                     not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
                 ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather)
-                for turns in (False, True) if even and groups == 2 and split == 1 else (False,):
+                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers)
+                if not _filled(spec, parts, s):
+                    continue
+                for turns in (False, True) if even and groups == 2 and split == 1 and not fillers else (False,):
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or cols * spec.products > MOST_COLS_IN_TURN):
                         continue
@@ -79,9 +106,24 @@ def _candidates(spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool)
 MOST_COLS_IN_TURN = 160
 
 
-def _most_cols(groups: int, gather: bool) -> int:
+def _filled(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> bool:
+    """Whether the threads of the producer can fill the tiles, and have registers for what is on its way."""
+    inner, threads, needed = parts.reduction.panel, s.fillers * GROUP, FILL_OTHER_REGISTERS
+    for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, spec.products)):
+        if isinstance(way, Way):
+            if not way.fills(size, inner, threads):
+                return False
+            limits = len(way.gather.limits)
+            kept = way.count(size, inner, threads) if limits else 0  # whether there are elements
+            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + FILL_FACTOR_REGISTERS
+    return not s.fillers or needed <= s.registers[0]
+
+
+def _most_cols(groups: int, gather: bool, fillers: int) -> int:
     """Columns whose sums fit the registers that a thread of such a block starts with."""
-    if gather:
+    if fillers == 1:
+        return {1: 256, 2: 256, 3: 128}[groups]
+    if gather or fillers:
         return {1: 256, 2: 192, 3: 128}[groups]
     return 192 if groups == 3 else 256
 
@@ -102,6 +144,10 @@ RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
 L2_RATE, LATENCY = 70.0, 1500.0
 #: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
 GATHER, PANEL_ROW = 16.0, 2.0
+#: Instructions of a warpgroup's threads in a cycle, and cycles that a stage waits for what it is filled with.
+FILL_RATE, FILL_LATENCY = 64.0, 400.0
+#: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
+FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
 #: that it exchanges in a cycle.
 EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
@@ -109,12 +155,21 @@ EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
 CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
+def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
+    """Estimated cycles in which the producer's threads fill a stage; 0 if they do not."""
+    instructions = 0.0
+    for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
+        if isinstance(way, Way):
+            instructions += size * parts.reduction.panel / way.piece * way.effort
+    return instructions / (FILL_RATE * s.fillers) + FILL_LATENCY / s.fillers if s.fillers else 0.0
+
+
 def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
 
     The constants are fits to measurements on an H200.
     """
-    itemsize = spec.a.operand.dtype.itemsize
+    itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     depth = parts.reduction.share * -(-parts.reduction.stages // s.split)
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
@@ -125,6 +180,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
+    loads = max(loads, _filling(spec, parts, s))
     epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
     if s.turns:  # one consumer's epilogue meanwhile the other's products

@@ -24,9 +24,10 @@ def heading(w: Writer, title: str, program: Program, headers: Sequence[str], det
     w.line()
 
 
-def headers(program: Program, *more: str) -> list[str]:
-    """The device headers a program needs, in order."""
-    templates = [i.template for i in program.instructions]
+def headers(program: Program, *more: str, programs: Sequence[Program | None] = ()) -> list[str]:
+    """The device headers a program needs, and others of the same kernel, in order."""
+    every = (program, *(p for p in programs if p is not None))
+    templates = [i.template for p in every for i in p.instructions]
     random = any("philox::" in text for text in templates)
     needed = ["types.cuh", *(["math.cuh"] if templates else []), *(["philox.cuh"] if random else []), *more]
     return list(dict.fromkeys(needed))

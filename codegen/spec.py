@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.expr import Operand, Program
 from codegen.windows import Window
+
+Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,11 @@ class Gather:
     The element for batch b, outer coordinates o (rows for the first factor, columns for the second) and reduction
     coordinates i lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.
     ``image`` says the same of a convolution's input in its own terms.
+
+    With a ``program`` (the prologue) an element is not read but computed, where no limit is broken: the program's one
+    store is to ``operand``, which has the dtype in which the element is multiplied and no memory.  The program's space
+    is (batch, outer, inner); what its loads and then its indices read starts at ``starts``.  The factor's own steps are
+    then those of the largest tensor that is read.
     """
 
     operand: Operand
@@ -168,6 +175,34 @@ class Gather:
     start: int = 0
     limits: tuple[Limit, ...] = ()
     image: Image | None = None
+    program: Program | None = None
+    starts: tuple[int, ...] = ()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors that are read."""
+        return (self.operand,) if self.program is None else self.program.loads
+
+    def steps(self) -> tuple[list[Strides], list[Strides], list[Strides]]:
+        """Steps over batch, outer and inner dimensions: the factor's own, the program's, those of the limits."""
+        nb, no = len(self.batch), len(self.outer)
+        every = [] if self.program is None else [*(op.strides for op in self.program.loads), *self.program.indices]
+        return (
+            [self.batch, *(s[:nb] for s in every), *(x.batch for x in self.limits)],
+            [self.outer, *(s[nb : nb + no] for s in every), *(x.outer for x in self.limits)],
+            [self.inner, *(s[nb + no :] for s in every), *(x.inner for x in self.limits)],
+        )
+
+    def stepped(self, batch: Sequence[Strides], outer: Sequence[Strides], inner: Sequence[Strides]) -> Gather:
+        """The same over other dimensions, whose steps are given in the order of `steps`."""
+        count, program = len(self.starts), self.program
+        if program is not None:
+            new = [x + y + z for x, y, z in zip(batch[1:], outer[1:], inner[1:])]
+            loads = tuple(replace(op, strides=s) for op, s in zip(program.loads, new))
+            program = replace(program, loads=loads, indices=tuple(new[len(loads) : count]))
+        bounds = zip(self.limits, batch[1 + count :], outer[1 + count :], inner[1 + count :])
+        limits = tuple(replace(x, batch=b, outer=o, inner=i) for x, b, o, i in bounds)
+        return replace(self, batch=batch[0], outer=outer[0], inner=inner[0], limits=limits, program=program)
 
 
 @dataclass(frozen=True)
@@ -206,6 +241,11 @@ class ContractionSpec:
     def seconds(self) -> tuple[Operand, ...]:
         """All second factors."""
         return (self.b.operand, *self.others)
+
+    @property
+    def arguments(self) -> tuple[Operand, ...]:
+        """What the factors are read from, or computed of: the kernel's first arguments."""
+        return (*self.a.operands, *self.b.operands, *self.others)
 
     @property
     def products(self) -> int:

@@ -9,8 +9,20 @@ from math import prod
 from codegen.contraction_mma_schedule import ACROSS_BYTES, Way
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.naming import Writer
+from codegen.prologue import Prologue, Source
+from codegen.spec import Gather
 
 STEP = 32  # bytes of the reduction that one mma multiplies
+#: Names of a factor's variables, after its letter and a "_".
+OF_FACTOR = ("at", "base", "col", "k", "kept", "lane", "m", "n", "next", "now", "part", "piece", "row", "tile")
+
+
+def own_names(gathers: Sequence[Gather]) -> list[str]:
+    """What the variables of tile loaders are called."""
+    dims = range(max(8, *(len(x) for gather in gathers for x in (gather.limits, gather.starts))))
+    names = [f"{p}_{x}" for p in "ab" for x in OF_FACTOR]
+    names += [f"{p}_{x}{d}" for p in "ab" for x in ("start", "m_", "n_", "base") for d in dims]
+    return names + [f"{x}{d}" for x in ("m_", "n_", "k_") for d in dims]
 
 
 @dataclass(frozen=True)
@@ -19,25 +31,26 @@ class TileLoader:
 
     w, t     where it is written, and the type of positions and places.
     way      how the elements come to shared memory.
-    label    "a" or "b", with which the kernel's variables begin; pointers: of the factor itself, or of all second
-             factors: a stage holds a tile of each, brought from the same places of each.
+    label    "a" or "b", with which the kernel's variables begin; prologue: what is read, and computed of it.  A stage
+             holds a tile of every second factor, brought from the same places of each.
     tile     rows (of the first factor) or columns (of the second) of a tile; of_warp: those of a warp.
     total    rows or columns altogether; depth: terms of a sum.
     inner    terms of a stage.
-    threads  of a block.
+    threads  that bring the tiles; target: the C expression of the tile's place in shared memory.
     """
 
     w: Writer
     t: str
     way: Way
     label: str
-    pointers: tuple[str, ...]
+    prologue: Prologue
     tile: int
     of_warp: int
     total: int
     depth: int
     inner: int
     threads: int
+    target: str
 
     # ---- the tile
 
@@ -58,7 +71,7 @@ class TileLoader:
 
     @property
     def products(self) -> int:
-        return len(self.pointers)
+        return self.prologue.products
 
     @property
     def pieces(self) -> int:
@@ -119,17 +132,22 @@ class TileLoader:
         w, way, p, gather = self.w, self.way, self.label, self.way.gather
         w.line()
         line = self._which()
-        kept = [f"{p}_base", *(f"{p}_start{n}" for n in range(len(gather.limits)))]
+        bases = [(n, place) for n, place in enumerate(self.prologue.places) if n == 0 or place.moves]
+        kept = [self._base(n) for n, _ in bases] + [f"{p}_start{n}" for n in range(len(gather.limits))]
+        fixed = [source for source in self.prologue.sources if self._fixed(source)]
         many = self.bases > 1
         counter = self.base_at[1:-1]
         if many:
             w.line(f"{self.t} {', '.join(f'{name}[{self.bases}]' for name in kept)};")
+            for source in fixed:
+                w.line(f"{self._held(source)} {source.name}_next[{self.bases}];")
             self._loop(counter, self.bases)
         apart, last = (self.step, self.total - 1) if way.along_k else (way.vector, self.total - way.vector)
         start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
         axis = "m" if self.first else "n"
         place = linear([(f"{axis}0", 1), start, (counter or "0", apart)])
-        if self.ragged:  # past the end the last one is read again: it makes results that nobody wants
+        # Past the end, where idle threads are too, the last one is read again: it makes results that nobody wants.
+        if self.ragged or (fixed and self.pieces < self.threads):
             place = f"min({place}, {self.t}({last}))"
         if many or len(way.outer) > 1 or gather.limits:
             axis = axis if many else f"{p}_{axis}"
@@ -139,22 +157,26 @@ class TileLoader:
         if len(way.outer) > 1:
             outer = [f"{place}_{d}" for d in range(len(way.outer))]
             for d, name in enumerate(outer):
-                if gather.outer[d] or any(x.outer[d] for x in gather.limits):
+                if any(x[d] for x in gather.steps()[1]):
                     w.line(f"const {self.t} {name} = {coordinate(place, way.outer, d)};")
         declared = "" if many else f"const {self.t} "
         batch = [coordinate("batch", way.batch, d) if prod(way.batch) > 1 else "0" for d in range(len(way.batch))]
-        terms = [*zip(batch, gather.batch), *zip(outer, gather.outer)]
-        w.line(f"{declared}{p}_base{self.base_at} = {linear(terms, gather.start)};")
+        for n, at in bases:
+            terms = [*zip(batch, at.batch), *zip(outer, at.outer)]
+            w.line(f"{declared}{self._base(n)}{self.base_at} = {linear(terms, at.start)};")
         for n, x in enumerate(gather.limits):
             place = linear([*zip(batch, x.batch), *zip(outer, x.outer)], x.start)
             w.line(f"{declared}{p}_start{n}{self.base_at} = {place};")
+        for source in fixed:
+            declared = "" if many else f"const {self._held(source)} "
+            self._read(source, f"{declared}{source.name}_next{self.base_at}", self._start(source), "")
         if many:
             w.close()
 
     def _which(self) -> str:
         """Writes which pieces a thread brings; returns the C variable of the first one's row or column."""
         w, way, p, width, pieces = self.w, self.way, self.label, self.row_bytes, self.row_pieces
-        of = f"// this thread's pieces of a tile of {' and of '.join(self.pointers)}"
+        of = f"// this thread's pieces of a tile of {self.prologue.name}"
         if not way.along_k:
             apart = f": {self.step} apart along the sum" if self.count > 1 else ""
             w.line(f"const int {p}_piece = t % {pieces}, {p}_k = t / {pieces};  {of}{apart}")
@@ -175,29 +197,121 @@ class TileLoader:
 
     # ---- global memory -> shared memory, or registers
 
+    def _base(self, place: int) -> str:
+        """The C variable of where rows or columns start in a place."""
+        return f"{self.label}_base{place or ''}"
+
+    def _start(self, source: Source) -> tuple[str, int]:
+        """Where a source's row or column starts."""
+        moves = source.place == 0 or self.prologue.place(source).moves
+        return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
+
+    def _apart(self, source: Source) -> int:
+        """From one element of a vector to the next."""
+        place = self.prologue.place(source)
+        return (place.inner if self.way.along_k else place.outer)[-1]
+
+    def _fixed(self, source: Source) -> bool:
+        """Whether what is read for a row or column stays the same over the reduction."""
+        return self.computed and not any(self.prologue.place(source).inner) and self.prologue.free(source)
+
+    def _common(self, source: Source) -> bool:
+        """Whether a thread's pieces, in different rows, share what is read."""
+        way, place = self.way, self.prologue.place(source)
+        if not (self.computed and way.along_k and way.threads_along_k) or self._fixed(source):
+            return False
+        return not any((*place.batch, *place.outer)) and self.prologue.free(source)
+
+    def _single(self, source: Source) -> bool:
+        """Whether the elements of a vector are one, or a position from which the others follow."""
+        return self.computed and (self._apart(source) == 0 or not source.pointer)
+
+    def _held(self, source: Source) -> str:
+        """C type of what is read for a vector."""
+        if self._single(source):
+            return source.ctype
+        return f"{'Packed' if self._packed(source) else 'Vector'}<{source.ctype}, {self.way.vector}>"
+
+    def _packed(self, source: Source) -> bool:
+        """Whether a vector is kept in the words that it comes in."""
+        as_it_is = not self.computed and source.ctype == self.way.element and self.vectors == 1
+        return not as_it_is and source.itemsize <= 2 and source.itemsize * self.way.vector >= 4 and self._wide(source)
+
+    def _wide(self, source: Source) -> bool:
+        """Whether a vector of a source is one access, or several of 16 bytes."""
+        if not self.computed:
+            return True
+        place, vector = self.prologue.place(source), self.way.vector
+        steps = [*place.batch, *place.outer, *place.inner]
+        width = min(16, vector * source.itemsize)
+        if self._apart(source) != 1:
+            return False
+        steps.remove(1)
+        return all(s * source.itemsize % width == 0 for s in (*steps, place.start)) and source.alignment % width == 0
+
+    @property
+    def computed(self) -> bool:
+        """Whether elements are computed of what is read."""
+        return self.way.gather.program is not None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some elements that are computed are zero, whatever the program says."""
+        return self.computed and bool(self.way.gather.limits or self.depth % self.inner)
+
     def registers(self) -> None:
         """Declares the registers of pieces on their way."""
-        if not self.way.copied:
-            parts = f"[{self.vectors}]" if self.vectors > 1 else ""
-            of = f"[{self.products}]" if self.products > 1 else ""
-            ctype = self.way.gather.operand.dtype.ctype
-            self.w.line(f"Vector<{ctype}, {self.way.vector}> {self.label}_next{of}[{self.count}]{parts};")
+        if self.way.copied:
+            return
+        parts = f"[{self.vectors}]" if self.vectors > 1 else ""
+        of = f"[{self.products}]" if self.products > 1 else ""
+        for source in self.prologue.sources:
+            if not self._fixed(source):
+                pieces = "" if self._common(source) else f"{of}[{self.count}]"
+                self.w.line(f"{self._held(source)} {source.name}_next{pieces}{parts};")
+        if self.guarded:
+            self.w.line(f"bool {self.label}_kept[{self.count}]{parts};  // whether there are elements")
 
-    def fetch(self) -> None:
-        """Brings the thread's pieces of stage ``k``, to ``stage`` of the ring or to registers."""
+    def _read(self, source: Source, to: str, *terms: tuple[str, int] | str) -> None:
+        """Writes ``to = ...``: a vector from the place given by terms, zeros unless the last of them (a condition,
+        empty for none) holds.
+        """
+        w, vector = self.w, self.way.vector
+        place, inside = linear([t for t in terms if not isinstance(t, str)]), terms[-1]
+        if not source.pointer:
+            w.line(f"{to} = int32({place});")
+            return
+        guard, zero = f"{inside} ? " if inside else "", f" : {self._held(source)}{{}}" if inside else ""
+        if self._single(source):
+            w.line(f"{to} = {guard}{source.pointer}[{place}]{zero};")
+        elif self._wide(source):
+            load = "load_packed" if self._packed(source) else "load"
+            place = place if place.isidentifier() else f"({place})"
+            w.line(f"{to} = {guard}{load}<{vector}>({source.pointer} + {place}){zero};")
+        else:
+            name = to.split()[-1]
+            if name != to:  # a constant cannot be filled in
+                w.line(f"{to.removeprefix('const ')};")
+            w.line("#pragma unroll")
+            element = linear([*(t for t in terms if not isinstance(t, str)), ("e", self._apart(source))])
+            zero = f" : {source.ctype}{{}}" if inside else ""
+            w.line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {guard}{source.pointer}[{element}]{zero};")
+
+    def fetch(self, k: str = "k") -> None:
+        """Brings the thread's pieces of stage ``k``, to the ring or to registers."""
         w, way, p = self.w, self.way, self.label
         depth = w.depth
         w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
         # A stage within one run of the last dimension has the other coordinates in common: they are uniform.
         common: list[str] = []
         if len(way.inner) > 1 and way.inner[-1] % self.inner == 0:
-            w.line(f"const {self.t} k0 = k * {self.inner};")
+            w.line(f"const {self.t} k0 = {k} * {self.inner};")
             common = self._coordinates()
         several, vectors = self.count > 1, self.vectors > 1
         if not way.along_k:
             if several:
                 self._loop("i", self.count)
-            coords, along = self._inner([(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
+            coords, along = self._inner(k, [(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
             if vectors:
                 self._loop("v", self.vectors)
             self._copy(coords, along, "")
@@ -211,21 +325,22 @@ class TileLoader:
                 counter = "v" if each == 1 else "c"
                 self._loop(counter, places)
                 piece.append((counter, way.granule))
-            coords, along = self._inner(piece, common)
+            coords, along = self._inner(k, piece, common)
             apart = ""
             if each > 1:
                 apart = "v" if places == 1 else "u"
                 self._loop(apart, each)
                 if places > 1:
                     w.line(f"const int v = c * {each} + u;")
+            self._copy_common(coords, apart)
             if several and way.threads_along_k:
                 self._loop("i", self.count)
             self._copy(coords, along, apart)
         while w.depth > depth:
             w.close()
 
-    def _inner(self, within: Sequence[tuple[str, int]], common: Sequence[str]) -> tuple[list[str], str]:
-        """Writes the place in the reduction ``within`` the stage; returns the factor's coordinates and offset there.
+    def _inner(self, k: str, within: Sequence[tuple[str, int]], common: Sequence[str]) -> tuple[list[str], str]:
+        """Writes the place in the reduction ``within`` stage ``k``; returns the factor's coordinates and offset there.
 
         ``common`` are the coordinates of the stage's first place if the others differ in the last one alone.
         """
@@ -233,7 +348,7 @@ class TileLoader:
         if common:
             coords = [*common[:-1], f"({common[-1]} + {place})"]
         else:
-            w.line(f"const {self.t} k0 = k * {self.inner} + {place};")
+            w.line(f"const {self.t} k0 = {k} * {self.inner} + {place};")
             coords = self._coordinates()
         offset = linear(list(zip(coords, way.gather.inner)))
         if len(coords) == 1:
@@ -248,7 +363,7 @@ class TileLoader:
             return ["k0"]
         names = [f"k_{d}" for d in range(len(way.inner))]
         for d, name in enumerate(names):
-            if way.gather.inner[d] or any(x.inner[d] for x in way.gather.limits):
+            if any(x[d] for x in way.gather.steps()[2]):
                 self.w.line(f"const {self.t} {name} = {coordinate('k0', way.inner, d)};")
         return names
 
@@ -272,7 +387,10 @@ class TileLoader:
         terms = [(f"{p}_base{self.base_at}", 1), (along, 1)]
         if counter:
             terms.append((counter, way.vector * gather.inner[-1]))
-        for product, pointer in enumerate(self.pointers):
+        if gather.program is not None:
+            self._sources(coords, along, counter, inside)
+            return
+        for product, pointer in enumerate(self.prologue.pointers):
             place = f"{pointer} + ({linear(terms)})"
             if way.copied:
                 size = way.vector * source.itemsize
@@ -281,8 +399,36 @@ class TileLoader:
                 w.line(f"copy_async<{size}>({to}, {place}{valid});")
                 continue
             to = self._next(product) + ("[v]" if self.vectors > 1 else "")
-            value = f"load<{way.vector}>({place})"
-            w.line(f"{to} = {f'{inside} ? {value} : Vector<{source.ctype}, {way.vector}>{{}}' if inside else value};")
+            own = self.prologue.sources[0]
+            value = f"{'load_packed' if self._packed(own) else 'load'}<{way.vector}>({place})"
+            w.line(f"{to} = {f'{inside} ? {value} : {self._held(own)}{{}}' if inside else value};")
+
+    def _sources(self, coords: Sequence[str], along: str, counter: str, inside: str) -> None:
+        """Reads what the elements of a vector are computed of."""
+        way = self.way
+        parts = f"{'[i]' if self.count > 1 else '[0]'}{'[v]' if self.vectors > 1 else ''}"
+        for source in self.prologue.sources:
+            if self._fixed(source) or self._common(source):
+                continue
+            place = self.prologue.place(source)
+            terms = [(along, 1)] if source.place == 0 else list(zip(coords, place.inner))
+            if counter:
+                terms.append((counter, way.vector * place.inner[-1]))
+            self._read(source, f"{source.name}_next{parts}", self._start(source), *terms, inside)
+        if self.guarded:
+            self.w.line(f"{self.label}_kept{parts} = {inside};")
+
+    def _copy_common(self, coords: Sequence[str], counter: str) -> None:
+        """Reads what all of a thread's pieces share."""
+        inside = f"k0 < {self.depth}" if self.depth % self.inner else ""
+        for source in self.prologue.sources:
+            if self._common(source):
+                place = self.prologue.place(source)
+                terms = list(zip(coords, place.inner))
+                if counter:
+                    terms.append((counter, self.way.vector * place.inner[-1]))
+                part = "[v]" if self.vectors > 1 else ""
+                self._read(source, f"{source.name}_next{part}", *terms, inside)
 
     def _next(self, product: int) -> str:
         """The registers of piece ``i``."""
@@ -292,7 +438,7 @@ class TileLoader:
     def _piece(self, product: int) -> str:
         """Where piece ``i`` of a thread lies in a stage."""
         p, way = self.label, self.way
-        stage = f"shared.{p}[stage]" + (f" + {product * self.bytes}" if product else "")
+        stage = self.target + (f" + {product * self.bytes}" if product else "")
         if self.count == 1:
             return f"{stage} + {p}_at"
         if way.along_k and not way.threads_along_k:  # the pieces' numbers have no bits in common with those of threads
@@ -301,32 +447,102 @@ class TileLoader:
 
     def stash(self) -> None:
         """Writes what came to registers to shared memory, in the type that is multiplied."""
-        w, way = self.w, self.way
-        if way.copied:
+        if self.way.copied:
+            return
+        depth = self.w.depth
+        self.w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+        if self.count > 1:
+            self._loop("i", self.count)
+        self._put()
+        while self.w.depth > depth:
+            self.w.close()
+
+    def renew(self, k: str) -> None:
+        """Writes what came to registers to shared memory and brings what stage ``k`` has in its place, piece by piece:
+        each is on its way while the others are computed.
+        """
+        w, way, p = self.w, self.way, self.label
+        if self.vectors > 1:
+            self.stash()
+            self.fetch(k)
             return
         depth = w.depth
         w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+        over_rows = way.along_k and way.threads_along_k
+        if over_rows:
+            coords, along = self._inner(k, [(f"{p}_piece", way.piece)], ())
+            for source in self.prologue.sources:
+                if self._common(source):
+                    w.line(f"const auto {source.name}_now = {source.name}_next;")
+            self._copy_common(coords, "")
         if self.count > 1:
             self._loop("i", self.count)
-        for product in range(self.products):
-            self._stash(product)
+        self._put(suffix="now")
+        if not over_rows:
+            step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
+            first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
+            coords, along = self._inner(k, [first, step], ())
+        self._copy(coords, along, "")
         while w.depth > depth:
             w.close()
 
-    def _stash(self, product: int) -> None:
+    def _put(self, suffix: str = "next") -> None:
+        """Writes piece ``i`` to shared memory; what all pieces share has names that end in ``suffix``."""
         w, way = self.w, self.way
-        same = way.gather.operand.dtype.ctype == way.element
-        to, pieces = f"reinterpret_cast<{way.element}*>({self._piece(product)})", self._next(product)
-        if same and self.vectors == 1:
-            w.line(f"store_shared({to}, {pieces});")
+        if self.computed:
+            self._compute(f"reinterpret_cast<{way.element}*>({self._piece(0)})", suffix)
             return
-        at = "[e]" if self.vectors == 1 else "[e][0]" if way.vector == 1 else f"[e / {way.vector}][e % {way.vector}]"
-        value = f"{pieces}{at}" if same else f"convert<{way.element}>({pieces}{at})"
-        name = f"piece{product or ''}"
-        w.line(f"Vector<{way.element}, {way.piece}> {name};")
+        same = way.gather.operand.dtype.ctype == way.element
+        for product in range(self.products):
+            to, pieces = f"reinterpret_cast<{way.element}*>({self._piece(product)})", self._next(product)
+            if same and self.vectors == 1:
+                w.line(f"store_shared({to}, {pieces});")
+                continue
+            value = f"{pieces}{self._element}"
+            value = value if same else f"convert<{way.element}>({value})"
+            name = f"piece{product or ''}"
+            w.line(f"Vector<{way.element}, {way.piece}> {name};")
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
+            w.line(f"store_shared({to}, {name});")
+
+    @property
+    def _element(self) -> str:
+        """The subscript of element ``e`` of a piece in its vectors."""
+        vector = self.way.vector
+        return "[e]" if self.vectors == 1 else "[e][0]" if vector == 1 else f"[e / {vector}][e % {vector}]"
+
+    def _compute(self, to: str, suffix: str) -> None:
+        """Computes piece ``i`` and writes it to shared memory."""
+        w, way = self.w, self.way
+        vector, several = way.vector, self.vectors > 1
+        piece = "[i]" if self.count > 1 else "[0]"
+        part = "" if not several else "[e]" if vector == 1 else f"[e / {vector}]"
+        w.line(f"Vector<{way.element}, {way.piece}> piece;")
         w.line("#pragma unroll")
-        w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
-        w.line(f"store_shared({to}, {name});")
+        w.open(f"for (int e = 0; e < {way.piece}; ++e)")
+        read = {}
+        for source in self.prologue.sources:
+            if self._fixed(source):
+                at = "" if self.bases == 1 else "[i]" if way.along_k else part
+            else:
+                at = part if self._common(source) else piece + part
+            text = f"{source.name}_{suffix if self._common(source) else 'next'}{at}"
+            number = "e" if not several else "0" if vector == 1 else f"e % {vector}"
+            if not self._single(source):
+                text += f"[{number}]"
+            elif not source.pointer and self._apart(source) and number != "0":
+                text = linear([(text, 1), (number, self._apart(source))])
+            read[source.value] = text
+        text = self.prologue.element(read)
+        if way.gather.operand.dtype.ctype != way.element:
+            text = f"convert<{way.element}>({text})"
+        if self.guarded and several:
+            text = f"kept({text}, {self.label}_kept{piece}{part})"
+        w.line(f"piece[e] = {text};")
+        w.close()
+        value = f"kept(piece, {self.label}_kept{piece})" if self.guarded and not several else "piece"
+        w.line(f"store_shared({to}, {value});")
 
     def _loop(self, counter: str, count: int) -> None:
         self.w.line("#pragma unroll")

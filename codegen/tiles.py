@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
+from typing import TYPE_CHECKING
 
 from codegen.iteration import collapse, linear
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
+
+if TYPE_CHECKING:
+    from codegen.contraction_mma_schedule import Way
 
 ROW_BYTES = 128
 #: A panel of so many bytes loads at this share of the rate of a full one.
@@ -102,17 +106,25 @@ class Gathered:
     image: Image
     steps: tuple[int, int]
 
+    @property
+    def along_k(self) -> bool:
+        """As in `Side`."""
+        return True
+
 
 @dataclass(frozen=True)
 class Factors:
-    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them."""
+    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
+
+    Those of a `Way` are filled by threads (`codegen.filled_tiles`).
+    """
 
     batch: tuple[int, ...]
     rows: int
     cols: int
     reduction: Reduction
-    a: Side | Gathered
-    b: Side
+    a: Side | Gathered | Way
+    b: Side | Way
 
 
 def gathered(spec: ContractionSpec) -> Factors:
@@ -140,7 +152,7 @@ def gathered(spec: ContractionSpec) -> Factors:
         raise Unsupported(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
     reduction = Reduction((), prod(inner), ROW_BYTES // itemsize, 1)
     batch, (over,) = collapse(spec.batch, [spec.b.batch], range(len(spec.batch)))
-    b = _tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.cols), inner, 0)
+    b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.cols), inner, 0)
     if not b.along_k:
         raise Unsupported(f"{spec.b.operand.name!r} is not stored along the reduction")
     a = Gathered(spec.rows, tuple(taps), channels, image, steps)
@@ -148,11 +160,19 @@ def gathered(spec: ContractionSpec) -> Factors:
 
 
 def _check_elements(spec: ContractionSpec) -> None:
+    for gather in (spec.a, spec.b):
+        if gather.program is not None:
+            raise Unsupported(f"{gather.operand.name!r} is computed: it is not in memory")
     if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
         raise Unsupported("the factors' elements differ in size")
     for gather in (spec.a, spec.b):
-        if gather.operand.alignment % 16:
-            raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
+        check_element(gather)
+
+
+def check_element(gather: Gather) -> None:
+    """Raises Unsupported if the copy engine cannot bring a factor, however its elements lie."""
+    if gather.operand.alignment % 16:
+        raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
 
 def _check_limits(spec: ContractionSpec) -> None:
@@ -177,7 +197,7 @@ def _across(spec: ContractionSpec) -> Factors:
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
     if len(batch) > 1 or len(cols) > 1:
         raise Unsupported("batches that do not lie at equal distances")
-    b = _tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
+    b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
     start = f"{{b0}} * {first[0]} + {{c}}" if prod(batch) > 1 else "{c}"
     total = (batch[0] - 1) * first[0] + channels
     a = _windows(gather, image, start, total, spec.inner, tuple(taps), "p")
@@ -205,8 +225,8 @@ def factors(spec: ContractionSpec) -> Factors:
     if spec.b.limits:
         raise Unsupported("a second factor with padding")
     channel = _channel(spec, image is not None)
-    b = _tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
-    a = None if image else _tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
+    b = tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
+    a = None if image else tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
     # Rows of a tile that lie across the reduction hold a full panel.
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
     a = a or _im2col(spec, channel, reduction, prod(spec.batch))
@@ -248,7 +268,7 @@ def _phased(spec: ContractionSpec, image: Image) -> Factors:
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
-    second = _tiled(b, 1, spec.batch, prod(spec.cols), spec.inner, 0, dims)
+    second = tiled(b, 1, spec.batch, prod(spec.cols), spec.inner, 0, dims)
     panel = ROW_BYTES // spec.a.operand.dtype.itemsize
     if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
         raise Unsupported("only 16-bit factors may be stored across the reduction")
@@ -336,7 +356,7 @@ def _reduction(spec: ContractionSpec, channel: int, itemsize: int, divisible: bo
     return Reduction(taps, channels, panel, full // panel)
 
 
-def _tiled(
+def tiled(
     gather: Gather,
     argument: int,
     batch: Sequence[int],

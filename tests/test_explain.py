@@ -25,11 +25,11 @@ def conv_block() -> fg.Graph:
 
 
 def diamond() -> fg.Graph:
-    """p -> conv -> q and p -> q: fusing p with q would leave the conv on a path that goes out and comes back."""
+    """p -> mm -> q and p -> q: fusing p with q would leave mm on a path that goes out and comes back."""
     graph = fg.Graph("diamond")
     a, w = graph.tensor("a", (4, 4)), graph.tensor("w", (4, 4))
     p = graph.exp(a, name="p")
-    graph.output(graph.add(graph.relu(graph.matmul(p, w, name="mm"), name="r"), p, name="q"), name="q")
+    graph.output(graph.matmul(graph.relu(graph.matmul(p, w, name="mm"), name="r"), p, name="q"), name="q")
     return graph
 
 

@@ -35,6 +35,7 @@ def accept(view: GroupView, options: Options) -> None:
         first, *others = view.anchors
         if others and window.suits(first, view.graph) is None:
             raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
+        window.accept(view)
     elif pool.pools(view):
         pool.accept(view, options)
     elif rows.reductions(view):

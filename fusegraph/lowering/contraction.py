@@ -1,4 +1,4 @@
-"""Matmuls or convolutions with a pointwise DAG on their results -> a `ContractionSpec` (implicit GEMM)."""
+"""Matmuls or convolutions with pointwise DAGs on their results and factors -> a `ContractionSpec` (implicit GEMM)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.expr import Operand, compute_type
-from codegen.spec import ContractionSpec, Gather
+from codegen.spec import ContractionSpec, Gather, Strides
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering import convolution
+from fusegraph.lowering import convolution, prologue
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
 from fusegraph.ops.base import Kind
 
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
@@ -20,33 +20,28 @@ MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result, or some
-    that share their first factor and meet in a pointwise node.
+    """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result and in
+    front of it, or some that share their first factor and meet in a pointwise node.
     """
     anchors = view.anchors
     anchor = anchors[0]
     _check_products(view, anchors)
-    before = {node for each in anchors for node in _before(view, each)}
-    if before:
-        node = min(before, key=view.nodes.index)
-        raise Refusal(
-            f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r}: "
-            "its operands are read as they lie in memory"
-        )
     shape = anchor.output.shape
+    behind = prologue.behind(view, anchors)
     after = set(anchors)
     for node in view.nodes:
         if node in anchors:
             continue
         if node.kind is not Kind.POINTWISE:
             raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
-        if not broadcasts_to(node.output.shape, shape):
+        if node in behind and not broadcasts_to(node.output.shape, shape):
             raise Refusal(
                 f"{node.name!r} {list(node.output.shape)} does not broadcast to the result of "
                 f"{anchor.op.name} {anchor.name!r} {list(shape)}"
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
+    prologue.accept(view, anchors, product)
     for tensor in view.writes:
         if view.graph.producer(tensor) not in after:
             raise Refusal(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
@@ -112,14 +107,14 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     a, b = node.inputs
     shape = node.output.shape
     batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
-    over_a = broadcast_strides(a, (*batch, m, k))
-    over_b = broadcast_strides(b, (*batch, k, n))
+    over_a = _over(a.shape, first.strides, (*batch, m, k))
+    over_b = _over(b.shape, second.strides, (*batch, k, n))
     rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
         return broadcast_strides(tensor, shape)
 
-    if not any(over_b[:-2]):
+    if not any(broadcast_strides(b, (*batch, k, n))[:-2]):
         # One second factor for the whole batch: the batch is more rows of one product.
         gather_a = Gather(first, (), over_a[:-1], (inner_a,))
         gather_b = Gather(second, (), (over_b[-1],), (inner_b,))
@@ -127,6 +122,12 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     gather_a = Gather(first, over_a[:-2], (rows_a,), (inner_a,))
     gather_b = Gather(second, over_b[:-2], (over_b[-1],), (inner_b,))
     return Product(batch, (m,), (n,), (k,), gather_a, gather_b, strides)
+
+
+def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of this shape over one that it broadcasts to."""
+    own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
+    return (0,) * (len(target) - len(shape)) + tuple(own)
 
 
 _PRODUCTS = {
@@ -137,30 +138,55 @@ _PRODUCTS = {
 }
 
 
+def product(anchor: Node, first: Operand | None = None, second: Operand | None = None) -> Product:
+    """The product that a contraction is, of its factors as they lie in memory or of other operands."""
+    a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
+    return _PRODUCTS[anchor.op.name](anchor, first or a, second or b)
+
+
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The implicit GEMM of a group that `accept` takes."""
     anchors = view.contractions
-    anchor, factors = anchors[0], (anchors[0].inputs[0], *(node.inputs[1] for node in anchors))
-    first, second, *others = (Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in factors)
-    least = min(op.alignment for op in (second, *others))
-    second = replace(second, alignment=least)
-    product = _PRODUCTS[anchor.op.name](anchor, first, second)
-    builder = ProgramBuilder(view, options, product.strides, *anchors)
-    program, reads, writes = builder.build()
+    anchor, *more = anchors
+    a, b, *others = (
+        Operand(t.name, t.dtype, t.strides, view.alignment(t, options))
+        for t in (*anchor.inputs, *(node.inputs[1] for node in more))
+    )
+    least = min(op.alignment for op in (b, *others))
+    b = replace(b, alignment=least)
+    found = product(anchor, a, b)
+    factors = [found.a, found.b]
+    reads: list[Tensor] = []
+    for n, factor in enumerate(anchor.inputs):
+        if not prologue.before(view, factor):
+            reads.append(factor)
+            continue
+
+        def gather_of(strides: Strides, n: int = n) -> Gather:
+            moved = product(anchor, *(replace(op, strides=strides) if k == n else op for k, op in enumerate((a, b))))
+            return (moved.a, moved.b)[n]
+
+        factors[n], own = prologue.computed(view, options, factor, factors[n], gather_of)
+        reads += own
+    reads += (node.inputs[1] for node in more)
+    builder = ProgramBuilder(prologue.epilogue_view(view, anchors), options, found.strides, *anchors)
+    program, own, writes = builder.build()
+    # One kernel has one kind of arithmetic: approximate if neither factors nor results could show it.
+    exact = program.exact or any(f.program is not None and not f.program.approximate for f in factors)
     spec = ContractionSpec(
         name,
-        product.batch,
-        product.rows,
-        product.cols,
-        product.inner,
-        product.a,
-        product.b,
+        found.batch,
+        found.rows,
+        found.cols,
+        found.inner,
+        factors[0],
+        factors[1],
         accumulator(anchor, builder.real),
         compute_type(anchor.output.dtype, builder.real),
-        program,
+        replace(program, exact=exact, notes=tuple(describe(n) for n in view.nodes)),
         anchor.attributes["compute_dtype"] == "tf32",
-        product.terms,
-        product.results,
+        found.terms,
+        found.results,
         tuple(replace(op, alignment=least) for op in others),
     )
-    return Lowered("contraction", spec, (*factors, *reads), writes)
+    return Lowered("contraction", spec, (*reads, *own), writes)

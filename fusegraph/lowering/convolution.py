@@ -50,7 +50,7 @@ def fprop(node: Node, first: Operand, second: Operand) -> Product:
     groups, rank = at["groups"], x.rank - 2
     filters, channels, taps = w.shape[0] // groups, w.shape[1], w.shape[2:]
     stride, dilation, before = at["stride"], at["dilation"], tuple(p[0] for p in at["padding"])
-    steps, along = x.strides[2:], w.strides[2:]
+    steps, along = first.strides[2:], second.strides[2:]
     rows, inner = (x.shape[0], *shape[2:]), (channels, *taps)
     limits = [
         Limit((0,), _unit(rank + 1, 1 + d, stride[d]), _unit(rank + 1, 1 + d, dilation[d]), -before[d], x.shape[2 + d])
@@ -58,9 +58,9 @@ def fprop(node: Node, first: Operand, second: Operand) -> Product:
     ]
     a = Gather(
         first,
-        (channels * x.strides[1],),
-        (x.strides[0], *(s * step for s, step in zip(stride, steps))),
-        (x.strides[1], *(s * step for s, step in zip(dilation, steps))),
+        (channels * first.strides[1],),
+        (first.strides[0], *(s * step for s, step in zip(stride, steps))),
+        (first.strides[1], *(s * step for s, step in zip(dilation, steps))),
         -_dot(before, steps),
         _needed(limits, (groups,), rows, inner),
         Image(x.shape[2:], steps, stride, dilation, before),
@@ -68,9 +68,9 @@ def fprop(node: Node, first: Operand, second: Operand) -> Product:
     flip = at["mode"] == "convolution"
     b = Gather(
         second,
-        (filters * w.strides[0],),
-        (w.strides[0],),
-        (w.strides[1], *((-s if flip else s) for s in along)),
+        (filters * second.strides[0],),
+        (second.strides[0],),
+        (second.strides[1], *((-s if flip else s) for s in along)),
         sum((count - 1) * s for count, s in zip(taps, along)) if flip else 0,
     )
 
@@ -91,7 +91,7 @@ def wgrad(node: Node, first: Operand, second: Operand) -> Product:
     groups, rank = at["groups"], x.rank - 2
     filters, channels, taps = shape[0] // groups, shape[1], shape[2:]
     stride, dilation, before = at["stride"], at["dilation"], tuple(p[0] for p in at["padding"])
-    steps = x.strides[2:]
+    steps = first.strides[2:]
     rows, inner = (*taps, channels), (x.shape[0], *loss.shape[2:])
     limits = [
         Limit((0,), _unit(rank + 1, d, dilation[d]), _unit(rank + 1, 1 + d, stride[d]), -before[d], x.shape[2 + d])
@@ -99,14 +99,14 @@ def wgrad(node: Node, first: Operand, second: Operand) -> Product:
     ]
     a = Gather(
         first,
-        (channels * x.strides[1],),
-        (*(s * step for s, step in zip(dilation, steps)), x.strides[1]),
-        (x.strides[0], *(s * step for s, step in zip(stride, steps))),
+        (channels * first.strides[1],),
+        (*(s * step for s, step in zip(dilation, steps)), first.strides[1]),
+        (first.strides[0], *(s * step for s, step in zip(stride, steps))),
         -_dot(before, steps),
         _needed(limits, (groups,), rows, inner),
         Image(x.shape[2:], steps, stride, dilation, before, across=True),
     )
-    b = Gather(second, (filters * loss.strides[1],), (loss.strides[1],), (loss.strides[0], *loss.strides[2:]))
+    b = Gather(second, (filters * second.strides[1],), (second.strides[1],), (second.strides[0], *second.strides[2:]))
     flip = at["mode"] == "convolution"
     # The rows of a flipped filter are its taps in reverse: the program's coordinates count from the other end.
     results = tuple(
@@ -139,7 +139,7 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
         own = [steps if k == d else (0,) * len(p.sizes) for k, p in enumerate(every)]
         return (0, *(step for part in own for step in part))
 
-    steps, along = loss.strides[2:], w.strides[2:]
+    steps, along = first.strides[2:], second.strides[2:]
     shifts = tuple(over(d, p.shifts) for d, p in enumerate(every))
     lead = tuple((p.count - 1) * p.dilation - p.shift for p in every)
     limits = [
@@ -149,9 +149,9 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
     moved = [_dot(column, steps) for column in zip(*shifts)]
     a = Gather(
         first,
-        (filters * loss.strides[1], *moved[1:]),
-        (loss.strides[0], *steps),
-        (loss.strides[1], *(p.dilation * step for p, step in zip(every, steps))),
+        (filters * first.strides[1], *moved[1:]),
+        (first.strides[0], *steps),
+        (first.strides[1], *(p.dilation * step for p, step in zip(every, steps))),
         -_dot(lead, steps),
         _needed(limits, batch, rows, inner),
         Image(loss.shape[2:], steps, (1,) * rank, tuple(p.dilation for p in every), lead, shifts),
@@ -166,9 +166,9 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
     turned = [s * step for s, step in zip(signs, along)]
     b = Gather(
         second,
-        (filters * w.strides[0], *(_dot((x.batch[k] for x in numbers), turned) for k in range(1, len(batch)))),
-        (w.strides[1],),
-        (w.strides[0], *(x.inner[1 + d] * turned[d] for d, x in enumerate(numbers))),
+        (filters * second.strides[0], *(_dot((x.batch[k] for x in numbers), turned) for k in range(1, len(batch)))),
+        (second.strides[1],),
+        (second.strides[0], *(x.inner[1 + d] * turned[d] for d, x in enumerate(numbers))),
         sum((x.start if s > 0 else x.size - 1 - x.start) * step for x, s, step in zip(numbers, signs, along)),
     )
     places = [Limit((0,) * len(batch), _unit(rank + 1, 0, int(shape[0] > 1)), (), 0, shape[0])]

@@ -13,9 +13,10 @@ from codegen.expr import Operand, Program, compute_type
 from codegen.spec import WindowSpec
 from codegen.window_schedule import fits
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.contraction import accumulator
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+from fusegraph.lowering.prologue import in_front
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
 MAX_PRODUCTS = 256
@@ -39,6 +40,16 @@ def suits(node: Node, graph: Graph) -> str | None:
     if node.output.size == 0 or x.size == 0:
         return "empty"
     return fits(_geometry(node, graph))
+
+
+def accept(view: GroupView) -> None:
+    """Raises Refusal if a group that `lowering.contraction.accept` takes has nodes in front of a direct convolution."""
+    anchor = view.anchors[0]
+    if in_front(view, anchor) and suits(anchor, view.graph) is None:
+        raise Refusal(
+            f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
+            "as it lies in memory"
+        )
 
 
 def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:

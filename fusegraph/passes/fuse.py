@@ -1,9 +1,10 @@
 """Fusion: groups the nodes of a graph into as few kernels as are legal and profitable.
 
-Pairs of neighbouring groups are merged in order of the bytes they save, pairs with a contraction first (its epilogue
-grows before anything else).  A merge is legal if the quotient graph stays acyclic and a lowering accepts the merged
-group. Reachability between groups is kept as Python integers used as bitsets and updated with every merge, because
-merges that are legal one by one can form a cycle together.
+Pairs of neighbouring groups are merged in order of the bytes they save, what follows a contraction first (its epilogue
+grows before anything else) and what comes before one last of the producers (a prologue is evaluated repeatedly).  A
+merge is legal if the quotient graph stays acyclic and a lowering accepts the merged group. Reachability between groups
+is kept as Python integers used as bitsets and updated with every merge, because merges that are legal one by one can
+form a cycle together.
 """
 
 from __future__ import annotations
@@ -63,6 +64,18 @@ class _Quotient:
                 if s != last and self.reach[s] >> last & 1:
                     return self.members[s][0]
         return None
+
+    def in_front(self, a: int, b: int) -> bool:
+        """Whether group a makes what a contraction in group b multiplies."""
+        stack = [n for n in self.members[b] if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
+        while stack:
+            for tensor in stack.pop().inputs:
+                producer = self.graph.producer(tensor)
+                if producer is not None and self.group_of[producer] == a:
+                    return True
+                if producer is not None and self.group_of[producer] == b:
+                    stack.append(producer)
+        return False
 
     def view(self, group: int) -> GroupView:
         if group not in self._views:
@@ -215,13 +228,15 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 
 
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
-    """(tier, bytes saved): tier 0 pairs with a contraction, 1 producer and consumer, 2 those with movement, which may
-    cost nothing by itself, 3 others side by side.
+    """(tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers, 2 what comes before a
+    contraction, and so is computed repeatedly, and movement, which may cost nothing by itself, 3 others side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
     kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
-    tier = 2 if Kind.MOVEMENT in kinds else 0 if kinds & {Kind.CONTRACTION, Kind.TRANSFORM} else 1
+    tier = 2 if Kind.MOVEMENT in kinds else 1
+    if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
+        tier = 2 if tier == 2 or quotient.in_front(a, b) else 0
     return tier, LAUNCH_BYTES + quotient.saved(a, b)
 
 

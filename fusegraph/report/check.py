@@ -124,7 +124,9 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     units = [g for g, program in programs if program is None]
     units += [k.group for k in plan.kernels if isinstance(k.choice.schedule, WgmmaSchedule)]
     coarse = {n.output for g in units for n in g.nodes if _is_fp8(n)}
-    stored = plan.partition.materialized
+    # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
+    factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
+    stored = plan.partition.materialized | factors
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
         """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""

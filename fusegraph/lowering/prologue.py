@@ -1,0 +1,217 @@
+"""Pointwise nodes in front of a contraction: a factor is computed element by element instead of being read.
+
+A factor's tile is filled once for every tile of results across it, and a convolution takes each element under several
+taps: what is in front of the product is evaluated as often.  While tensor cores multiply an element with 256 others a
+multiprocessor has 16 instructions of its threads to spare for it (2048 products and 128 instructions a cycle); half of
+them are free, the others are taken up by addresses, copies and barriers.  What exceeds them costs time each time it is
+repeated, and is worth it as long as it costs less than writing the factor to memory and reading it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.spec import Gather, Strides
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.lowering.convolution import Product
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.ops.base import Kind
+
+#: Results across a factor that one filling of its tile serves; instructions an element that then cost nothing.
+SERVED, FREE = 256, 8.0
+#: Instructions that a device does in the time in which it moves a byte; bytes that a launch is worth.
+INSTRUCTIONS_PER_BYTE, LAUNCH_BYTES = 8.0, 8_000_000
+#: Instructions of an op that is a function or a division, and of an integer that becomes a float.  Others take one.
+FUNCTION, CONVERSION = 20.0, 4.0
+#: What each byte that is read of an element beyond its own size is worth: the L2 cache has to bring it every time.
+READ = 2.0
+#: Instructions an element of a tensor that tensor cores cannot read in vectors of 16 bytes, as they can the factor: each
+#: element then is an access of its own to the L2 cache, mostly for what others want.
+SCATTERED = 64.0
+#: Tensors as large as a factor that it is computed of: each takes registers while it is on its way.
+MOST_READ, MOST_OPERANDS = 3, 8
+VECTOR_BYTES = 16
+
+_SIMPLE = frozenset(
+    """
+    relu leaky_relu relu_backward leaky_relu_backward clamp hardsigmoid hardswish identity gen_index binary_select
+    add sub mul bias scale add_square max min neg abs sign
+    cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not isnan
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
+    """Nodes of the group that a tensor is computed by, in order."""
+    found: set[Node] = set()
+    stack = [tensor]
+    while stack:
+        producer = view.graph.producer(stack.pop())
+        if producer in view.members and producer not in found:
+            found.add(producer)
+            stack += producer.inputs
+    return tuple(n for n in view.nodes if n in found)
+
+
+def in_front(view: GroupView, anchor: Node) -> frozenset[Node]:
+    """Nodes of the group that an anchor's factors are computed by."""
+    return frozenset(n for factor in anchor.inputs for n in before(view, factor))
+
+
+def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
+    """The anchors and the nodes that the group's results are computed by from there on, in order.
+
+    Some may be in front of an anchor as well: they are evaluated again.
+    """
+    found: set[Node] = set(anchors)
+    stack = [view.graph.producer(t) for t in view.writes]
+    while stack:
+        node = stack.pop()
+        if node in view.members and node not in found:
+            found.add(node)
+            stack += [view.graph.producer(t) for t in node.inputs]
+    return tuple(n for n in view.nodes if n in found)
+
+
+def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
+    """Raises Refusal, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
+    anchor = anchors[0]
+    for position, factor in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
+        nodes = before(view, factor)
+        if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
+            raise Refusal(
+                f"{nodes[-1].op.name} {nodes[-1].name!r} comes before {anchor.op.name} {anchor.name!r}, "
+                f"which reads {factor.name!r} as it lies in memory"
+            )
+        if nodes:
+            _accept_factor(view, anchor, position, nodes, product(anchor))
+
+
+def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product) -> None:
+    factor = anchor.inputs[position]
+    for node in nodes:
+        if node.kind is not Kind.POINTWISE:
+            raise Refusal(
+                f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r} and is not pointwise"
+            )
+        if not broadcasts_to(node.output.shape, factor.shape):
+            raise Refusal(
+                f"{node.name!r} {list(node.output.shape)} does not broadcast to {factor.name!r} "
+                f"{list(factor.shape)}, a factor of {anchor.op.name} {anchor.name!r}"
+            )
+        if node.output in view.writes:
+            raise Refusal(
+                f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
+            )
+    read = _read(nodes)
+    large = [t for t in read if t.size == factor.size]
+    if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
+        raise Refusal(
+            f"{factor.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
+            f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
+        )
+    _worthwhile(anchor, factor, nodes, read, _fillings(product, position))
+
+
+def _read(nodes: Sequence[Node]) -> list[Tensor]:
+    """The tensors that nodes read, without those they make and numbers."""
+    made = {n.output for n in nodes}
+    every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
+    return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
+
+
+def _fillings(product: Product, position: int) -> int:
+    """Elements that are computed of a factor altogether."""
+    own, other = (product.rows, product.cols) if position == 0 else (product.cols, product.rows)
+    return prod(product.batch) * prod(own) * prod(product.inner) * -(-prod(other) // SERVED)
+
+
+def _worthwhile(anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], computed: int) -> None:
+    """Raises Refusal, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
+    if not factor.size:
+        return
+    each = 1.0  # to round it
+    for node in nodes:
+        work = 1.0 if node.op.name in _SIMPLE else FUNCTION
+        each += work * node.output.size / factor.size
+    for tensor in read:
+        bytes_ = tensor.dtype.itemsize * min(1.0, tensor.size / factor.size)
+        each += (
+            CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0 if tensor.size == factor.size else 0
+        )
+        each += READ * max(0.0, bytes_ - (factor.dtype.itemsize if tensor.size == factor.size else bytes_))
+    each += READ * factor.dtype.itemsize * max(0, sum(t.size == factor.size for t in read) - 1)
+    again = max(0, computed - factor.size)
+    free = FREE if _on_tensor_cores(anchor) else 0.0
+    cost = again * max(0.0, each - free) / INSTRUCTIONS_PER_BYTE
+    scattered = [t for t in read if t.size == factor.size and not _alike(t, factor)]
+    if free and scattered:
+        cost += computed * SCATTERED * len(scattered) / INSTRUCTIONS_PER_BYTE
+    saved = 2 * factor.nbytes + LAUNCH_BYTES
+    if cost > saved:
+        lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
+        raise Refusal(
+            f"in front of {anchor.op.name} {anchor.name!r} every element of {factor.name!r} would be computed "
+            f"{computed / factor.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
+            f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"
+        )
+
+
+def _alike(tensor: Tensor, factor: Tensor) -> bool:
+    """Whether a tensor can be read in vectors if the factor can: contiguous along the same dimension, rows aligned."""
+
+    def rows(t: Tensor, dim: int) -> bool:
+        width = min(VECTOR_BYTES, t.dtype.itemsize * VECTOR_BYTES // factor.dtype.itemsize)
+        steps = [s for d, (n, s) in enumerate(zip(t.shape, t.strides)) if n > 1 and d != dim]
+        return t.strides[dim] == 1 and all(s * t.dtype.itemsize % width == 0 for s in steps)
+
+    unit = next((d for d, (n, s) in enumerate(zip(factor.shape, factor.strides)) if n > 1 and s == 1), None)
+    return unit is None or not rows(factor, unit) or rows(tensor, unit)
+
+
+def _on_tensor_cores(anchor: Node) -> bool:
+    """Whether the products can be made by tensor cores."""
+    if anchor.attributes["compute_dtype"] == "tf32":
+        return True
+    return all(t.dtype.itemsize < 4 for t in anchor.inputs)
+
+
+class _Part(GroupView):
+    """Some nodes of a group, of which one result is wanted."""
+
+    def __init__(self, view: GroupView, nodes: Sequence[Node], *writes: Tensor) -> None:
+        super().__init__(view.graph, nodes, {n: k for k, n in enumerate(view.nodes)})
+        self.writes = writes or self.writes
+
+
+def epilogue_view(view: GroupView, anchors: Sequence[Node]) -> GroupView:
+    """The part of a group that its results are computed by from its anchors on."""
+    return _Part(view, behind(view, anchors), *view.writes)
+
+
+def computed(
+    view: GroupView, options: Options, factor: Tensor, plain: Gather, gather_of: Callable[[Strides], Gather]
+) -> tuple[Gather, tuple[Tensor, ...]]:
+    """A factor as the nodes in front of it compute it, and the tensors that are read.
+
+    ``plain`` reads it as it would lie in memory; ``gather_of`` gives the steps of a tensor with other strides over its
+    dimensions.
+    """
+
+    def strides(tensor: Tensor) -> Strides:
+        return broadcast_strides(tensor, factor.shape)
+
+    part = _Part(view, before(view, factor), factor)
+    program, reads, _ = ProgramBuilder(part, options, strides).build()
+    every = [gather_of(s) for s in (*(op.strides for op in program.loads), *program.indices)]
+    steps = [g.batch + g.outer + g.inner for g in every]
+    loads = tuple(replace(op, strides=s) for op, s in zip(program.loads, steps))
+    largest = max(range(len(reads)), key=lambda n: (reads[n].size, -n), default=None)
+    if largest is not None:
+        lead = every[largest]
+        plain = replace(plain, batch=lead.batch, outer=lead.outer, inner=lead.inner, start=lead.start)
+    program = replace(program, loads=loads, indices=tuple(steps[len(loads) :]))
+    return replace(plain, program=program, starts=tuple(g.start for g in every)), reads
