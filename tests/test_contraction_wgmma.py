@@ -399,7 +399,7 @@ def spec(case: Case) -> Any:
     [
         (matmul((64, 64), (64, 64), "float32"), "tf32"),
         (matmul((64, 64), (64, 64), "int32"), "tensor cores do not multiply"),
-        (matmul((64, 64), (64, 64), "bfloat16", "float16"), "tensor cores do not multiply"),
+        (matmul((64, 64), (64, 64), "bfloat16", "float64"), "tensor cores do not multiply"),
         (matmul((64, 65), (65, 64), "bfloat16"), "multiples of 16 bytes"),
         (matmul((64, 64), (64, 64), "bfloat16", a_strides=(128, 2)), "contiguous neither"),
         (matmul((64, 64), (64, 64), "int8"), "only 16-bit factors"),

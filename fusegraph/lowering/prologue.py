@@ -28,8 +28,8 @@ INSTRUCTIONS_PER_BYTE, LAUNCH_BYTES = 8.0, 8_000_000
 FUNCTION, CONVERSION = 20.0, 4.0
 #: What each byte that is read of an element beyond its own size is worth: the L2 cache has to bring it every time.
 READ = 2.0
-#: Instructions an element of a tensor that tensor cores cannot read in vectors of 16 bytes, as they can the factor: each
-#: element then is an access of its own to the L2 cache, mostly for what others want.
+#: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the factor can: each element is an
+#: access of its own to the L2 cache then, mostly for what others want.
 SCATTERED = 64.0
 #: Tensors as large as a factor that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
@@ -133,21 +133,17 @@ def _worthwhile(anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Seque
     """Raises Refusal, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
     if not factor.size:
         return
+    large = [t for t in read if t.size == factor.size]
     each = 1.0  # to round it
     for node in nodes:
-        work = 1.0 if node.op.name in _SIMPLE else FUNCTION
-        each += work * node.output.size / factor.size
-    for tensor in read:
-        bytes_ = tensor.dtype.itemsize * min(1.0, tensor.size / factor.size)
-        each += (
-            CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0 if tensor.size == factor.size else 0
-        )
-        each += READ * max(0.0, bytes_ - (factor.dtype.itemsize if tensor.size == factor.size else bytes_))
-    each += READ * factor.dtype.itemsize * max(0, sum(t.size == factor.size for t in read) - 1)
+        each += (1.0 if node.op.name in _SIMPLE else FUNCTION) * node.output.size / factor.size
+    for tensor in large:
+        each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
+    each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
     again = max(0, computed - factor.size)
     free = FREE if _on_tensor_cores(anchor) else 0.0
     cost = again * max(0.0, each - free) / INSTRUCTIONS_PER_BYTE
-    scattered = [t for t in read if t.size == factor.size and not _alike(t, factor)]
+    scattered = [t for t in large if not _alike(t, factor)]
     if free and scattered:
         cost += computed * SCATTERED * len(scattered) / INSTRUCTIONS_PER_BYTE
     saved = 2 * factor.nbytes + LAUNCH_BYTES
