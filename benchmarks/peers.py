@@ -21,7 +21,14 @@ def functions(torch: Any) -> dict[str, Any]:
         return run
 
     def batchnorm_relu(x: Array, weight: Array, bias: Array) -> Array:
-        return torch.relu(f.batch_norm(x, None, None, weight, bias, training=True))
+        return torch.relu(f.batch_norm(x, None, None, weight.reshape(-1), bias.reshape(-1), training=True))
+
+    def layernorm_gelu_dropout_add(x: Array, residual: Array, weight: Array, bias: Array) -> Array:
+        return f.dropout(f.gelu(f.layer_norm(x, x.shape[-1:], weight, bias)), 0.1) + residual
+
+    def layernorm_backward(loss: Array, x: Array, weight: Array, mean: Array, inv_variance: Array) -> Array:
+        gradient = torch.ops.aten.native_layer_norm_backward
+        return gradient(loss, x, x.shape[-1:], mean, inv_variance, weight, weight, [True, True, True])
 
     def dgrad(loss: Array, w: Array) -> Array:
         return torch.nn.grad.conv2d_input(loss.shape, w, loss, padding=1)
@@ -41,6 +48,9 @@ def functions(torch: Any) -> dict[str, Any]:
         "layernorm_gelu": lambda x, w, b: f.gelu(f.layer_norm(x, x.shape[-1:], w, b)),
         "rmsnorm": lambda x, w: f.rms_norm(x, x.shape[-1:], w),
         "batchnorm_relu": batchnorm_relu,
+        "layernorm_gelu_dropout_add": layernorm_gelu_dropout_add,
+        "layernorm_backward": layernorm_backward,
+        "softmax_backward": lambda loss, y: torch._softmax_backward_data(loss, y, -1, y.dtype),
         "maxpool": lambda x: f.max_pool2d(x, 3, 2, 1),
         "avgpool": lambda x: f.avg_pool2d(x, 3, 2, 1),
         "conv": lambda x, w: f.conv2d(x, w, padding=1),

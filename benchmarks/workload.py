@@ -10,7 +10,7 @@ from codegen.naming import identifier
 from fusegraph.dtypes import as_dtype
 from fusegraph.graph import Graph, Tensor
 
-Build = Callable[..., Tensor]
+Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Input:
 class Workload:
     """One row of a suite.
 
-    build        (graph, *tensors) -> the result; None if a graph cannot express it yet.
+    build        (graph, *tensors) -> the result, or a tuple of several; None if a graph cannot express it yet.
     missing      why there is no build: "no OP in the op table yet", or what else.
     torch        name of the function in `benchmarks.peers` that computes the same with torch.
-    output       shape of the result.
+    output       shape of the (first) result; also: those of the others.
     flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
                  rate that bounds them.
     extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
@@ -49,12 +49,14 @@ class Workload:
     extra_bytes: int = 0
     missing: str = ""
     output_strides: tuple[int, ...] | None = None
+    also: tuple[tuple[int, ...], ...] = ()
 
     @property
     def bytes(self) -> int:
         """Device-memory traffic that no implementation can avoid."""
         each = [prod(i.shape) * as_dtype(i.dtype or self.dtype).itemsize for i in self.inputs]
-        return sum(each) + prod(self.output) * as_dtype(self.dtype).itemsize + self.extra_bytes
+        written = sum(map(prod, (self.output, *self.also))) * as_dtype(self.dtype).itemsize
+        return sum(each) + written + self.extra_bytes
 
     def graph(self) -> Graph | None:
         """The workload as a graph, None if it cannot be expressed yet."""
@@ -66,7 +68,11 @@ class Workload:
             graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
             for i in self.inputs
         ]
-        graph.output(self.build(graph, *tensors), name="out", strides=self.output_strides)
+        result = self.build(graph, *tensors)
+        first, *others = result if isinstance(result, tuple) else (result,)
+        graph.output(first, name="out", strides=self.output_strides)
+        for number, other in enumerate(others):
+            graph.output(other, name=f"out {number + 2}")
         return graph
 
 

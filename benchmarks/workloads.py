@@ -46,6 +46,22 @@ def _rmsnorm(g: Graph, x: Tensor, weight: Tensor) -> Tensor:
 _NORMS: dict[str, Build] = {"layernorm": _layernorm, "layernorm_gelu": _layernorm_gelu, "rmsnorm": _rmsnorm}
 
 
+def _norm_block(g: Graph, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return g.dropout(g.gelu(g.layernorm(x, weight, bias)), 2026, 0, probability=0.1) + residual
+
+
+def _batchnorm_relu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return g.relu(g.batchnorm(x, weight, bias)[0])
+
+
+def _softmax_backward(g: Graph, loss: Tensor, y: Tensor) -> Tensor:
+    return g.softmax_backward(loss, y)
+
+
+def _layernorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+    return g.layernorm_backward(*operands)
+
+
 def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
     return g.conv_fprop(x, w, padding=1)
 
@@ -104,12 +120,27 @@ def memory_bound() -> Iterator[Workload]:
                 operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
                 name = f"{op.replace('_', '+')} {rows}x{cols} {short(dtype)}"
                 yield Workload(name, dtype, operands, (rows, cols), op, _NORMS[op])
+    rows, cols = shape = (16384, 4096)
+    for dtype in ("bfloat16", "float32"):
+        operands = (Input("x", shape), Input("residual", shape), Input("weight", (cols,)), Input("bias", (cols,)))
+        name = f"layernorm+gelu+dropout+add {rows}x{cols} {short(dtype)}"
+        yield Workload(name, dtype, operands, shape, "layernorm_gelu_dropout_add", _norm_block)
+    for dtype in ("bfloat16", "float32"):
+        statistics = (Input("mean", (rows, 1), dtype="float32"), Input("inv_variance", (rows, 1), dtype="float32"))
+        operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), *statistics)
+        also = ((cols,), (cols,))
+        name = f"layernorm backward {rows}x{cols} {short(dtype)}"
+        yield Workload(name, dtype, operands, shape, "layernorm_backward", _layernorm_backward, also=also)
+    for dtype in ("bfloat16", "float32"):
+        operands = (Input("loss", (8192, 8192)), Input("y", (8192, 8192)))
+        name = f"softmax backward 8192x8192 {short(dtype)}"
+        yield Workload(name, dtype, operands, (8192, 8192), "softmax_backward", _softmax_backward)
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)
-        operands = (Input("x", image, "NHWC"), Input("weight", (256,)), Input("bias", (256,)))
+        operands = (Input("x", image, "NHWC"), Input("weight", (256, 1, 1)), Input("bias", (256, 1, 1)))
         name = f"batchnorm training+relu 64x256x56x56 NHWC {short(dtype)}"
-        yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size, missing=_no_op("batchnorm"))
+        yield Workload(name, dtype, operands, image, "batchnorm_relu", _batchnorm_relu, extra_bytes=size)
     for dtype in ("bfloat16", "float32"):
         name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {short(dtype)}"
         pooled = (64, 256, 28, 28)
