@@ -219,8 +219,10 @@ def reads_across(space: Space) -> bool:
     along = beside = 0
     for operand in space.program.operands:
         if space.varies(operand):
-            along += operand.dtype.itemsize * (operand.strides[-1] == 1 and space.row[-1] > 1)
-            beside += operand.dtype.itemsize * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
+            sizes = zip((*space.outer, *space.row), operand.strides)
+            nbytes = operand.dtype.itemsize * prod(size for size, stride in sizes if stride)
+            along += nbytes * (operand.strides[-1] == 1 and space.row[-1] > 1)
+            beside += nbytes * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
     return beside > along
 
 

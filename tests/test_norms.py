@@ -12,6 +12,7 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 from test_composite import MADE
 
 import fusegraph as fg
+from codegen.rows_schedule import RowsSchedule
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
 from fusegraph.ops import TABLE, Kind
@@ -166,6 +167,13 @@ def test_half_as_many_reads() -> None:
         large = [t for k in made.kernels for t in k.group.writes if t.size == 8 * 32 * 8 * 64]
         assert {t.dtype.name for t in large} <= {"bfloat16"}, name
         assert len(large) <= 1, name
+
+
+def test_sums_by_weights_are_read_across_rows() -> None:
+    """Though the statistics lie along the columns that are summed: they are few."""
+    _, sums = plan(graph_of(NORMS["layernorm_backward"], (1, 1, 2048, 512))).kernels
+    assert isinstance(sums.choice.schedule, RowsSchedule)
+    assert sums.choice.schedule.across
 
 
 def test_the_reference_is_what_the_nodes_compute() -> None:
