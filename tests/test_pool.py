@@ -397,6 +397,13 @@ def expensive_once(g: fg.Graph) -> None:
     g.output(g.avg_pool(g.gelu(g.tensor("x", (2, 4, 16, 16))), 2), name="y")
 
 
+def shared(g: fg.Graph) -> None:
+    """A cheap op before windows of two forms: each kernel computes it again."""
+    y = g.relu(g.tensor("x", (2, 4, 16, 16)))
+    g.output(g.max_pool(y, 2), name="y")
+    g.output(g.avg_pool(y, 3, 2, 1), name="z")
+
+
 def reduced(g: fg.Graph) -> None:
     """A reduction of what was pooled, a convolution before."""
     x, w = g.tensor("x", (2, 4, 16, 16)), g.tensor("w", (8, 4, 3, 3))
@@ -405,7 +412,8 @@ def reduced(g: fg.Graph) -> None:
 
 
 FUSED: dict[Callable[[fg.Graph], None], int] = {
-    normalized: 1, side_by_side: 1, response: 1, both: 1, different: 3, costly: 2, expensive_once: 1, reduced: 3,
+    normalized: 1, side_by_side: 1, response: 1, both: 1, different: 3, costly: 2, expensive_once: 1, shared: 2,
+    reduced: 3,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.report.bounds import Rounding
+from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling
 
 Array = np.ndarray[Any, Any]
 
@@ -35,8 +36,6 @@ DTYPES = {
     "int64": ("int64", np.int64),
     "bool": ("bool", np.bool_),
 }
-#: Ops made of pooling, or of a reduction, that torch has as one.
-_POOLING_COMPOSITES = frozenset({"global_max_pool", "global_avg_pool", "local_response_norm"})
 #: Ops written as several torch functions, or that torch itself computes in steps on the CPU.
 COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square", "rsqrt"})
 #: Operands of norms that torch wants in the type in which it computes, whatever the others are.
@@ -305,8 +304,8 @@ class Eager:
             return self._contraction(node)
         if node.kind is Kind.REDUCTION:
             return self._reduction(node)
-        if node.kind is Kind.WINDOW or node.op.name in _POOLING_COMPOSITES:
-            return self._pooling(node)
+        if node.kind is Kind.WINDOW or node.op.name in POOLING_COMPOSITES:
+            return pooling(torch=self._torch, node=node)
         if node.kind is Kind.MOVEMENT:
             return movement(torch=self._torch)[node.op.name](node)
         if node.op.name == "identity":
@@ -391,55 +390,6 @@ class Eager:
         if mode == "norm2":
             return lambda x: torch.linalg.vector_norm(x, 2, dim=axes, keepdim=keep, dtype=wide).to(result)
         return lambda x: (x.to(wide).abs() if mode == "norm1" else x).sum(dim=axes, keepdim=keep, dtype=wide).to(result)
-
-    def _pooling(self, node: Node) -> Callable[..., Any]:
-        """Pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
-        torch, f, at = self._torch, self._torch.nn.functional, node.attributes
-        name, x, result = node.op.name, node.inputs[0], self._dtypes[node.output.dtype]
-        if name == "local_response_norm":
-            if at["axis"] != 1:
-                raise NotSupportedError(f"torch normalizes along the channels; {name} {node.name!r} does not")
-            return lambda x: f.local_response_norm(x, at["window"], at["alpha"], at["beta"], at["k"])
-        axes = at["axes"]
-        rank = len(axes)
-        if axes != tuple(range(2, x.rank)) or rank > 3:
-            raise NotSupportedError(f"torch pools the spatial dimensions; {name} {node.name!r} is along {list(axes)}")
-        pads = at.get("padding", ())
-        if any(a != b or 2 * a > n for (a, b), n in zip(pads, at.get("window", ()))):
-            raise NotSupportedError(
-                f"torch pads both sides of an image alike, by half a window at most; {name} {node.name!r} by {pads}"
-            )
-        slides = (at["window"], at["stride"], tuple(a for a, _ in pads)) if "window" in at else ()
-        if name.endswith(("_backward", "_backward_index")) and rank != 2:
-            raise NotSupportedError(f"torch's gradient for {name} {node.name!r} is of two-dimensional windows")
-        aten, ceil = torch.ops.aten, at.get("ceil_mode")
-        sizes = node.output.shape[2:]
-        functions: dict[str, Callable[..., Any]] = {
-            "max_pool": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil),
-            "max_pool_index": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil, True)[1],
-            "avg_pool": lambda x: getattr(f, f"avg_pool{rank}d")(x, *slides, ceil, at["count_include_pad"]),
-            "adaptive_max_pool": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"]),
-            "adaptive_max_pool_index": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"], True)[1],
-            "adaptive_avg_pool": lambda x: getattr(f, f"adaptive_avg_pool{rank}d")(x, at["size"]),
-            "global_max_pool": lambda x: x.amax(dim=axes, keepdim=True),
-            "global_avg_pool": lambda x: x.mean(dim=axes, keepdim=True),
-            "max_pool_backward_index": lambda loss, index: aten.max_pool2d_with_indices_backward(
-                loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, at["dilation"], ceil, index.long()
-            ),
-            "avg_pool_backward": lambda loss: aten.avg_pool2d_backward(
-                loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, ceil, at["count_include_pad"], None
-            ),
-            "adaptive_max_pool_backward_index": lambda loss, index: aten.adaptive_max_pool2d_backward(
-                loss, loss.new_empty((*loss.shape[:2], *sizes)), index.long()
-            ),
-            "adaptive_avg_pool_backward": lambda loss: aten._adaptive_avg_pool2d_backward(
-                loss, loss.new_empty((*loss.shape[:2], *sizes))
-            ),
-        }
-        if name not in functions:
-            raise NotSupportedError(f"no torch function for {name} {node.name!r}")
-        function = functions[name]
-        return lambda *xs: function(*xs).to(result)
 
     def _convolution(self, node: Node) -> Callable[..., Any]:
         f, at = self._torch.nn.functional, node.attributes

@@ -1,0 +1,81 @@
+"""Pooling as a torch user would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusegraph.dtypes import float32
+from fusegraph.errors import NotSupportedError
+from fusegraph.graph import Node
+from fusegraph.ops.evaluate import compute_dtype
+
+#: Ops made of pooling, or of a reduction, that torch has as one or two.
+POOLING_COMPOSITES = frozenset(
+    {"max_pool_backward", "adaptive_max_pool_backward", "global_max_pool", "global_avg_pool", "local_response_norm"}
+)
+
+
+def pooling(torch: Any, node: Node) -> Callable[..., Any]:
+    """Pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
+    f, at = torch.nn.functional, node.attributes
+    name, x, result = node.op.name, node.inputs[0], getattr(torch, node.output.dtype.name)
+    if name == "local_response_norm":
+        if at["axis"] != 1:
+            raise NotSupportedError(f"torch normalizes along the channels; {name} {node.name!r} does not")
+        wide = getattr(torch, compute_dtype(x.dtype, float32).name)
+        how = at["window"], at["alpha"], at["beta"], at["k"]
+        return lambda x: f.local_response_norm(x.to(wide), *how).to(result)
+    axes = at["axes"]
+    rank = len(axes)
+    if axes != tuple(range(2, x.rank)) or rank > 3:
+        raise NotSupportedError(f"torch pools the spatial dimensions; {name} {node.name!r} is along {list(axes)}")
+    pads = at.get("padding", ())
+    if any(a != b or 2 * a > n for (a, b), n in zip(pads, at.get("window", ()))):
+        raise NotSupportedError(
+            f"torch pads both sides of an image alike, by half a window at most; {name} {node.name!r} by {pads}"
+        )
+    if not x.dtype.is_float:
+        raise NotSupportedError(f"torch pools floats; {name} {node.name!r} is of {x.dtype}")
+    slides = (at["window"], at["stride"], tuple(a for a, _ in pads)) if "window" in at else ()
+    if name.endswith(("_backward", "_backward_index")) and rank != 2:
+        raise NotSupportedError(f"torch's gradient for {name} {node.name!r} is of two-dimensional windows")
+    aten, ceil = torch.ops.aten, at.get("ceil_mode")
+    sizes = node.output.shape[2:]
+    functions: dict[str, Callable[..., Any]] = {
+        "max_pool": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil),
+        "max_pool_index": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil, True)[1],
+        "avg_pool": lambda x: getattr(f, f"avg_pool{rank}d")(x, *slides, ceil, at["count_include_pad"]),
+        "adaptive_max_pool": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"]),
+        "adaptive_max_pool_index": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"], True)[1],
+        "adaptive_avg_pool": lambda x: getattr(f, f"adaptive_avg_pool{rank}d")(x, at["size"]),
+        "max_pool_backward": lambda loss, x: aten.max_pool2d_with_indices_backward(
+            loss,
+            x.to(loss.dtype),
+            *slides,
+            at["dilation"],
+            ceil,
+            f.max_pool2d(x, *slides, at["dilation"], ceil, True)[1],
+        ),
+        "adaptive_max_pool_backward": lambda loss, x: aten.adaptive_max_pool2d_backward(
+            loss, x.to(loss.dtype), f.adaptive_max_pool2d(x, loss.shape[2:], True)[1]
+        ),
+        "global_max_pool": lambda x: x.amax(dim=axes, keepdim=True),
+        "global_avg_pool": lambda x: x.mean(dim=axes, keepdim=True),
+        "max_pool_backward_index": lambda loss, index: aten.max_pool2d_with_indices_backward(
+            loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, at["dilation"], ceil, index.long()
+        ),
+        "avg_pool_backward": lambda loss: aten.avg_pool2d_backward(
+            loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, ceil, at["count_include_pad"], None
+        ),
+        "adaptive_max_pool_backward_index": lambda loss, index: aten.adaptive_max_pool2d_backward(
+            loss, loss.new_empty((*loss.shape[:2], *sizes)), index.long()
+        ),
+        "adaptive_avg_pool_backward": lambda loss: aten._adaptive_avg_pool2d_backward(
+            loss, loss.new_empty((*loss.shape[:2], *sizes))
+        ),
+    }
+    if name not in functions:
+        raise NotSupportedError(f"no torch function for {name} {node.name!r}")
+    function = functions[name]
+    return lambda *xs: function(*xs).to(result)
