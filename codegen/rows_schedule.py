@@ -25,8 +25,8 @@ LEAST_CLUSTER_BYTES = 8 * 1024
 PROMISING, MOST_TRIED = 1.4, 8
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
-#: Blocks of a cluster that every GPU with clusters can hold.
-MOST_BLOCKS = 8
+#: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
+PORTABLE_BLOCKS = 8
 #: Shared memory that is left for what the threads exchange; across rows, what they may use for it.
 EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
 #: Bytes in flight on an SM that keep the memory busy.
@@ -298,14 +298,16 @@ def _badness(schedule: RowsSchedule, words: int, flight: int, resident: int) -> 
     few = 1 + max(0, 4 - resident) * 0.08
     starved = 1 + max(0.0, 1 - flight / FLIGHT_BYTES) * 0.5
     exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
-    together = 1 + 0.04 * (schedule.cluster.bit_length() - 1)
+    together = 1 + 0.04 * (schedule.cluster.bit_length() - 1) + 0.25 * (schedule.cluster > PORTABLE_BLOCKS)
     burst = 1 + 0.03 * abs(log2(words / KEPT_WORDS))
     return few * starved * exchange * together * burst
 
 
 def _clusters(arch: Arch) -> list[int]:
     """Numbers of blocks that may share a row."""
-    return [1 << k for k in range(MOST_BLOCKS.bit_length())] if arch.has_clusters else [1]
+    if not arch.has_clusters:
+        return [1]
+    return [1, 2, 4, 8, 16] if arch.major in (9, 10) else [1, 2, 4, 8]
 
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
@@ -331,13 +333,13 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     def blocks(side: int) -> int:
         return -(-count // (side * vector))
 
-    wide = [side for side in sides if side * vector * itemsize >= SEGMENT_BYTES] or sides[:1]
+    wide = [side for side in sides if SEGMENT_BYTES <= side * vector * itemsize <= 2 * SEGMENT_BYTES] or sides[:1]
     best = next((side for side in wide if blocks(side) >= enough), wide[-1])
     if blocks(best) < enough // 4:
         narrow = [side for side in sides if side * vector * itemsize >= SECTOR_BYTES] or sides[:1]
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
-    for side in order[:4]:
+    for side in order[:3]:
         for threads in (512, 256, 1024):
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
             warps = max(1, lanes * side // max(32, side))
@@ -347,7 +349,7 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
             registers = 2 * OTHER_REGISTERS + unroll * words
             if unroll and words and registers <= min(MOST_REGISTERS, arch.registers_per_sm // (lanes * side)):
                 yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
-            resident = arch.blocks_per_sm(lanes * side, 2 * OTHER_REGISTERS) if writes else 0
+            resident = arch.blocks_per_sm(lanes * side, 2 * OTHER_REGISTERS) if writes or words else 0
             yield RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident)
 
 

@@ -112,6 +112,42 @@ def test_every_mode_and_dtype() -> None:
     check_all(graphs[:4], fusion=False)
 
 
+def standardized(shape: tuple[int, ...], axes: Any, **how: Any) -> fg.Graph:
+    """Mean, variance and what is made of them and of the tensor again."""
+    g = fg.Graph("standardized")
+    x = g.tensor("x", shape, **how)
+    centred = x - g.reduction(x, "avg", axes, name="mean")
+    variance = g.reduction(centred * centred, "avg", axes)
+    g.output(variance, name="variance")
+    g.output(g.relu(centred / g.sqrt(variance + 1e-5)), name="y")
+    return g
+
+
+def test_a_variance_reads_its_tensor_once() -> None:
+    """Statistics of channels: the parts of both at once, then both; and the tensor again for what is made of them."""
+    graph = standardized((64, 256, 56, 56), (0, 2, 3), layout="NHWC")
+    found = plan(graph).kernels
+    assert kinds(graph)[0] == ["reduction_partial", "reduction_partial"]
+    assert len(found) == 3
+    (x,) = graph.inputs
+    assert sum(t.name == x.name for k in found for t in k.group.reads) == 2
+    # Channels first: a row is kept by a cluster, and read once for everything.
+    assert len(plan(standardized((64, 256, 56, 56), (0, 2, 3))).kernels) == 1
+
+
+@pytest.mark.usefixtures("eager_split")
+@pytest.mark.parametrize(("shape", "axes"), [((1000, 24), 0), ((3, 1003), 1), ((2, 8, 30, 31), (0, 2, 3))])
+def test_variances_with_large_offsets(shape: tuple[int, ...], axes: Any) -> None:
+    """Of numbers of mean 1e4 and spread 1: as exact as the means of the parts are in float32."""
+    graph = standardized(shape, axes, **({"layout": "NHWC"} if len(shape) == 4 else {}))
+    assert kinds(graph)[0] == ["reduction_partial", "reduction_partial"]
+    (executable,) = executables([graph])
+    values = (np.random.default_rng(0).standard_normal(shape) + 1e4).astype(np.float32)
+    found = run(executable, {"x": values})["variance"]
+    expected = values.astype(np.float64).var(axis=axes, keepdims=True)
+    assert np.abs(found / expected - 1).max() < 1e-4
+
+
 @pytest.mark.usefixtures("eager_split")
 def test_special_values() -> None:
     check_all(

@@ -7,6 +7,7 @@ the same inputs give the same bits.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -14,17 +15,19 @@ import numpy as np
 from fusegraph.dtypes import DType, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
-from fusegraph.ops import TABLE
+from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES
-from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.simplify import Simplified, remove_dead, same
 
 #: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
 ENOUGH_BLOCKS = 128
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
-LEAST_PART_BYTES, PART_BYTES = 16 << 10, 64 << 10
+LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
+#: Bytes that neighbouring rows have side by side in a block, of enough blocks for all.
+SIDE_BYTES = 256
 #: Blocks that are a few waves of a large GPU, and the most parts that one block can be left to reduce.
 BLOCKS = 1056
 MOST_PARTS = 4096
@@ -55,14 +58,20 @@ def split_reductions(graph: Graph) -> Simplified:
             result._automatic.add(copy)
         new[tensor] = copy
     result.inputs = [new[t] for t in graph.inputs]
+    writer = _Writer(result)
     for node in graph.nodes:
-        inputs = tuple(new[t] for t in node.inputs)
-        if node in chunks:
-            _split(result, node, inputs[0], new[node.output], chunks[node])
+        mean = _mean_of_variance(graph, node)
+        if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
+            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], chunks[node])
+        elif node in chunks:
+            writer.split(node, new[node.inputs[0]], new[node.output], chunks[node])
         else:
-            result.add_node(Node(node.op, inputs, node.attributes, new[node.output]))
+            outputs = tuple(new[t] for t in node.outputs)
+            result.add_node(Node(node.op, tuple(new[t] for t in node.inputs), node.attributes, *outputs))
     result.outputs = [new[t] for t in graph.outputs]
-    return Simplified(result, new)
+    remove_dead(result)
+    left = set(result.tensors.values())
+    return Simplified(result, {old: tensor for old, tensor in new.items() if tensor in left})
 
 
 def chunk(graph: Graph, node: Node) -> int | None:
@@ -83,42 +92,106 @@ def chunk(graph: Graph, node: Node) -> int | None:
 def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
     """The elements of a part: a power of two, so that parts begin where memory is aligned."""
     length = prod(x.shape[d] for d in axes)
-    total = whole.blocks * whole.bytes_each
+    total = x.size * x.dtype.itemsize
     wanted = min(max(total // BLOCKS, LEAST_PART_BYTES), PART_BYTES)
-    step = whole.bytes_each // length
+    step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
     return 1 << (least - 1).bit_length()
 
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
     """Whether something as large as what is reduced follows from the result: one kernel may read it once for both."""
-    return any(n.output.size >= x.size for n in nx.descendants(graph.network, node))
+    return any(t.size >= x.size for n in nx.descendants(graph.network, node) for t in n.outputs)
 
 
-def _split(graph: Graph, node: Node, x: Tensor, result: Tensor, size: int) -> None:
-    """Adds the nodes that make the result of a reduction from its parts."""
-    mode, axes, keepdims = (node.attributes[key] for key in ("mode", "axes", "keepdims"))
-    first, second, after = _HALVES[mode]
-    dtype = _accumulator(graph, mode, x.dtype, result.dtype)
+def _mean_of_variance(graph: Graph, node: Node) -> Node | None:
+    """The mean that a node is the variance about: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
-    def add(op_name: str, name: str, inputs: tuple[Tensor, ...], **attributes: object) -> Tensor:
-        op = PARTIAL if op_name == PARTIAL.name else TABLE[op_name]
-        tensor = graph.apply(op, inputs, attributes)
-        graph._rename(tensor, graph._unique(f"{node.name[:180]} {name}"))
-        graph._automatic.add(tensor)
+    def made_by(tensor: Tensor, op: str) -> Node | None:
+        found = graph.producer(tensor)
+        return found if found is not None and found.op is TABLE[op] else None
+
+    def average(candidate: Node | None) -> bool:
+        return candidate is not None and candidate.op is TABLE["reduction"] and candidate.attributes["mode"] == "avg"
+
+    if not average(node):
+        return None
+    square = made_by(node.inputs[0], "mul")
+    if square is None or square.inputs[0] is not square.inputs[1]:
+        return None
+    centred = made_by(square.inputs[0], "sub")
+    mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
+    if centred is None or mean is None or not average(mean):
+        return None
+    alike = mean.inputs[0] is centred.inputs[0] and mean.attributes["axes"] == node.attributes["axes"]
+    return mean if alike and centred.output.shape == centred.inputs[0].shape else None
+
+
+class _Writer:
+    """Adds the nodes that make the results of reductions from their parts."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: (what is reduced, mode, axes, keepdims) -> its parts
+        self._parts: dict[object, Tensor] = {}
+
+    def split(self, node: Node, x: Tensor, result: Tensor, size: int) -> None:
+        """Any reduction."""
+        mode, axes = node.attributes["mode"], node.attributes["axes"]
+        first, second, after = _HALVES[mode]
+        parts = self._reduced(node, x, result, first, size)
+        combine = {"mode": second, "axes": (0,), "keepdims": False}
+        if not after:
+            self._graph.add_node(Node(TABLE["reduction"], (parts,), {**combine, "dtype": result.dtype}, result))
+            return
+        total = self._add(node, "total", TABLE["reduction"], parts, **combine, dtype=parts.dtype)
+        if after == "sqrt":
+            self._graph.add_node(Node(TABLE["sqrt"], (total,), {}, result))
+            return
+        count = self._constant(np.array(float(prod(x.shape[d] for d in axes))), parts.dtype)
+        self._graph.add_node(Node(TABLE["div"], (total, count), {}, result))
+
+    def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
+        """The variance about a mean, of which x need not be read again: the squared deviations from the mean of each
+        part, and of those means from that of all.
+        """
+        axes = node.attributes["axes"]
+        sums = self._reduced(node, x, result, "add", size)
+        own = self._reduced(node, x, result, "squared_deviation", size)
+        length = prod(x.shape[d] for d in axes)
+        counts = np.full((sums.shape[0], *(1 for _ in sums.shape[1:])), float(size))
+        counts[-1] = length - (len(counts) - 1) * size
+        count = self._constant(counts if length % size else np.array(float(size)), sums.dtype)
+        means = self._add(node, "part means", TABLE["div"], sums, count)
+        apart = self._add(node, "apart", TABLE["sub"], means, mean)
+        between = self._add(
+            node, "between", TABLE["mul"], self._add(node, "apart 2", TABLE["mul"], apart, apart), count
+        )
+        both = self._add(node, "deviations", TABLE["add"], own, between)
+        how = {"mode": "add", "axes": (0,), "keepdims": False, "dtype": sums.dtype}
+        total = self._add(node, "total", TABLE["reduction"], both, **how)
+        self._graph.add_node(
+            Node(TABLE["div"], (total, self._constant(np.array(float(length)), sums.dtype)), {}, result)
+        )
+
+    def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, size: int) -> Tensor:
+        """The parts of a reduction, or the same ones of another."""
+        axes, keepdims = node.attributes["axes"], node.attributes["keepdims"]
+        key = (x, mode, axes, keepdims, size)
+        if key not in self._parts:
+            dtype = _accumulator(self._graph, node.attributes["mode"], x.dtype, result.dtype)
+            how = {"mode": mode, "axes": axes, "chunk": size, "keepdims": keepdims, "dtype": dtype}
+            self._parts[key] = self._add(node, "parts", PARTIAL, x, **how)
+        return self._parts[key]
+
+    def _add(self, node: Node, name: str, op: Op, *inputs: Tensor, **attributes: object) -> Tensor:
+        tensor = self._graph.apply(op, inputs, attributes)
+        self._graph._rename(tensor, self._graph._unique(f"{node.name[:180]} {name}"))
+        self._graph._automatic.add(tensor)
         return tensor
 
-    parts = add(PARTIAL.name, "parts", (x,), mode=first, axes=axes, chunk=size, keepdims=keepdims, dtype=dtype)
-    combine = {"mode": second, "axes": (0,), "keepdims": False}
-    if not after:
-        graph.add_node(Node(TABLE["reduction"], (parts,), {**combine, "dtype": result.dtype}, result))
-        return
-    total = add("reduction", "total", (parts,), **combine, dtype=dtype)
-    if after == "sqrt":
-        graph.add_node(Node(TABLE["sqrt"], (total,), {}, result))
-        return
-    count = graph.constant(np.array(float(prod(x.shape[d] for d in axes))), dtype=dtype)
-    graph.add_node(Node(TABLE["div"], (total, count), {}, result))
+    def _constant(self, value: np.ndarray[Any, Any], dtype: DType) -> Tensor:
+        return self._graph.constant(value, dtype=dtype)
 
 
 def _accumulator(graph: Graph, mode: str, source: DType, result: DType) -> DType:
