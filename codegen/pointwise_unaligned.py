@@ -222,4 +222,4 @@ class _Place:
 
     def element(self, strides: Sequence[int]) -> str:
         """The offset of the vector's element ``e``."""
-        return linear([*zip(self._row, strides), ("(col + e)", strides[-1])])
+        return linear([*zip(self._row, strides), ("col + e", strides[-1])])
