@@ -252,6 +252,8 @@ class Producer:
         if k.panels % k.per_stage:
             # Past the last panel both factors are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // self.itemsize)}"
+        if k.step:
+            channel = f"at.batch * {k.step} + {channel}"
         w.line(f"const int c = {channel};")
 
     def _walk_phase(self, item: str) -> str:

@@ -40,6 +40,7 @@ class Reduction:
     skips     where a batch is a phase with taps of its own: for every dimension of taps how many of the first ones it
               does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
     share     of the taps that a batch has on average.
+    step      where batches are parts of one reduction: channels from one to the next.
     """
 
     taps: tuple[int, ...]
@@ -48,6 +49,7 @@ class Reduction:
     per_stage: int
     skips: tuple[str, ...] = ()
     share: float = 1.0
+    step: int = 0
 
     @property
     def chunks(self) -> int:
@@ -197,12 +199,19 @@ def _across(spec: ContractionSpec) -> Factors:
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
     if len(batch) > 1 or len(cols) > 1:
         raise Unsupported("batches that do not lie at equal distances")
+    pixels, step = spec.inner, 0
+    if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
+        # Batches are parts of the reduction: windows of images one behind another.
+        step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
+        first, second = (0,), (0,)
+        if step % width:
+            raise Unsupported(f"parts of {step} windows are no multiple of {width}")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
-    start = f"{{b0}} * {first[0]} + {{c}}" if prod(batch) > 1 else "{c}"
+    start = f"{{b0}} * {first[0]} + {{c}}" if any(first) and prod(batch) > 1 else "{c}"
     total = (batch[0] - 1) * first[0] + channels
-    a = _windows(gather, image, start, total, spec.inner, tuple(taps), "p")
-    a = replace(a, along_k=False, pixels=spec.inner, taps=(*taps, channels // width))
-    return Factors(batch, prod(spec.rows), prod(cols), Reduction((), prod(spec.inner), width, 1), a, b)
+    a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
+    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width))
+    return Factors(batch, prod(spec.rows), prod(cols), Reduction((), prod(spec.inner), width, 1, step=step), a, b)
 
 
 def factors(spec: ContractionSpec) -> Factors:

@@ -22,6 +22,7 @@ from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.simplify import same, simplify
+from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_reductions import split_reductions
 
 
@@ -91,7 +92,7 @@ def check_outputs(graph: Graph) -> None:
 
 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
-    """Decomposes, simplifies, chooses algorithms, splits reductions, lays factors out, partitions and renders a graph.
+    """Decomposes, simplifies, chooses algorithms, splits long sums, lays factors out, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
     `by_cost_model`).  Raises GraphError if the graph has no outputs.
@@ -103,12 +104,13 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     chosen = algorithms.choose(simplified.graph, options)
     split = split_reductions(chosen.graph)
     laid_out = lay_out(split.graph, options) if fusion else same(split.graph)
+    cut = split_contractions(laid_out.graph)
     counterpart = dict(simplified.counterpart)
-    for step in (chosen.counterpart, split.counterpart, laid_out.counterpart):
+    for step in (chosen.counterpart, split.counterpart, laid_out.counterpart, cut.counterpart):
         counterpart = {old: step[new] for old, new in counterpart.items() if new in step}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     try:
-        partition = fuse(laid_out.graph, options, enabled=fusion)
+        partition = fuse(cut.graph, options, enabled=fusion)
     except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}

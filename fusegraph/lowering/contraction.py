@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from codegen.expr import Operand, compute_type
-from codegen.spec import ContractionSpec, Gather, Strides
+from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, prologue
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
@@ -14,6 +14,7 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
 from fusegraph.ops.base import Kind
+from fusegraph.ops.parts import SUFFIX
 
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
@@ -139,9 +140,44 @@ _PRODUCTS = {
 
 
 def product(anchor: Node, first: Operand | None = None, second: Operand | None = None) -> Product:
-    """The product that a contraction is, of its factors as they lie in memory or of other operands."""
+    """The product that a contraction is, of its factors as they lie in memory or of other operands.
+
+    That of one in parts (`ops.parts`) is the product of a part, the parts being its first batch.
+    """
     a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
-    return _PRODUCTS[anchor.op.name](anchor, first or a, second or b)
+    make = _PRODUCTS[anchor.op.name.removesuffix(SUFFIX)]
+    if "parts" not in anchor.attributes:
+        return make(anchor, first or a, second or b)
+    count = anchor.attributes["parts"]
+    whole = make(Node(anchor.op, anchor.inputs, anchor.attributes, _part(anchor.output)), first or a, second or b)
+    size, *others = whole.inner
+    each = size // count
+
+    def limited(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+        return tuple(replace(x, batch=(each * x.inner[0] if x.inner else 0, *x.batch)) for x in limits)
+
+    def gathered(gather: Gather) -> Gather:
+        return replace(gather, batch=(each * gather.inner[0], *gather.batch), limits=limited(gather.limits))
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        return (tensor.strides[0], *whole.strides(_part(tensor)))
+
+    return Product(
+        (count, *whole.batch),
+        whole.rows,
+        whole.cols,
+        (each, *others),
+        gathered(whole.a),
+        gathered(whole.b),
+        strides,
+        limited(whole.terms),
+        limited(whole.results),
+    )
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """One part of a tensor of parts."""
+    return Tensor(tensor.graph, tensor.name, tensor.shape[1:], tensor.strides[1:], tensor.dtype)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

@@ -47,10 +47,20 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
         "bytes_unfused": _unfused_bytes(plan.graph),
         "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
         "decisions": [describe_decision(d) for d in plan.partition.decisions],
-        "algorithms": [{"node": n, "algorithm": a.name, "reason": a.reason} for n, a in plan.algorithms.items()],
+        "algorithms": [
+            {"node": n, "algorithm": a.name + _parts(plan, n), "reason": a.reason} for n, a in plan.algorithms.items()
+        ],
         "workspace_bytes": plan.memory.size,
         "workspace": {t.name: {"offset": at, "bytes": t.nbytes} for t, at in plan.memory.offsets.items()},
     }
+
+
+def _parts(plan: Plan, name: str) -> str:
+    """That a convolution is summed up in parts, if it is: its node adds them up."""
+    output = plan.simplified.tensors.get(name)
+    total = plan.simplified.producer(output) if output is not None else None
+    before = plan.simplified.producer(total.inputs[0]) if total is not None else None
+    return f" in {before.attributes['parts']} parts" if before is not None and "parts" in before.attributes else ""
 
 
 def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) -> dict[str, Any]:

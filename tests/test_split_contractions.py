@@ -1,0 +1,182 @@
+"""Long sums of products in parts: the nodes on the CPU engine, in every form, and which contractions are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import Case, check_cases
+
+import fusegraph as fg
+from codegen.contraction_wgmma_layout import WgmmaSchedule
+from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.graph import Graph, Node
+from fusegraph.ops.parts import AXES, PARTS
+from fusegraph.passes import split_contractions
+from fusegraph.passes.split_contractions import parts_of
+from fusegraph.plan import plan
+from fusegraph.report.explain import describe
+
+
+def product(m: int, n: int, k: int, dtype: str = "float32", batch: tuple[int, ...] = (), turned: bool = False) -> Graph:
+    """gelu(a @ b + bias), or the sum as it is for integers."""
+    graph = fg.Graph("product", io_dtype=dtype)
+    a = graph.tensor("a", (*batch, m, k), strides=(1, m) if turned else None)
+    b = graph.tensor("b", (k, n))
+    y = graph.matmul(a, b, name="sum")
+    if y.dtype.is_float:
+        y = graph.gelu(y + graph.tensor("bias", (n,)))
+    graph.output(y, name="y")
+    return graph
+
+
+def forward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layout: str = "NHWC", **how: Any) -> Graph:
+    graph = fg.Graph("forward", io_dtype=dtype)
+    x = graph.tensor("x", shape, layout=layout)
+    w = graph.tensor("w", (filters, shape[1], 3, 3), layout=layout)
+    y = graph.conv_fprop(x, w, **{"padding": 1, **how}, name="conv")
+    graph.output(graph.relu(y + x) if y.shape == x.shape else y, name="y")
+    return graph
+
+
+def backward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layout: str = "NHWC", **how: Any) -> Graph:
+    """The gradient of a filter, scaled."""
+    graph = fg.Graph("backward", io_dtype=dtype)
+    x = graph.tensor("image", shape, layout=layout)
+    how = {"padding": 1, "stride": 1, **how}
+    reach = 2 * how.get("dilation", 1) + 1
+    out = [(size + 2 * how["padding"] - reach) // how["stride"] + 1 for size in shape[2:]]
+    loss = graph.tensor("loss", (shape[0], filters, *out), layout=layout)
+    y = graph.conv_wgrad(x, loss, taps=3, name="dw", **how)
+    graph.output(y * 0.5 if y.dtype.is_float else y, name="scaled")
+    return graph
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Splits every contraction that can be into so many parts."""
+
+    def force(count: int) -> None:
+        monkeypatch.setattr(split_contractions, "parts_of", lambda node, _: count if node.op.name in PARTS else 1)
+
+    return force
+
+
+def on_hopper(made: CpuExecutable) -> None:
+    assert made.plan is not None
+    first, second = made.plan.kernels
+    assert isinstance(first.choice.schedule, WgmmaSchedule), first.choice
+    assert second.group.family == "rows"
+
+
+def two_kernels(made: CpuExecutable) -> None:
+    assert made.plan is not None
+    assert [k.group.family for k in made.plan.kernels] == ["contraction", "rows"]
+
+
+def hopper(graph: Graph) -> Case:
+    return Case(graph, arch="sm_90a", check=on_hopper)
+
+
+def test_parts_in_every_form(in_parts):
+    in_parts(2)
+    check_cases(
+        [
+            Case(product(7, 9, 20), check=two_kernels),
+            Case(backward((4, 3, 5, 6), 4, layout="NCHW"), check=two_kernels),
+            Case(backward((2, 8, 6, 7), 5, "bfloat16", stride=2), check=two_kernels),
+            hopper(product(70, 40, 256, "bfloat16")),
+            hopper(backward((4, 64, 8, 8), 24, "bfloat16")),
+        ],
+        guard=True,
+    )
+
+
+@pytest.mark.slow
+def test_more_shapes_and_types(in_parts):
+    in_parts(4)
+    cases = [
+        product(5, 6, 12, dtype, batch, turned)
+        for dtype, batch, turned in (
+            ("float64", (), True),
+            ("int8", (), False),
+            ("int64", (2,), False),
+            ("float16", (2, 3), False),
+            ("bfloat16", (), True),
+        )
+    ]
+    cases += [forward((2, 8, 5, 6), 8), forward((1, 8, 5, 6), 8, "bfloat16", "NCHW")]
+    cases += [
+        backward((4, 3, 5, 6), 4, "float64", mode="convolution"),
+        backward((8, 2, 5, 6), 4, "int8"),
+        backward((4, 5, 9, 7), 6, "float16", "NCHW", dilation=2, padding=2),
+    ]
+    on_tensor_cores = [forward((1, 256, 9, 8), 40, "bfloat16"), backward((8, 64, 10, 10), 40, "float16", padding=0)]
+    check_cases([*(Case(g, check=two_kernels) for g in cases), *map(hopper, on_tensor_cores)], guard=True)
+
+
+def test_reference():
+    rng = np.random.default_rng(1)
+    for graph in (product(3, 4, 12), forward((2, 6, 5, 5), 3), backward((6, 2, 5, 5), 3)):
+        node = next(n for n in graph.nodes if n.op.name in AXES)
+        x, y = (rng.standard_normal(t.shape) for t in node.inputs)
+        whole = node.op.reference(x, y, **node.attributes)
+        parts = PARTS[node.op.name].reference(x, y, parts=3, **node.attributes)
+        assert parts.shape == (3, *whole.shape)
+        np.testing.assert_allclose(parts.sum(0), whole)
+
+
+def split_of(graph: Graph) -> int:
+    (node,) = (n for n in graph.nodes if n.op.name in PARTS)
+    return parts_of(node, graph)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_split(dtype):
+    long, few = product(64, 64, 1 << 16, dtype), backward((64, 64, 56, 56), 64, dtype)
+    for graph in (long, few):
+        count = split_of(graph)
+        assert count > 1
+        partial = next(n for n in plan(graph).simplified.nodes if n.op.name.endswith("_parts"))
+        assert partial.output.shape[0] == partial.attributes["parts"] == count
+        assert partial.output.dtype == fg.float32
+    for graph in (
+        product(4096, 4096, 4096, dtype),  # enough tiles
+        product(64, 64, 256, dtype),  # too short
+        product(64, 64, 65537, dtype),  # a prime number of products
+        backward((2, 8, 6, 6), 8, dtype),
+        forward((8, 64, 56, 56), 64, dtype, stride=2),
+    ):
+        assert split_of(graph) == 1
+        assert not any(n.op.name.endswith("_parts") for n in plan(graph).simplified.nodes)
+
+
+def test_explain_tells_the_parts():
+    graph = backward((64, 64, 56, 56), 64)
+    (told,) = describe(plan(graph))["algorithms"]
+    assert told["algorithm"] == f"implicit GEMM in {split_of(graph)} parts"
+
+
+def test_what_stays_whole():
+    """fp8, whose sums on tensor cores are rounded; groups; results that are no sums any more."""
+    assert split_of(product(64, 64, 1 << 16, "float8_e4m3")) == 1
+    graph = fg.Graph("grouped")
+    x, loss = graph.tensor("x", (64, 64, 56, 56)), graph.tensor("loss", (64, 64, 56, 56))
+    graph.output(graph.conv_wgrad(x, loss, taps=3, padding=1, groups=2))
+    assert split_of(graph) == 1
+    graph = fg.Graph("narrow", io_dtype="int8")
+    a, b = graph.tensor("a", (64, 1 << 16)), graph.tensor("b", (1 << 16, 64))
+    graph.output(graph.matmul(a, b, dtype="int8"))
+    assert split_of(graph) == 1
+
+
+def test_parts_are_whole_stages_of_tensor_cores():
+    node: Node
+    for graph in (product(64, 64, 64 * 1000, "bfloat16"), backward((50, 64, 56, 56), 64, "bfloat16")):
+        (node,) = (n for n in graph.nodes if n.op.name in PARTS)
+        count = split_of(graph)
+        length = node.inputs[0].shape[-1] if node.op.name == "matmul" else 50 * 56 * 56
+        assert count > 1
+        assert length // count % 64 == 0
