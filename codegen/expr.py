@@ -85,12 +85,33 @@ Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced | Pointer
 
 @dataclass(frozen=True)
 class Instruction:
-    """``ctype name = template(args)``: template has placeholders {0}, {1}, ... for the arguments' C expressions."""
+    """``ctype name = template(args)``: template has placeholders {0}, {1}, ... for the arguments' C expressions.
+
+    thresholds are those numbers which the arguments are compared with to be less or not, if nothing else is done with
+    them.
+    """
 
     name: str
     template: str
     args: tuple[Value, ...]
     ctype: str
+    thresholds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableRead(Instruction):
+    """Reads an element of a table: args are its pointer, what the position is computed of and, if guarded, whether the
+    element exists.
+
+    position    the template of the position.
+    indexed     whether the second argument is an index that is a term of it; the others are terms times a number.
+    multiples   these numbers, and the constant term.
+    """
+
+    position: str = ""
+    indexed: bool = False
+    guarded: bool = False
+    multiples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +247,15 @@ class Emitter:
         if isinstance(value, Result) and value not in terms:
             return self.names[value.instruction] or self.expression(value.instruction, terms)
         return terms[value]
+
+    def read(self, number: int, vector: int, terms: Mapping[Value, str]) -> str:
+        """The C expression of a vector of a table, for that of its first element."""
+        read = self.program.instructions[number]
+        assert isinstance(read, TableRead)
+        table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+        texts = [self.term(value, terms) for value in read.args]
+        text = f"load<{vector}>({texts[0]} + {fill(read.position, texts)})"
+        return f"{texts[-1]} ? {text} : Vector<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
 
     def expression(self, number: int, terms: Mapping[Value, str]) -> str:
         """The C expression of an instruction."""

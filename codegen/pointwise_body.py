@@ -20,6 +20,7 @@ from codegen.expr import (
 )
 from codegen.kernel import Pointers, converted, headers, heading, signature, uses
 from codegen.naming import Names, Writer
+from codegen.pointwise_tables import Ahead
 
 
 class Body:
@@ -38,6 +39,9 @@ class Body:
         self._uses = uses(program)
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
+        #: instructions that have their result before the elements: what is shared, and the vectors of tables
+        self._shared: frozenset[int] = frozenset()
+        self._vectors: dict[int, str] = {}
 
     def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
         """Everything up to the opening brace."""
@@ -73,6 +77,20 @@ class Body:
         """Names for the vectors of results, one a store."""
         return [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
 
+    def ahead(self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str]) -> None:
+        """Reads vectors of tables, for which loaded and indices have what is needed of the first element."""
+        terms = dict(self.terms)
+        for n, text in loaded.items():
+            terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
+        terms |= {Index(n): f"{self.program.itype}({text})" for n, text in enumerate(indices)}
+        self._shared = done.shared
+        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k in done.shared)
+        for k in done.reads:
+            read = self.program.instructions[k]
+            table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+            name = self._vectors[k] = self.names.unique(table.name, "_v")
+            self.w.line(f"const {vector_type(table, vector)} {name} = {self._emitter.read(k, vector, terms)};")
+
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
         """The statements of one element; returns what to store, one text a store.
 
@@ -83,15 +101,23 @@ class Body:
         for n, text in loaded.items():
             operand = self.program.loads[n]
             terms[Load(n)] = self._once(Load(n), converted(operand, text, self.program.real), operand.name)
+        done = {*self._shared, *self._vectors}
+        left = {v for k, i in enumerate(self.program.instructions) if k not in done for v in i.args}
+        left |= {s.value for s in self.program.stores}
         for n, text in enumerate(indices):
-            terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
-        self._emitter.statements(self.w, terms, lambda k: self._varies[k])
+            if Index(n) in left:
+                terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
+        for k, name in self._vectors.items():
+            table = self.program.tables[self.program.instructions[k].args[0].table]  # type: ignore[union-attr]
+            text = converted(table, f"{name}[e]", self.program.real)
+            terms[Result(k)] = self._once(Result(k), text, table.name)
+        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
         return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """A constant for a converted value that is used more than once; the expression itself otherwise."""
         simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Result, Anchor)) or self._uses.get(value, 0) < 2 or simple:
+        if isinstance(value, (Literal, Anchor)) or self._uses.get(value, 0) < 2 or simple:
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")

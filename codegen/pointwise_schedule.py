@@ -8,6 +8,7 @@ from math import gcd, prod
 
 from codegen.expr import Operand, Program
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
+from codegen.pointwise_tables import ahead, table_bytes
 from codegen.spec import PointwiseSpec
 
 THREADS = 256
@@ -98,13 +99,18 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
     itype = index_type(*bounds(operands, shape), *far(program))
     total = prod(shape)
     full = [op for op in operands if any(op.strides)]
-    vector = 16 // min(op.dtype.itemsize for op in operands)
+    smallest = min(op.dtype.itemsize for op in (*operands, *program.tables))
+    vector = 16 // smallest
     while vector > 1:
         kinds = [access(op.strides, shape, vector, op) for op in full]
         wide = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind in ("vector", "uniform"))
         narrow = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind not in ("vector", "uniform", "pair"))
+        by_vector, by_element = table_bytes(program, ahead(program, shape, vector))
+        wide, narrow = wide + total * by_vector, narrow + total * by_element
         small = vector * max(op.dtype.itemsize for op in operands) <= MAX_VECTOR_BYTES
         if small and wide > narrow and total >= vector * THREADS:
+            break
+        if by_element and vector * smallest <= 4:  # lanes side by side read whole words of what they share
             break
         vector //= 2
     # Many threads with one wide access each hide the latency better than fewer with several (measured on an H200).

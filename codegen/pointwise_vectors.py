@@ -19,6 +19,7 @@ from codegen.iteration import Coordinates, at_most, linear
 from codegen.naming import Writer
 from codegen.pointwise_body import Body, kept_type, packs, plus, vector_type
 from codegen.pointwise_schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
+from codegen.pointwise_tables import ahead
 from codegen.spec import KernelSource, PointwiseSpec
 
 
@@ -370,6 +371,10 @@ class _Renderer:
             for pointer, offset, text in zip(self.body.pointers.stores, offsets, texts):
                 w.line(f"{pointer}[{offset}] = {text};")
             return
+        done = ahead(program, self.shape, s.vector)
+        if done.reads:
+            same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
+            self.body.ahead(done, s.vector, same, [place.offset(strides) for strides in program.indices])
         results = self.body.results()
         for store, name in zip(program.stores, results):
             w.line(f"{vector_type(store.operand, s.vector)} {name};")

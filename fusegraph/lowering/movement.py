@@ -15,7 +15,20 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from codegen.expr import Index, Literal, Load, Operand, Pointer, Program, Value, compute_type, literal
+from codegen.expr import (
+    Index,
+    Instruction,
+    Literal,
+    Load,
+    Operand,
+    Pointer,
+    Program,
+    Result,
+    TableRead,
+    Value,
+    compute_type,
+    literal,
+)
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
@@ -255,6 +268,7 @@ class _Builder(ProgramBuilder):
             self._table_reads.append(source)
         args: list[Value] = [Pointer(same[0] if same else len(self._tables) - 1)]
         position = self._text(plain, args)
+        indexed = len(args) > 1 and max(plain.steps) > 0
         for value, stride in computed:
             args.append(value)
             term = f"{{{len(args) - 1}}}{f' * {stride}' if stride != 1 else ''}"
@@ -266,15 +280,23 @@ class _Builder(ProgramBuilder):
         if guard is not None:
             args.append(guard)
             text = f"{{{len(args) - 1}}} ? {text} : {literal(0, wanted)}"
-        return self._integer(f"{source.name} e", text, args, wanted)
+        multiples = (plain.start, *(stride for _, stride in computed))
+        name, guarded = f"{source.name} e", guard is not None
+        return self._once(TableRead(name, text, tuple(args), wanted, (), position, indexed, guarded, multiples))
 
     # ---- numbers
 
-    def _integer(self, name: str, template: str, args: Sequence[Value], ctype: str) -> Value:
+    def _integer(
+        self, name: str, template: str, args: Sequence[Value], ctype: str, thresholds: Sequence[int] = ()
+    ) -> Value:
         """The value of an instruction, which is written once."""
-        key = template, tuple(args), ctype
+        return self._once(Instruction(name, template, tuple(args), ctype, tuple(thresholds)))
+
+    def _once(self, instruction: Instruction) -> Value:
+        key = instruction.template, instruction.args, instruction.ctype
         if key not in self._emitted:
-            self._emitted[key] = self._emit(name, template, list(args), ctype)
+            self._instructions.append(instruction)
+            self._emitted[key] = Result(len(self._instructions) - 1)
         return self._emitted[key]
 
     def _sum(self, terms: Sequence[tuple[Affine, int]], start: int = 0) -> Affine:
@@ -336,6 +358,7 @@ class _Builder(ProgramBuilder):
         """
         texts: list[str] = []
         args: list[Value] = []
+        thresholds: list[int] = []
         for c, size in every:
             low, high = self._range(c)
             if high < 0 or low >= size:
@@ -347,14 +370,18 @@ class _Builder(ProgramBuilder):
             else:
                 shift, args = 0, [*args, self._number(c)]
             term = f"{{{len(args) - 1}}}"
-            texts += [f"{term} >= {-shift}"] if low < 0 else []
-            texts += [f"{term} < {size - shift}"] if high >= size else []
+            if low < 0:
+                texts.append(f"{term} >= {-shift}")
+                thresholds.append(-shift)
+            if high >= size:
+                texts.append(f"{term} < {size - shift}")
+                thresholds.append(size - shift)
         if not texts:
             return guard
         if guard is not None:
             args.append(guard)
             texts.insert(0, f"{{{len(args) - 1}}}")
-        return self._integer(name, " && ".join(texts), args, "bool")
+        return self._integer(name, " && ".join(texts), args, "bool", thresholds)
 
     # ---- movement
 
@@ -473,7 +500,8 @@ class _Builder(ProgramBuilder):
         (_, value), *before = reversed(parts)
         for end, other in before:
             number, shift = (self._number(Affine(c.steps)), c.start) if isinstance(c, Affine) else (c, 0)
-            condition = self._integer(f"before {end}", f"{{0}} < {end - shift}", [number], "bool")
+            edge = end - shift
+            condition = self._integer(f"before {end}", f"{{0}} < {edge}", [number], "bool", [edge])
             value = self._select(node, condition, other, value)
         return value
 

@@ -16,12 +16,12 @@ extern "C" __global__ void __launch_bounds__(256) embedding_kernel(
     const uint32 i0 = i / 512;
     const int32 tokens_v = tokens[i0];
     const uint32 i1 = i % 512;
+    const int32 tokens_at = tokens_v < 0 ? 0 : tokens_v > 31999 ? 31999 : tokens_v;
+    const Vector<float16, 8> table_v = load<8>(table + tokens_at * 512 + int32(i1));
     Vector<float16, 8> y_v;
     #pragma unroll
     for (int e = 0; e < 8; ++e) {
-        const int32 tokens_at = tokens_v < 0 ? 0 : tokens_v > 31999 ? 31999 : tokens_v;
-        const float table_e = convert<float>(table[tokens_at * 512 + int32(i1 + e)]);
-        y_v[e] = convert<float16>(table_e * 22.625f);
+        y_v[e] = convert<float16>(convert<float>(table_v[e]) * 22.625f);
     }
     store(y + i, y_v);
 }

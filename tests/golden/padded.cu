@@ -1,7 +1,7 @@
 // padded_kernel: 2 nodes in one kernel
 //     relu = relu(x)
 //     y = pad(relu, padding=((0, 0), (1, 1), (1, 1)))
-// 64 x 32 x 32 elements, 4 a vector, 1 vector in flight a thread
+// 64 x 32 x 32 elements, 1 a vector, 1 vector in flight a thread
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
@@ -10,17 +10,12 @@ extern "C" __global__ void __launch_bounds__(256) padded_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {
-    const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
+    const uint32 i = blockIdx.x * 256 + threadIdx.x;
     const uint32 i1 = i / 32 % 32;
     const uint32 i2 = i % 32;
     const uint32 i0 = i / 1024;
-    Vector<float, 4> y_v;
-    #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const bool y_inside = int32(i1) >= 1 && int32(i1) < 31 && int32(i2 + e) >= 1 && int32(i2 + e) < 31;
-        const float x_e = y_inside ? x[int32(i0 * 900 + i1 * 30 + i2 + e) - 31] : 0.0f;
-        const float relu = math::relu(x_e);
-        y_v[e] = y_inside ? relu : 0.0f;
-    }
-    store(y + i, y_v);
+    const bool y_inside = int32(i1) >= 1 && int32(i1) < 31 && int32(i2) >= 1 && int32(i2) < 31;
+    const float x_e = y_inside ? x[int32(i0 * 900 + i1 * 30 + i2) - 31] : 0.0f;
+    const float relu = math::relu(x_e);
+    y[i] = y_inside ? relu : 0.0f;
 }

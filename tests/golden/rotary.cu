@@ -26,18 +26,16 @@ extern "C" __global__ void __launch_bounds__(256) rotary_kernel(
     const uint32 i2 = i % 128;
     const Vector<bfloat16, 8> cos_v = load<8>(cos_ + i1 * 128 + i2);
     const Vector<bfloat16, 8> sin_v = load<8>(sin_ + i1 * 128 + i2);
+    const bool neg_inside = int32(i2) < 64;
+    const bool slice_inside = int32(i2) >= 64;
+    const Vector<bfloat16, 8> slice_4_v = neg_inside ? load<8>(slice_4 + int32(i)) : Vector<bfloat16, 8>{};
+    const Vector<bfloat16, 8> slice_v = slice_inside ? load<8>(slice + int32(i) - 64) : Vector<bfloat16, 8>{};
     Vector<bfloat16, 8> y_v;
     #pragma unroll
     for (int e = 0; e < 8; ++e) {
-        const int32 index_e = int32(i2 + e);
-        const int32 index_2_e = int32(i + e);
         const float mul = convert<float>(x_v[e]) * convert<float>(cos_v[e]);
-        const bool neg_inside = index_e < 64;
-        const float slice_4_e = neg_inside ? convert<float>(slice_4[index_2_e]) : 0.0f;
-        const float neg = -slice_4_e;
-        const bool slice_inside = index_e >= 64;
-        const float slice_e = slice_inside ? convert<float>(slice[index_2_e - 64]) : 0.0f;
-        const float concatenate = neg_inside ? neg : slice_e;
+        const float neg = -convert<float>(slice_4_v[e]);
+        const float concatenate = neg_inside ? neg : convert<float>(slice_v[e]);
         const float mul_8 = concatenate * convert<float>(sin_v[e]);
         y_v[e] = convert<bfloat16>(mul + mul_8);
     }

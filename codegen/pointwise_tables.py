@@ -1,0 +1,93 @@
+"""Tables of pointwise kernels: which can be read a vector at a time, and what is the same for all of its elements.
+
+The elements of a vector are neighbours in a table if what their positions are computed of is the same for all of them,
+but for an index that counts them, and if all of them are read or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from codegen.expr import Index, Literal, Load, Pointer, Program, Result, TableRead, Value
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is done once for a vector, before its elements.
+
+    reads   the instructions that read a vector of a table.
+    shared  the instructions that these depend on, with the same result for all elements.
+    """
+
+    reads: tuple[int, ...] = ()
+    shared: frozenset[int] = frozenset()
+
+
+def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
+    """What can be done once for a vector of so many elements along the last dimension."""
+    if vector == 1 or shape[-1] % vector or not program.tables:
+        return Ahead()
+    uniform: list[bool] = []
+
+    def same(value: Value) -> bool:
+        if isinstance(value, Load):
+            return program.loads[value.operand].strides[-1] == 0
+        if isinstance(value, Index):
+            return program.indices[value.index][-1] == 0
+        if isinstance(value, Result):
+            return uniform[value.instruction]
+        return isinstance(value, (Literal, Pointer))
+
+    def counts(value: Value) -> bool:
+        """Whether an index counts the elements of a vector, whose first has a multiple of the vector."""
+        if not isinstance(value, Index):
+            return False
+        *outer, last = program.indices[value.index]
+        return last == 1 and not any(step % vector for step in outer)
+
+    for instruction in program.instructions:
+        whole = bool(instruction.thresholds) and not any(t % vector for t in instruction.thresholds)
+        uniform.append(all(same(v) or (whole and counts(v)) for v in instruction.args))
+
+    def wide(read: TableRead) -> bool:
+        table = program.tables[_table(read)]
+        if not read.indexed:
+            return False
+        *outer, last = program.indices[_index(read)]
+        width = min(16, vector * table.dtype.itemsize)
+        steps = gcd(*(step * table.dtype.itemsize for step in (*outer, *read.multiples)), table.alignment)
+        return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
+
+    reads = [k for k, i in enumerate(program.instructions) if isinstance(i, TableRead) and wide(i)]
+    shared: set[int] = set()
+    stack = [v for k in reads for v in program.instructions[k].args]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Result) and value.instruction not in shared:
+            shared.add(value.instruction)
+            stack += program.instructions[value.instruction].args
+    return Ahead(tuple(reads), frozenset(shared))
+
+
+def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
+    """Bytes that an element takes of the table that is read in vectors, and of that which is not, with the largest
+    elements each.
+    """
+    sizes: tuple[list[int], list[int]] = ([0], [0])
+    for k, instruction in enumerate(program.instructions):
+        if isinstance(instruction, TableRead):
+            sizes[k not in done.reads].append(program.tables[_table(instruction)].dtype.itemsize)
+    return max(sizes[0]), max(sizes[1])
+
+
+def _table(read: TableRead) -> int:
+    pointer = read.args[0]
+    assert isinstance(pointer, Pointer)
+    return pointer.table
+
+
+def _index(read: TableRead) -> int:
+    index = read.args[1]
+    assert isinstance(index, Index)
+    return index.index
