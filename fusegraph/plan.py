@@ -24,6 +24,7 @@ from fusegraph.passes.recompute import recompute
 from fusegraph.passes.simplify import same, simplify
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_reductions import split_reductions
+from fusegraph.passes.views import foresee_views
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
+    if fusion:
+        foresee_views(simplified.graph)
     chosen = algorithms.choose(simplified.graph, options)
     split = split_reductions(chosen.graph)
     laid_out = lay_out(split.graph, options) if fusion else same(split.graph)

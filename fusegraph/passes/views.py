@@ -13,9 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import extent, overlaps
 from fusegraph.lowering.base import GroupView
 from fusegraph.lowering.views import joins_in_place, turned_back, view
 from fusegraph.ops.base import Kind
+
+
+def foresee_views(graph: Graph) -> None:
+    """Gives results of movement the strides that they have if they become views, for passes that judge layouts before
+    that is decided; not those with gaps or repeated elements, in case they do not.
+    """
+    for node in graph.nodes:
+        if node.kind is Kind.MOVEMENT and node.output not in graph.outputs and node.output.size:
+            seen = view(node, node.inputs[0].strides)
+            shape = node.output.shape
+            if seen is not None and not overlaps(shape, seen[0]) and extent(shape, seen[0]) == node.output.size:
+                node.output.strides = seen[0]
 
 
 def place_views(graph: Graph, groups: Sequence[GroupView]) -> frozenset[Node]:
