@@ -7,6 +7,7 @@ then show the peers alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 from benchmarks import models
@@ -95,6 +96,23 @@ def _conv_bias_relu(stride: int, padding: int) -> Build:
         return g.relu(g.conv_fprop(x, w, stride=stride, padding=padding) + bias)
 
     return build
+
+
+def _affine(g: Graph, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """relu(x * scale + bias), rounded as a tensor in memory would be."""
+    return g.cast(g.relu(x * scale + bias), x.dtype)
+
+
+def _affine_matmul(g: Graph, a: Tensor, scale: Tensor, bias: Tensor, b: Tensor) -> Tensor:
+    return _affine(g, a, scale, bias) @ b
+
+
+def _affine_conv(g: Graph, x: Tensor, scale: Tensor, bias: Tensor, w: Tensor) -> Tensor:
+    return g.conv_fprop(_affine(g, x, scale, bias), w, padding=1)
+
+
+def _dequantised_matmul(g: Graph, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    return a @ g.cast(b * scale, a.dtype)
 
 
 def memory_bound() -> Iterator[Workload]:
@@ -234,6 +252,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         flops,
         "bf16",
     )
+    yield from in_front()
     for batch, heads, length, size, causal in (
         (2, 32, 8192, 128, True),
         (2, 32, 8192, 128, False),
@@ -246,6 +265,26 @@ def tensor_core_bound() -> Iterator[Workload]:
         operands = tuple(Input(q, shape) for q in "qkv")
         torch = "sdpa_causal" if causal else "sdpa"
         yield Workload(name, "bfloat16", operands, shape, torch, None, flops, "bf16", missing=_no_op("sdpa"))
+
+
+def in_front() -> Iterator[Workload]:
+    """Products of factors that are computed in front of them."""
+    n = 4096
+    vectors = tuple(Input(name, (n,), dtype="float32") for name in ("scale", "bias"))
+    operands: tuple[Input, ...] = (Input("a", (n, n)), *vectors, transposed("b", n, n))
+    name, flops = f"relu(a*scale+bias) @ b {n}^3 bf16", 2 * n**3
+    yield Workload(name, "bfloat16", operands, (n, n), "affine_matmul", _affine_matmul, flops, "bf16")
+    image = (64, 256, 56, 56)
+    vectors = tuple(Input(name, (256, 1, 1), dtype="float32") for name in ("scale", "bias"))
+    operands = (Input("x", image, "NHWC"), *vectors, Input("w", (256, 256, 3, 3), "NHWC"))
+    name, flops = "scale+bias+relu+conv 3x3 64x256x56x56->256 bf16", 2 * prod(image) * 256 * 9
+    yield Workload(name, "bfloat16", operands, image, "affine_conv", _affine_conv, flops, "bf16")
+    for m in (n, 16):
+        weights = replace(transposed("b", n, n), dtype="int8")
+        operands = (Input("a", (m, n)), weights, Input("scale", (n,), dtype="float32"))
+        name = f"matmul {m}x{n}x{n} with int8 weights*scale bf16"
+        torch, flops = "dequantised_matmul", 2 * m * n * n
+        yield Workload(name, "bfloat16", operands, (m, n), torch, _dequantised_matmul, flops, "bf16")
 
 
 def board() -> list[Workload]:

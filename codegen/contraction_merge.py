@@ -1,4 +1,4 @@
-"""A contraction with fewer dimensions: neighbours that all operands and limits step over alike become one."""
+"""The same contraction otherwise: with fewer dimensions, or with rows and columns exchanged."""
 
 from __future__ import annotations
 
@@ -42,6 +42,36 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
         b=b.stepped(b_batch, over_b[1], b_inner),
         terms=tuple(replace(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
         results=tuple(replace(x, batch=s) for x, s in zip(results, result_batch)),
+        program=replace(
+            program,
+            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
+            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
+            indices=tuple(new[n + m :]),
+        ),
+    )
+
+
+def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
+    """The spec with its factors, and so rows and columns, exchanged; None if they differ in kind (an image, phases of a
+    strided convolution, several second factors, rows that do not lie at equal distances).
+    """
+    a, b, program = spec.a, spec.b, spec.program
+    if spec.others or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
+        return None
+    nb, nr = len(spec.batch), len(spec.rows)
+    every = [op.strides for op in program.operands] + list(program.indices)
+    batch, outer, inner = a.steps()
+    rows, over = collapse(spec.rows, [*(s[nb : nb + nr] for s in every), *outer], range(nr))
+    if len(rows) > 1:
+        return None
+    new = [s[:nb] + s[nb + nr :] + r for s, r in zip(every, over)]
+    n, m = len(program.loads), len(program.stores)
+    return replace(
+        spec,
+        rows=spec.cols,
+        cols=rows,
+        a=b,
+        b=a.stepped(batch, over[len(every) :], inner),
         program=replace(
             program,
             loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),

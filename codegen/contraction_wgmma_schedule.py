@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -144,8 +145,10 @@ RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
 L2_RATE, LATENCY = 70.0, 1500.0
 #: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
 GATHER, PANEL_ROW = 16.0, 2.0
-#: Instructions of a warpgroup's threads in a cycle, and cycles that a stage waits for what it is filled with.
-FILL_RATE, FILL_LATENCY = 64.0, 400.0
+#: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
+#: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
+FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 800.0
+FILL_PIECE, FUNCTION = 12.0, 20.0
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
@@ -156,12 +159,25 @@ CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
 def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
-    """Estimated cycles in which the producer's threads fill a stage; 0 if they do not."""
+    """Estimated cycles in which the producer's threads fill a stage; 0 if they do not.
+
+    What a stage is filled with is on its way for as long as the one before takes to be filled.
+    """
     instructions = 0.0
     for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
         if isinstance(way, Way):
-            instructions += size * parts.reduction.panel / way.piece * way.effort
-    return instructions / (FILL_RATE * s.fillers) + FILL_LATENCY / s.fillers if s.fillers else 0.0
+            program = way.gather.program
+            templates = [i.template for i in program.instructions] if program else []
+            each = 1.0 + sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
+            piece = FILL_PIECE + 4 * len(way.gather.limits) + way.piece * each
+            piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
+            instructions += size * parts.reduction.panel / way.piece * piece
+    rate = min(FILL_RATE * s.fillers, MOST_FILL_RATE)
+    return max(instructions / rate, FILL_LATENCY) if s.fillers else 0.0
+
+
+#: A call of a function that takes many instructions.
+_FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
 
 def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:

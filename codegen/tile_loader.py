@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -286,7 +287,7 @@ class TileLoader:
             w.line(f"{to} = {guard}{source.pointer}[{place}]{zero};")
         elif self._wide(source):
             load = "load_packed" if self._packed(source) else "load"
-            place = place if place.isidentifier() else f"({place})"
+            place = place if re.fullmatch(r"\w+|\([^()]*\)", place) else f"({place})"
             w.line(f"{to} = {guard}{load}<{vector}>({source.pointer} + {place}){zero};")
         else:
             name = to.split()[-1]
@@ -302,11 +303,7 @@ class TileLoader:
         w, way, p = self.w, self.way, self.label
         depth = w.depth
         w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-        # A stage within one run of the last dimension has the other coordinates in common: they are uniform.
-        common: list[str] = []
-        if len(way.inner) > 1 and way.inner[-1] % self.inner == 0:
-            w.line(f"const {self.t} k0 = {k} * {self.inner};")
-            common = self._coordinates()
+        common = self._uniform(k)
         several, vectors = self.count > 1, self.vectors > 1
         if not way.along_k:
             if several:
@@ -338,6 +335,15 @@ class TileLoader:
             self._copy(coords, along, apart)
         while w.depth > depth:
             w.close()
+
+    def _uniform(self, k: str) -> list[str]:
+        """Writes the coordinates of the first place of stage ``k`` if the others differ in the last one alone: a stage
+        within one run of the last dimension has the other coordinates in common, they are uniform.
+        """
+        if len(self.way.inner) == 1 or self.way.inner[-1] % self.inner:
+            return []
+        self.w.line(f"const {self.t} k0 = {k} * {self.inner};")
+        return self._coordinates()
 
     def _inner(self, k: str, within: Sequence[tuple[str, int]], common: Sequence[str]) -> tuple[list[str], str]:
         """Writes the place in the reduction ``within`` stage ``k``; returns the factor's coordinates and offset there.
@@ -468,9 +474,9 @@ class TileLoader:
             return
         depth = w.depth
         w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-        over_rows = way.along_k and way.threads_along_k
+        over_rows, common = way.along_k and way.threads_along_k, self._uniform(k)
         if over_rows:
-            coords, along = self._inner(k, [(f"{p}_piece", way.piece)], ())
+            coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
             for source in self.prologue.sources:
                 if self._common(source):
                     w.line(f"const auto {source.name}_now = {source.name}_next;")
@@ -481,7 +487,7 @@ class TileLoader:
         if not over_rows:
             step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
             first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
-            coords, along = self._inner(k, [first, step], ())
+            coords, along = self._inner(k, [first, step], common)
         self._copy(coords, along, "")
         while w.depth > depth:
             w.close()

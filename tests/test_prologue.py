@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 
 Front = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
+GOLDEN = Path(__file__).parent / "golden"
 #: The forms of kernel, and the architecture that each is run for.
 FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
 
@@ -449,3 +452,11 @@ def test_a_factor_is_rounded_as_if_it_were_stored():
     arrays = [inputs[t.name].astype(t.dtype.numpy) for t in case.graph.inputs]
     results = [CpuExecutable(case.graph, Options(), fusion=fusion)(*arrays) for fusion in (True, False)]
     assert np.asarray(results[0]).tobytes() == np.asarray(results[1]).tobytes()
+
+
+def test_golden_source():
+    (kernel,) = executable(Case(large("image"), arch="sm_90a")).plan.kernels
+    path = GOLDEN / "prologue_hopper.cu"
+    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
+        path.write_text(kernel.source.code)
+    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from codegen.contraction_merge import exchanged
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
@@ -192,19 +193,18 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     b = replace(b, alignment=least)
     found = product(anchor, a, b)
     factors = [found.a, found.b]
-    reads: list[Tensor] = []
+    reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs]
     for n, factor in enumerate(anchor.inputs):
-        if not prologue.before(view, factor):
-            reads.append(factor)
-            continue
+        if prologue.before(view, factor):
 
-        def gather_of(strides: Strides, n: int = n) -> Gather:
-            moved = product(anchor, *(replace(op, strides=strides) if k == n else op for k, op in enumerate((a, b))))
-            return (moved.a, moved.b)[n]
+            def gather_of(strides: Strides, n: int = n) -> Gather:
+                moved = product(
+                    anchor, *(replace(op, strides=strides) if k == n else op for k, op in enumerate((a, b)))
+                )
+                return (moved.a, moved.b)[n]
 
-        factors[n], own = prologue.computed(view, options, factor, factors[n], gather_of)
-        reads += own
-    reads += (node.inputs[1] for node in more)
+            factors[n], reads[n] = prologue.computed(view, options, factor, factors[n], gather_of)
+    reads.append(tuple(node.inputs[1] for node in more))
     builder = ProgramBuilder(prologue.epilogue_view(view, anchors), options, found.strides, *anchors)
     program, own, writes = builder.build()
     # One kernel has one kind of arithmetic: approximate if neither factors nor results could show it.
@@ -225,4 +225,15 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         found.results,
         tuple(replace(op, alignment=least) for op in others),
     )
-    return Lowered("contraction", spec, (*reads, *own), writes)
+    if _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
+        # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
+        turned = exchanged(spec)
+        if turned is not None:
+            spec, reads[:2] = turned, reads[1::-1]
+    return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
+
+
+def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
+    """Whether a factor is computed, or has another dtype than the product."""
+    common = anchor.op.promoted(tuple(t.type for t in anchor.inputs))
+    return factors[number].program is not None or anchor.inputs[number].dtype != common

@@ -1,0 +1,187 @@
+// image_kernel: 5 nodes in one kernel
+//     mul = mul(x, x_scale)
+//     add = add(mul, x_bias)
+//     relu = relu(add)
+//     identity = identity(relu, dtype=bfloat16)
+//     y = conv_fprop(identity, w, padding=((1, 1), (1, 1)))
+// 200704 x 256 sums of 2304 products of bfloat16
+// tile 128 x 256 x 64 a block, 4 stages filled by 128 threads and TMA, 2 consumer warpgroups (m64n256k16)
+#define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
+#include "types.cuh"
+#include "math.cuh"
+#include "memory.cuh"
+#include "shared.cuh"
+#include "mbarrier.cuh"
+#include "tma.cuh"
+#include "warpgroup.cuh"
+#include "wgmma.cuh"
+#include "pipeline.cuh"
+
+FUSEGRAPH_WGMMA(256)
+
+extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
+    const bfloat16* __restrict__ x,
+    const float* __restrict__ x_scale,
+    const float* __restrict__ x_bias,
+    const __grid_constant__ TensorMap w_map,
+    const __grid_constant__ TensorMap y_map)
+{
+    struct Shared {
+        alignas(1024) bfloat16 a[4][128][64];  // tiles of identity: stages first, rows swizzled
+        alignas(1024) bfloat16 b[4][256][64];
+        alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
+        Barrier full[4], empty[4];
+    };
+    FUSEGRAPH_DYNAMIC_SHARED(memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; ++i) {
+            barrier_init(shared.full[i], 5);
+            barrier_init(shared.empty[i], 2);
+        }
+        barrier_fence_init();
+    }
+    __syncthreads();
+
+    if (group < 0) {
+        registers_decrease<120>();
+        const int t = threadIdx.x;
+        Ring<4> stage;
+        for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
+            const Tile at = tile_at<1568, 1, 8>(tile);
+            const int m0 = at.row * 128, n0 = at.col * 256;
+
+            const int a_piece = t % 8, a_row = t / 8;  // this thread's pieces of a tile of identity: rows 16 apart
+            const int a_at = swizzle<128>(a_row * 128 + a_piece * 16);
+            int32 a_base[8], a_start0[8], a_start1[8];
+            #pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int32 m = m0 + a_row + i * 16;
+                const int32 m_0 = m / 3136;
+                const int32 m_1 = m / 56 % 56;
+                const int32 m_2 = m % 56;
+                a_base[i] = m_0 * 802816 + m_1 * 14336 + m_2 * 256 - 14592;
+                a_start0[i] = m_1 - 1;
+                a_start1[i] = m_2 - 1;
+            }
+
+            Packed<bfloat16, 8> x_next[8];
+            Vector<float, 8> x_scale_next;
+            Vector<float, 8> x_bias_next;
+            bool a_kept[8];  // whether there are elements
+            {
+                const int32 k0 = 0 * 64;
+                const int32 k_0 = k0 / 768;
+                const int32 k_1 = k0 / 256 % 3;
+                const int32 k_2 = k0 % 256;
+                const int32 along = k_0 * 14336 + k_1 * 256 + (k_2 + a_piece * 8);
+                x_scale_next = load<8>(x_scale + (k_2 + a_piece * 8));
+                x_bias_next = load<8>(x_bias + (k_2 + a_piece * 8));
+                #pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const bool inside = uint32(a_start0[i] + k_0) < 56 && uint32(a_start1[i] + k_1) < 56;
+                    x_next[i] = inside ? load_packed<8>(x + (a_base[i] + along)) : Packed<bfloat16, 8>{};
+                    a_kept[i] = inside;
+                }
+            }
+            for (int k = 0; k < 36; ++k, ++stage) {
+                Barrier& full = shared.full[stage.index];
+                barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
+                if (t == 0) {
+                    barrier_expect(full, 32768);
+                    const int c = k * 64;
+                    tma_load(shared.b[stage.index], w_map, full, c, n0);
+                }
+                const int next = min(k + 1, 35);
+                unsigned char* const a_tile = reinterpret_cast<unsigned char*>(shared.a[stage.index]);
+                {
+                    const int32 k0 = next * 64;
+                    const int32 k_0 = k0 / 768;
+                    const int32 k_1 = k0 / 256 % 3;
+                    const int32 k_2 = k0 % 256;
+                    const int32 along = k_0 * 14336 + k_1 * 256 + (k_2 + a_piece * 8);
+                    const auto x_scale_now = x_scale_next;
+                    const auto x_bias_now = x_bias_next;
+                    x_scale_next = load<8>(x_scale + (k_2 + a_piece * 8));
+                    x_bias_next = load<8>(x_bias + (k_2 + a_piece * 8));
+                    #pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        Vector<bfloat16, 8> piece;
+                        #pragma unroll
+                        for (int e = 0; e < 8; ++e) {
+                            const float x_e = convert<float>(x_next[i][e]);
+                            const float mul = x_e * x_scale_now[e];
+                            const float add = mul + x_bias_now[e];
+                            piece[e] = convert<bfloat16>(math::relu(add));
+                        }
+                        store_shared(reinterpret_cast<bfloat16*>(a_tile + a_at + i * 2048), kept(piece, a_kept[i]));
+                        const bool inside = uint32(a_start0[i] + k_0) < 56 && uint32(a_start1[i] + k_1) < 56;
+                        x_next[i] = inside ? load_packed<8>(x + (a_base[i] + along)) : Packed<bfloat16, 8>{};
+                        a_kept[i] = inside;
+                    }
+                }
+                fence_async_shared();  // wgmma reads what ordinary stores wrote
+                __syncwarp();
+                if (t % 32 == 0) barrier_arrive(full);
+            }
+        }
+    } else {
+        registers_increase<192>();
+        const int t = threadIdx.x % 128, lane = t % 32;
+        const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
+        Ring<4> stage;
+        int buffer = 0;
+        for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
+            const Tile at = tile_at<1568, 1, 8>(tile);
+            const int m0 = at.row * 128, n0 = at.col * 256;
+            float sum[128];
+            int previous = 0;
+            for (int k = 0; k < 36; ++k, ++stage) {
+                barrier_wait(shared.full[stage.index], stage.parity);
+                wgmma_fence();
+                #pragma unroll
+                for (int kk = 0; kk < 4; ++kk) {
+                    wgmma<bfloat16, bfloat16, 256>(
+                        sum, matrix_descriptor<128>(&shared.a[stage.index][group * 64][kk * 16], 16, 1024),
+                        matrix_descriptor<128>(&shared.b[stage.index][0][kk * 16], 16, 1024), k > 0 || kk > 0);
+                }
+                wgmma_commit();
+                if (k > 0) {
+                    wgmma_wait<1>();  // the products of the previous stage are done
+                    if (t == 0) barrier_arrive(shared.empty[previous]);
+                }
+                previous = stage.index;
+            }
+            wgmma_wait<0>();
+            if (t == 0) barrier_arrive(shared.empty[previous]);
+
+            #pragma unroll
+            for (int chunk = 0; chunk < 4; ++chunk, buffer ^= 1) {
+                if (t == 0) tma_wait_read<1>();  // the copies out of this buffer have read it
+                named_barrier_sync(group + 1, 128);
+                #pragma unroll
+                for (int j = 0; j < 64; j += 16) {
+                    Vector<bfloat16, 2> y_v[4];
+                    #pragma unroll
+                    for (int f = 0; f < 4; ++f) {
+                        const int32 m = m0 + row + f % 2 * 8;
+                        const int32 n = n0 + chunk * 64 + j + f / 2 * 8 + lane % 4 * 2;
+                        #pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            y_v[f][e] = convert<bfloat16>(sum[(chunk * 64 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e]);
+                        }
+                    }
+                    store_fragments<64>(&shared.y_out[group][buffer][0][0], t / 32 * 16, j, y_v);
+                }
+                fence_async_shared();
+                named_barrier_sync(group + 1, 128);
+                if (t == 0) {
+                    tma_store(y_map, shared.y_out[group][buffer], n0 + chunk * 64, m0 + group * 64);
+                    tma_commit();
+                }
+            }
+        }
+        if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it
+    }
+}
