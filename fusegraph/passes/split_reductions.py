@@ -142,7 +142,8 @@ class _Writer:
         parts = self._reduced(node, x, result, first, size)
         combine = {"mode": second, "axes": (0,), "keepdims": False}
         if not after:
-            self._graph.add_node(Node(TABLE["reduction"], (parts,), {**combine, "dtype": result.dtype}, result))
+            attributes = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
+            self._graph.add_node(Node(TABLE["reduction"], (parts,), attributes, result))
             return
         total = self._add(node, "total", TABLE["reduction"], parts, **combine, dtype=parts.dtype)
         if after == "sqrt":
