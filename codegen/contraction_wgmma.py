@@ -9,14 +9,16 @@ up their sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 from codegen.contraction_mma_schedule import Way
 from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule, round_up
-from codegen.contraction_wgmma_producer import Producer
+from codegen.contraction_wgmma_producer import Producer, tidy
 from codegen.contraction_wgmma_schedule import element_bytes, operand_types
 from codegen.epilogue import Epilogue, Run, placed
+from codegen.expr import Operand
 from codegen.iteration import coordinate, extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
@@ -35,8 +37,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk e empty exchange f first full group i
-    inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece previous q rank row shared stage sum t tap
-    theirs tile total turn u v
+    inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece previous q r rank row shared stage sum t
+    tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -244,7 +246,7 @@ class _Renderer(Producer):
             if name == "b" and self.spec.products > 1:
                 note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
             w.line(text + note)
-        if layout.maps is not None:
+        if layout.maps is not None or layout.carried:
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
@@ -302,7 +304,7 @@ class _Renderer(Producer):
         w.line(f"const int row = {first_row};  // of a thread's first result {place}")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
-        if self.layout.maps is not None and len(self.staged):
+        if self.layout.maps is not None or self.layout.carried:
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
         if s.turns:
@@ -356,10 +358,10 @@ class _Renderer(Producer):
             if idle:
                 w.open(f"if (rank < {s.cols // s.part})")
             self._add_up()
-        if self.layout.maps is None:
-            self._direct()
-        else:
+        if self.layout.maps is not None or self.layout.carried:
             self._staged()
+        else:
+            self._direct()
         if idle:
             w.close()
         self.end_tiles()
@@ -441,7 +443,8 @@ class _Renderer(Producer):
     def _column(self, position: str, clamp: bool) -> str:
         """Writes the column n of a result, the first of two; returns its name."""
         position = f"{self._n0} + {position} + lane % 4 * 2"
-        self.w.line(f"const {self.t} n = {f'min({position}, {self.parts.cols - 2})' if clamp else position};")
+        last = self.parts.cols - (1 if self.parts.cols % 2 else 2)
+        self.w.line(f"const {self.t} n = {f'min({position}, {last})' if clamp else position};")
         return "n"
 
     def _batch_coordinates(self) -> None:
@@ -470,9 +473,10 @@ class _Renderer(Producer):
         return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
     def _staged(self) -> None:
-        """Results through shared memory: a consumer writes a chunk of columns, TMA copies it out meanwhile."""
+        """Results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads carry it."""
         w, s, layout = self.w, self.s, self.layout
-        self._batch_coordinates()
+        if not self.parts.reduction.skips:
+            self._batch_coordinates()
         chunks = s.part // layout.chunk
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         self._pieces()
@@ -480,8 +484,9 @@ class _Renderer(Producer):
         w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
         if ragged_n:
             w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-        w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+        if not layout.carried:  # else the barrier of the chunk between tells that this buffer has been read
+            w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
+            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         group = "group" if s.groups > 1 else "0"
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
@@ -491,8 +496,10 @@ class _Renderer(Producer):
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 4; ++f)")
         position = self._row("row + f % 2 * 8", clamp=ragged_m)
+        if self._outside:
+            w.line(f"if ({' || '.join(self._outside)}) continue;")
         position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-        run = Run(2, len(layout.batch) + len(layout.rows), "e")
+        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
         sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
         self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values])
         w.close()
@@ -503,6 +510,45 @@ class _Renderer(Producer):
             else:
                 w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
         w.close()
+        if layout.carried:
+            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+            for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
+                self._carry(name, pointer, op, group)
+        else:
+            self._copy_out(group, ragged_m)
+        w.close()
+        self._end_pieces()
+
+    def _carry(self, name: str, pointer: str, op: Operand, group: str) -> None:
+        """Results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
+        w, s, layout = self.w, self.s, self.layout
+        along = len(layout.batch) + len(layout.rows) - (1 if layout.turned else 0)
+        size = layout.rows[-1] if layout.turned else self.parts.cols
+        vector = 16 // op.dtype.itemsize
+        while vector > 1 and (size % vector or not self.epilogue.wide(op, vector, along)):
+            vector //= 2
+        wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
+        vector = min(vector, wide)
+        w.line("#pragma unroll 4")
+        w.open(f"for (int i = t; i < {wide * tall // vector}; i += {GROUP})")
+        slow, fast = f"i / {wide // vector}", tidy(f"i % {wide // vector} * {vector}")
+        r, c = (fast, slow) if layout.turned else (slow, fast)
+        w.line(f"const int r = {r}, c = {c};")
+        coordinates = self._row("r" if s.turns or s.groups == 1 else f"{self._rows} + r", clamp=False)
+        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
+        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
+        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+        if outside or self._outside:
+            w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
+        place = "c, r" if layout.turned else "r, c"
+        tile = f"&shared.{name}[{group}][buffer][0][0]"
+        offset = linear(list(zip([*coordinates, "n"], op.strides)))
+        w.line(f"store({pointer} + {offset}, load_results<{vector}, {wide}>({tile}, {place}));")
+        w.close()
+
+    def _copy_out(self, group: str, ragged_m: bool) -> None:
+        """One thread tells the copy engine to take the results of a chunk."""
+        w, s, layout = self.w, self.s, self.layout
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         rows = f"m0 + {self._rows}".removesuffix(" + 0")
@@ -519,8 +565,11 @@ class _Renderer(Producer):
             w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
         w.line("tma_commit();")
         w.close()
-        w.close()
-        self._end_pieces()
+
+    @property
+    def _missing(self) -> Callable[[str], str] | None:
+        """Whether one of two columns does not exist."""
+        return (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
 
     def _direct(self) -> None:
         """Results from registers: outputs that no tensor map describes."""
@@ -540,8 +589,7 @@ class _Renderer(Producer):
         coordinates.append(self._column("j", clamp=False))
         if ragged_n:
             w.line(f"if (n >= {self.parts.cols}) continue;")
-        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", missing)
+        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
         self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run)
         w.close()
         w.close()

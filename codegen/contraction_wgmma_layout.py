@@ -147,6 +147,15 @@ class Layout:
             found.append(made)
         return tuple(found)
 
+    @cached_property
+    def carried(self) -> bool:
+        """Whether threads carry the results out of shared memory: without maps, but next to each other in memory."""
+        if self.maps is not None or len(self.cols) > 1:
+            return False
+        if self.turned:
+            return not self.spec.results
+        return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
+
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
         *batch, row, col = op.strides
         itemsize = op.dtype.itemsize
@@ -188,7 +197,7 @@ class Layout:
 
     @property
     def staging_bytes(self) -> int:
-        if self.maps is None:
+        if self.maps is None and not self.carried:
             return 0
         each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
         return self.s.groups * STAGING * round_up(each, 1024)

@@ -116,3 +116,11 @@ __device__ __forceinline__ void store_fragments_turned(T* tile, int row, int col
         }
     }
 }
+
+// N results from (row, column) of such a tile; N divides the column, and is at most 16 bytes.
+template <int N, int Columns, class T>
+__device__ __forceinline__ Vector<T, N> load_results(const T* tile, int row, int column) {
+    constexpr int bytes = Columns * sizeof(T);
+    const unsigned char* const base = reinterpret_cast<const unsigned char*>(tile);
+    return *reinterpret_cast<const Vector<T, N>*>(base + swizzle<bytes>(row * bytes + column * int(sizeof(T))));
+}
