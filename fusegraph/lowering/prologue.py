@@ -86,6 +86,12 @@ def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], P
                 f"{nodes[-1].op.name} {nodes[-1].name!r} comes before {anchor.op.name} {anchor.name!r}, "
                 f"which reads {factor.name!r} as it lies in memory"
             )
+        for node in nodes:
+            if node.op.name == "identity" and node.inputs[0].dtype == node.output.dtype:
+                raise Refusal(
+                    f"{node.name!r} is {node.inputs[0].name!r} laid out for tensor cores (`passes.operand_layouts`): "
+                    f"{anchor.op.name} {anchor.name!r} reads it from memory"
+                )
         if nodes:
             _accept_factor(view, anchor, position, nodes, product(anchor))
 
