@@ -233,13 +233,16 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
     kinds = [window for _, window in space.windows]
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
-    kept = max(4 * len(spec.program.reductions), 1) * vector
+    # Where the largest element is takes that element too.
+    kept = vector * sum(8 if r.combine == "index" else 4 for r in spec.program.reductions)
     found = []
     for c in columns:
         for r in rows:
             s = PoolSchedule(vector, r, c, 1, itype)
             first = held_from(space, s)
-            if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or first > max(len(kinds) - 2, 0)):
+            # What a patch is for is to read what its windows share once, and to hold it.
+            held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)
+            if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or not held):
                 continue
             found.append((_cost(space, s, first), s))
     found.sort(key=lambda item: item[0])
@@ -289,7 +292,8 @@ def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
     threads = prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     wasted = prod(-(-space.outer[d] // m) * m / max(space.outer[d], 1) for d, m in dims.items())
     few = max(1.0, ENOUGH_THREADS / max(threads, 1.0)) if each > 1 else 1.0
-    return (accesses / each * wasted * few, each)
+    waits = 1.5 if first else 1.0  # not all is read before the first is used
+    return (accesses / each * wasted * few * waits, each)
 
 
 def _itype(space: Space) -> str:
