@@ -21,6 +21,7 @@ from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
+from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.simplify import same, simplify
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_reductions import split_reductions
@@ -102,14 +103,15 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
+    moved = move_reshapes(simplified.graph) if fusion else same(simplified.graph)
     if fusion:
-        foresee_views(simplified.graph)
-    chosen = algorithms.choose(simplified.graph, options)
+        foresee_views(moved.graph)
+    chosen = algorithms.choose(moved.graph, options)
     split = split_reductions(chosen.graph)
     laid_out = lay_out(split.graph, options) if fusion else same(split.graph)
     cut = split_contractions(laid_out.graph)
     counterpart = dict(simplified.counterpart)
-    for step in (chosen.counterpart, split.counterpart, laid_out.counterpart, cut.counterpart):
+    for step in (moved.counterpart, chosen.counterpart, split.counterpart, laid_out.counterpart, cut.counterpart):
         counterpart = {old: step[new] for old, new in counterpart.items() if new in step}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     try:

@@ -99,11 +99,13 @@ def composite(
     results: tuple[str, ...] = ("",),
     optional: int = 0,
     integers: tuple[str, ...] = (),
+    broadcasts: tuple[str, ...] | None = None,
     needs_elements: bool = False,
     keeps_layout: bool = True,
     cudnn: str | None = None,
 ) -> None:
-    """Registers a composite of floats; all operands broadcast to the first, those called x, y or loss have its shape.
+    """Registers a composite of floats; all operands (or those called broadcasts, and x, y and loss) broadcast to the
+    first; those called x, y or loss have its shape.
 
     needs_elements: whether rows of no elements have no result.  The other arguments are `Op`'s; NumPy's floating-point
     warnings are off while the reference runs.
@@ -122,6 +124,8 @@ def composite(
             if x.shape[d] == 0:
                 raise ShapeError(f"{name} of no elements: axis {d} has size 0")
         for key, other in zip(operands[1:], types[1:]):
+            if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):
+                continue
             if np.broadcast_shapes(*_padded(x.shape, other.shape)) != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} does not broadcast to {operands[0]} {list(x.shape)}")
             if key in ("x", "y", "loss") and other.shape != x.shape:

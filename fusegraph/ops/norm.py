@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import float32, float64
-from fusegraph.errors import ShapeError
-from fusegraph.ops.base import TensorType
+from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.ops.base import REQUIRED, TensorType
 from fusegraph.ops.composite import Array, Writing, composite, reduced
 
 #: Which axes a norm is along: from the rank of its operand and its attributes.
@@ -157,6 +157,83 @@ composite(
     infer=_with_statistics(given_axes, 1),
     results=("", "inv_variance"),
     cudnn="rmsnorm",
+)
+
+
+# ---- groups of channels
+
+
+def in_groups(shape: tuple[int, ...], rank: int, groups: int) -> tuple[int, ...]:
+    """The shape of what broadcasts to a batch of some rank with the channels, its second axis, divided into groups."""
+    padded = (1,) * (rank - len(shape)) + tuple(shape)
+    channels = padded[1]
+    return (padded[0], *((1, 1) if channels == 1 else (groups, channels // groups)), *padded[2:])
+
+
+def group_axes(rank: int) -> tuple[int, ...]:
+    """The axes that are normalized once the channels are divided: those of a group's channels, and the positions."""
+    return tuple(range(2, rank + 1))
+
+
+def group_statistic(x: TensorType, groups: int) -> TensorType:
+    """The type of a mean of each group of each image."""
+    return TensorType((x.shape[0], groups, *(1 for _ in x.shape[2:])), statistic(x, ()).dtype)
+
+
+def check_groups(x: TensorType, groups: Any) -> None:
+    """Raises AttributeValueError or ShapeError unless the channels can be divided."""
+    batch_axes(len(x.shape))
+    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 1:
+        raise AttributeValueError(f"groups is a number of groups, got {groups!r}")
+    if x.shape[1] % groups:
+        raise ShapeError(f"{x.shape[1]} channels are not {groups} groups of as many each")
+
+
+def _groupnorm_reference(
+    x: Array, scale: Array, bias: Array, groups: int, epsilon: float, norm_forward_phase: str
+) -> Any:
+    divided = x.reshape(in_groups(x.shape, x.ndim, groups))
+    normal, mean, _, inverse = _centred_reference(divided, group_axes(x.ndim), epsilon)
+    y = normal.reshape(x.shape) * scale + bias
+    shape = (x.shape[0], groups, *(1 for _ in x.shape[2:]))
+    return (y, mean.reshape(shape), inverse.reshape(shape)) if norm_forward_phase == "training" else y
+
+
+def _groupnorm(
+    write: Writing, x: Any, scale: Any, bias: Any, groups: int, epsilon: float, norm_forward_phase: str
+) -> Any:
+    def divided(part: str, tensor: Any) -> Any:
+        return write("reshape", f"{part} in groups", tensor, shape=in_groups(tensor.shape, x.rank, groups))
+
+    normal, mean, _, inverse = _centred(write, divided("x", x), group_axes(x.rank), epsilon)
+    y = write("add", "sum", write("mul", "scaled", normal, divided("scale", scale)), divided("bias", bias))
+    y = write("reshape", "", y, shape=x.shape)
+    if norm_forward_phase == "inference":
+        return y
+    shape = (x.shape[0], groups, *(1 for _ in x.shape[2:]))
+    return y, write("reshape", "mean", mean, shape=shape), write("reshape", "inverse", inverse, shape=shape)
+
+
+def _groupnorm_types(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Any:
+    x, groups = types[0], attributes["groups"]
+    check_groups(x, groups)
+    more = 2 if attributes["norm_forward_phase"] == "training" else 0
+    return (x, *[group_statistic(x, groups)] * more)
+
+
+composite(
+    "groupnorm",
+    ("x", "scale", "bias"),
+    {"groups": REQUIRED, "epsilon": 1e-5, "norm_forward_phase": "inference"},
+    _groupnorm_reference,
+    _groupnorm,
+    f"""(x - mean) / sqrt(variance + epsilon) * scale + bias, mean and variance over the positions and channels of each
+    group of each image; x is [N, C, ...], its channels groups of as many each, scale and bias are [1, C, 1, ...] as a
+    rule.
+
+    {_STATISTICS.format(more="mean and inv_variance, [N, groups, 1, ...]")}""",
+    infer=_groupnorm_types,
+    results=("", "mean", "inv_variance"),
 )
 
 

@@ -13,9 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.ops.base import TensorType
+from fusegraph.errors import ShapeError
+from fusegraph.ops.base import REQUIRED, TensorType
 from fusegraph.ops.composite import Array, Writing, composite
-from fusegraph.ops.norm import Along, batch_axes, given_axes, instance_axes
+from fusegraph.ops.norm import (
+    Along,
+    batch_axes,
+    check_groups,
+    given_axes,
+    group_axes,
+    group_statistic,
+    in_groups,
+    instance_axes,
+)
 
 
 def _shared_axes(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,6 +123,59 @@ _layernorm_backward("layernorm_backward", "layernorm", given_axes, {"axes": -1})
 _layernorm_backward("adalayernorm_backward", "adalayernorm", given_axes, {"axes": -1})
 _layernorm_backward("instancenorm_backward", "instancenorm", instance_axes, {})
 _layernorm_backward("batchnorm_backward", "batchnorm", batch_axes, {})
+
+
+def _groupnorm_backward_reference(
+    loss: Array, x: Array, scale: Array, mean: Array, inv_variance: Array, groups: int
+) -> tuple[Array, ...]:
+    wide = np.broadcast_to(scale, np.broadcast_shapes((1,) * x.ndim, scale.shape))
+    parts = [t.reshape(in_groups(t.shape, x.ndim, groups)) for t in (loss, x, wide)]
+    own = (x.shape[0], groups, *(1 for _ in range(x.ndim - 1)))
+    mean, inverse = mean.reshape(own), inv_variance.reshape(own)
+    found = _gradients_reference(
+        parts[0], (parts[1] - mean) * inverse, parts[2], inverse, group_axes(x.ndim), centred=True
+    )
+    return found[0].reshape(x.shape), found[1].reshape(scale.shape), found[2].reshape(scale.shape)
+
+
+def _groupnorm_backward(
+    write: Writing, loss: Any, x: Any, scale: Any, mean: Any, inv_variance: Any, groups: int
+) -> tuple[Any, ...]:
+    def divided(part: str, tensor: Any) -> Any:
+        return write("reshape", f"{part} in groups", tensor, shape=in_groups(tensor.shape, x.rank, groups))
+
+    own = (x.shape[0], groups, *(1 for _ in range(x.rank - 1)))
+    centre = write("reshape", "mean in groups", mean, shape=own)
+    inverse = write("reshape", "inverse in groups", inv_variance, shape=own)
+    normal = write("mul", "normal", write("sub", "centred", divided("x", x), centre), inverse)
+    axes = group_axes(x.rank)
+    found = _gradients(write, divided("loss", loss), normal, divided("scale", scale), inverse, axes, centred=True)
+    names, shapes = ("", "dscale", "dbias"), (x.shape, scale.shape, scale.shape)
+    return tuple(write("reshape", name, t, shape=shape) for name, t, shape in zip(names, found, shapes))
+
+
+def _groupnorm_backward_types(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+    x, groups = types[1], attributes["groups"]
+    check_groups(x, groups)
+    wanted = group_statistic(x, groups).shape
+    for name, t in zip(("mean", "inv_variance"), types[3:]):
+        if t.shape != wanted:
+            raise ShapeError(f"{name} has one element a group, {list(wanted)}, got {list(t.shape)}")
+    return _types(types, attributes)
+
+
+composite(
+    "groupnorm_backward",
+    ("loss", "x", "scale", "mean", "inv_variance"),
+    {"groups": REQUIRED},
+    _groupnorm_backward_reference,
+    _groupnorm_backward,
+    """The gradients of groupnorm: (dx, dscale, dbias).  loss is that of the result, mean and inv_variance are the
+    statistics that training kept; dscale and dbias have the shape of scale.""",
+    infer=_groupnorm_backward_types,
+    results=("", "dscale", "dbias"),
+    broadcasts=("scale",),
+)
 
 
 def _rmsnorm_backward_reference(

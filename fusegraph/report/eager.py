@@ -126,6 +126,12 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
         shape = [1, -1] + [1] * (x.ndim - 2)
         return y, *(s.reshape(shape) for s in statistics), *moved
 
+    def groupnorm(x: Any, scale: Any, bias: Any, groups: int, epsilon: float, norm_forward_phase: str) -> Any:
+        weights, sizes = (scale.reshape(-1), bias.reshape(-1)), (*x.shape[:2], x[0, 0].numel())
+        y, *statistics = torch.native_group_norm(x, *weights, *sizes, groups, epsilon)
+        kept = (s.reshape(x.shape[0], groups, *(1 for _ in x.shape[2:])) for s in statistics)
+        return (y, *kept) if norm_forward_phase == "training" else y
+
     def layernorm_backward(loss: Any, x: Any, scale: Any, mean: Any, inv_variance: Any, axes: tuple[int, ...]) -> Any:
         gradient = torch.ops.aten.native_layer_norm_backward
         return gradient(loss, x, x.shape[axes[0] :], mean, inv_variance, scale, scale, every)
@@ -143,6 +149,7 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
         "layernorm": layernorm,
         "rmsnorm": rmsnorm,
         "batchnorm": batchnorm,
+        "groupnorm": groupnorm,
         "batchnorm_inference": lambda x, mean, inv, scale, bias: (x - mean) * inv * scale + bias,
         "layernorm_backward": layernorm_backward,
         "batchnorm_backward": batchnorm_backward,
@@ -312,7 +319,7 @@ class Eager:
             return lambda x: self._cast(x, node.output.dtype)
         if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):
             _check_last(node)
-        if node.op.name in ("batchnorm", "batchnorm_backward"):
+        if node.op.name in ("batchnorm", "batchnorm_backward", "groupnorm"):
             _check_channels(node)
         function = self._functions.get(node.op.name)
         if function is None:
