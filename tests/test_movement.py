@@ -262,6 +262,15 @@ def views() -> dict[str, tuple[fg.Graph, int]]:
     g.output(g.softmax(x), name="y")
     g.output(x @ g.tensor("w", (8, 3)), name="z")
 
+    g = graph("weights side by side", 1)  # one kernel of two products: their second factors are views alike
+    x = g.tensor("x", (8, 6))
+    gate, up = g.split(g.tensor("w", (6, 24)), 2, axis=1)
+    g.output(g.swish(x @ gate) * (x @ up), name="y")
+
+    g = graph("weights that lie differently", 2)  # the one that is a part of others is copied: both must be alike
+    x, gate = g.tensor("x", (8, 6)), g.tensor("w", (6, 24))[:, 4:16]
+    g.output(g.swish(x @ gate) * (x @ g.tensor("v", (6, 12))), name="y")
+
     g = graph("views of constants", 3)
     table = g.constant(np.arange(72, dtype=np.float32).reshape(9, 8) / 9)
     x = g.tensor("x", (9, 8))

@@ -47,11 +47,6 @@ def accept(view: GroupView, options: Options) -> None:
 def lower(view: GroupView, options: Options) -> Lowered:
     """The kernel of a group.  Raises Refusal if no family takes it."""
     accept(view, options)
-    return _lower(view, options)
-
-
-def _lower(view: GroupView, options: Options) -> Lowered:
-    """The kernel of a group that `accept` takes; it did before its tensors were given their places in memory."""
     name = kernel_name(view)
     if movement.moves(view):
         return movement.lower(view, options, name)
@@ -75,7 +70,7 @@ class _Kernels:
         accept(view, options)
 
     def lower(self, view: GroupView, options: Options) -> Lowered:
-        return _lower(view, options)
+        return lower(view, options)
 
 
 KERNELS: Target = _Kernels()

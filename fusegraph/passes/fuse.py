@@ -150,7 +150,9 @@ def fuse(
         siblings = _merge_all(quotient, options, target)
     groups = []
     views = [quotient.view(g) for g in quotient.topological()]
-    free = place_views(graph, views) if enabled and target is lowering.KERNELS else frozenset()
+    free: frozenset[Node] = frozenset()
+    if enabled and target is lowering.KERNELS:
+        free = place_views(graph, views, lambda view: _takes(target, view, options))
     for view in views:
         if view.nodes[0] in free:
             groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))
@@ -164,6 +166,14 @@ def fuse(
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
     partition.check()
     return partition
+
+
+def _takes(target: Target, view: GroupView, options: Options) -> bool:
+    try:
+        target.accept(view, options)
+    except Refusal:
+        return False
+    return True
 
 
 def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[Decision]:

@@ -10,7 +10,7 @@ Three ways to be one, for a movement node that no kernel has taken in:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, overlaps
@@ -31,15 +31,31 @@ def foresee_views(graph: Graph) -> None:
                 node.output.strides = seen[0]
 
 
-def place_views(graph: Graph, groups: Sequence[GroupView]) -> frozenset[Node]:
+def place_views(graph: Graph, groups: Sequence[GroupView], taken: Callable[[GroupView], bool]) -> frozenset[Node]:
     """Decides where the results of movement lie, by the tensors' ``base``, ``start`` and ``strides``.
 
-    groups are those of a partition, in the order in which they run.  Returns the nodes that need no kernel.
+    groups are those of a partition, in the order in which they run.  taken says whether a group is still one kernel
+    with its tensors where they then lie; around one that is not, nothing becomes a view.  Returns the nodes that need
+    no kernel.
     """
+    kept: set[Node] = set()
+    while True:
+        free = _placed(graph, groups, kept)
+        moved = [g for g in groups if g.nodes[0] not in free and any(t.own_strides for t in (*g.reads, *g.writes))]
+        around = {t for g in moved if not taken(g) for t in (*g.reads, *g.writes) if t.own_strides}
+        found = {n for n in free if around.intersection((*n.inputs, n.output))}
+        if not found:
+            return free
+        kept |= found
+
+
+def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> frozenset[Node]:
+    """The nodes that need no kernel, of all but those to be kept; places their tensors."""
     for tensor in graph.tensors.values():
         tensor.base, tensor.start = tensor, 0
         tensor.strides, tensor.own_strides = tensor.own_strides or tensor.strides, None
-    alone = [g.nodes[0] for g in groups if len(g.nodes) == 1 and g.nodes[0].kind is Kind.MOVEMENT]
+    single = [g.nodes[0] for g in groups if len(g.nodes) == 1]
+    alone = [n for n in single if n.kind is Kind.MOVEMENT and n not in kept]
     outputs = set(graph.outputs)
     free: set[Node] = set()
 
