@@ -190,7 +190,7 @@ class Producer:
 
     def filling_producer(self, stages: int) -> None:
         """Threads fill tiles of what is computed or converted; one of them tells the copy engine about the others."""
-        w, s, k = self.w, self.s, self.parts.reduction
+        w, s = self.w, self.s
         fillers = [x for x in self.loaders if x is not None]
         w.line(f"registers_decrease<{s.registers[0]}>();")
         w.line("const int t = threadIdx.x;")
@@ -204,6 +204,9 @@ class Producer:
             if len(self.parts.batch) > 1 and len(fillers) == 1:
                 for d in range(len(self.parts.batch)):
                     w.line(f"const int b{d} = {coordinate('batch', self.parts.batch, d)};")
+        if isinstance(self.parts.a, Side) and self.parts.a.im2col:
+            for d in range(len(self.spec.rows)):
+                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
         for filler in fillers:
             filler.prepare()
         w.line()
@@ -219,7 +222,7 @@ class Producer:
         if rows or cols:
             w.open("if (t == 0)")
             w.line(f"barrier_expect(full, {ROW_BYTES * sum(rows + cols)});")
-            w.line(f"const int c = k * {k.panel};")
+            self._walk("k")
             if isinstance(self.parts.a, Side):
                 self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
             if cols:

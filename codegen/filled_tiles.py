@@ -15,7 +15,7 @@ from math import prod
 from codegen.contraction_mma_schedule import Way, orders, product_types, way_of
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather
-from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, tiled
+from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> Factors:
@@ -39,9 +39,12 @@ def filled(spec: ContractionSpec) -> Factors:
             best = effort, a, b
     if best is None:
         raise reason
-    itemsize = next(side.itemsize for side in best[1:] if isinstance(side, Way))
+    _, a, b = best
+    itemsize = next(side.itemsize for side in (a, b) if isinstance(side, Way))
     reduction = Reduction((), prod(spec.inner), ROW_BYTES // itemsize, 1)
-    return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, *best[1:])
+    if isinstance(a, Side) and a.im2col:
+        reduction = _windowed(spec)
+    return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, a, b)
 
 
 def _as_it_lies(gather: Gather, product: str) -> bool:
@@ -55,7 +58,7 @@ def _side(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seque
     gather = (spec.a, spec.b)[number]
     way = replace(way_of(spec, gather, sizes, order, product), held=True)
     side: Way | Side = way
-    if _as_it_lies(gather, product) and not gather.limits:
+    if _as_it_lies(gather, product):
         with suppress(Unsupported):  # else threads bring it as well
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
@@ -69,9 +72,21 @@ def _copied(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seq
     """A factor as the copy engine brings it."""
     gather = (spec.a, spec.b)[number]
     check_element(gather)
+    if gather.limits:
+        reduction = _windowed(spec)
+        if number or gather.image is None or gather.image.across or tuple(order) != (*range(1, len(spec.inner)), 0):
+            raise Unsupported(f"{gather.operand.name!r} is padded and no image whose taps are walked in order")
+        if reduction.channels % reduction.panel:
+            raise Unsupported(f"{gather.operand.name!r} has no whole rows of a tile in each tap")
+        return im2col(spec, 0, reduction, prod(spec.batch))
     inner, along = collapse(spec.inner, [gather.inner], order)
     outer, over = collapse(sizes, [gather.outer], range(len(sizes)))
     if len(inner) > 1 or len(outer) > 1:
         raise Unsupported(f"{gather.operand.name!r} does not lie at equal distances along the reduction, or across it")
     argument = 0 if number == 0 else len(spec.a.operands)
     return tiled(replace(gather, inner=along[0], outer=over[0]), argument, spec.batch, prod(sizes), inner, 0)
+
+
+def _windowed(spec: ContractionSpec) -> Reduction:
+    """The reduction as the windows of an image are walked: tap by tap, and through the channels of each."""
+    return Reduction(spec.inner[1:], spec.inner[0], ROW_BYTES // spec.a.operand.dtype.itemsize, 1)

@@ -238,7 +238,7 @@ def factors(spec: ContractionSpec) -> Factors:
     a = None if image else tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
     # Rows of a tile that lie across the reduction hold a full panel.
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
-    a = a or _im2col(spec, channel, reduction, prod(spec.batch))
+    a = a or im2col(spec, channel, reduction, prod(spec.batch))
     if itemsize != 2 and not (a.along_k and b.along_k):
         raise Unsupported("only 16-bit factors may be stored across the reduction")
     return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
@@ -282,7 +282,7 @@ def _phased(spec: ContractionSpec, image: Image) -> Factors:
     if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
         raise Unsupported("only 16-bit factors may be stored across the reduction")
     reduction = Reduction(tuple(taps), spec.inner[0], panel, 1, tuple(skips), share)
-    first = _im2col(spec, 0, reduction, groups)
+    first = im2col(spec, 0, reduction, groups)
     return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, first, second)
 
 
@@ -425,7 +425,7 @@ def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int)
         raise Unsupported(f"{name!r} is larger than the copy engine can address, or empty")
 
 
-def _im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: int) -> Side:
+def im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: int) -> Side:
     """The windows of an image, gathered by the copy engine's im2col mode."""
     gather, image = spec.a, spec.a.image
     assert image is not None

@@ -199,6 +199,8 @@ def images(dtype: str) -> list[Case]:
     pair = (dtype, dtype)
     cases = [image(x, w, affine(1), None, pair, **more) for x, w, more in IMAGES]
     cases += [image(x, w, None, affine(0), pair, **more) for x, w, more in IMAGES[:2]]
+    cases += [image((2, 64, 9, 10), (24, 64, 3, 3), None, affine(0), pair, padding=1, stride=2)]  # by im2col
+    cases += [image((1, 128, 7, 8), (40, 64, 3, 2), None, residual, pair, padding=1, groups=2)]
     cases += [image(x, w, inverse, inverse, pair, **more) for x, w, more in IMAGES[:3]]
     cases += [image(x, w, affine(-1), None, pair, **more) for x, w, more in IMAGES[:2]]
     cases += [image(x, w, residual, None, pair, **more) for x, w, more in IMAGES[1:2]]
@@ -314,6 +316,22 @@ def test_schedules():
         cases.append(replace(several, schedule=lambda spec, pick=pick: replace(pick(spec), blocks=2)))
     cases += [form(product(70, 40, 200, residual, affine(-1)), "mma", stages=stages) for stages in (2, 3, 4)]
     check_cases(cases, guard=True)
+
+
+def test_an_image_still_comes_by_the_copy_engine():
+    """Where the filter is what is computed."""
+    case = image((1, 64, 9, 9), (32, 64, 3, 3), None, dequantised(0, "bfloat16"), ("bfloat16", "int8"), padding=1)
+    (made,) = check_cases([form(case, "wgmma")])
+    assert made.plan is not None
+    assert "tma_load_im2col(shared.a" in made.plan.kernels[0].source.code
+
+
+def test_a_copy_for_tensor_cores_stays_a_copy():
+    graph = fg.Graph("odd", io_dtype="bfloat16")
+    graph.output(graph.tensor("a", (4096, 509)) @ graph.tensor("b", (509, 512)), name="y")
+    made = plan(graph)
+    assert [k.group.family for k in made.kernels] == ["pointwise", "contraction"]
+    assert any("is a copy, which lies in memory as" in d.reason for d in made.partition.decisions)
 
 
 def test_nothing_to_multiply():

@@ -112,6 +112,8 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
             raise Refusal(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
+    if all(n.op.name == "identity" and n.inputs[0].dtype == n.output.dtype for n in nodes):
+        raise Refusal(f"{factor.name!r} is a copy, which lies in memory as {anchor.op.name} {anchor.name!r} reads it")
     read = _read(nodes)
     large = [t for t in read if t.size == factor.size]
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
