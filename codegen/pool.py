@@ -12,21 +12,14 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.kernel import Pointers, converted, headers, heading, signature
-from codegen.naming import Names, Writer, identifier
+from codegen.kernel import converted, headers, heading, signature
+from codegen.naming import identifier
 from codegen.pointwise_body import plus, vector_type
-from codegen.pool_schedule import THREADS, PoolSchedule, held_from, is_aligned, is_strip, normalize, patch, width
+from codegen.pool_elements import POSITIONS, Elements
+from codegen.pool_schedule import THREADS, PoolSchedule, held_from, is_aligned, width
 from codegen.rows_renderer import accumulate, identity
 from codegen.spec import KernelSource, PoolSpec
-from codegen.windows import Adaptive, Sliding, Window
-
-#: Of windows with more elements only the innermost loop is unrolled, and by this much.
-UNROLLED = 64
-UNROLL = 4
-_POSITIONS = ("col", "row", "plane")
-_TAPS = ("kx", "ky", "kz")
-_PLACES = ("ix", "iy")
-_TAKEN = "at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane"
+from codegen.windows import Adaptive
 
 
 def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
@@ -34,26 +27,10 @@ def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     return _Renderer(spec, schedule).render()
 
 
-class _Renderer:
+class _Renderer(Elements):
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
-        self.spec, self.s = spec, schedule
-        self.space = normalize(spec)
-        self.program = self.space.program
-        self.windows = self.space.windows
-        self.patch = patch(self.space, schedule)
-        self.t = schedule.itype
-        #: type of counters, which strides multiply
-        self.small = "int" if self.t == "int32" else self.t
-        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds")
-        taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
-        self.names = Names([spec.name, *_TAKEN.split(), *_POSITIONS, *_TAPS, *_PLACES, *taken])
-        self.pointers = Pointers(self.program, self.names)
+        super().__init__(spec, schedule)
         self.emitter = Emitter(self.program, self.names)
-        self.w = Writer()
-        #: constants of elements that are in scope, and how deep
-        self._scope: dict[str, int] = {}
-        #: C variables: the position of the thread's first window along each outer dimension
-        self.at: list[str] = []
         #: loads that all elements under the thread's windows have in common: what a thread calls them
         self.fixed: dict[int, str] = {}
         #: what the folds of the windows are called, by reduction, and the largest elements of those that say where
@@ -73,13 +50,13 @@ class _Renderer:
         self._declare_parts()
         first = held_from(self.space, self.s)
         depth = w.depth
-        conditions = self._open_taps(0, first, rolled=True)
+        conditions = self.open_taps(0, first, rolled=True)
         if first < len(self.windows):
-            names = self._hold(first, conditions)
+            names = self.hold(first, conditions)
             self._fold(first, conditions, names)
         else:
             self._fold(first, conditions, {})
-        self._close_to(depth)
+        self.close_to(depth)
         self._results()
         w.close()
         return KernelSource(self.spec.name, w.text(), (-(-threads // THREADS), 1, 1), (THREADS, 1, 1))
@@ -107,7 +84,7 @@ class _Renderer:
         if self.space.inner and self.space.rank > 1:
             names[-1] = "inner"
         for k, (d, _) in enumerate(self.windows):
-            names[d] = _POSITIONS[n - 1 - k] if n - 1 - k < len(_POSITIONS) else f"window{d}"
+            names[d] = POSITIONS[n - 1 - k] if n - 1 - k < len(POSITIONS) else f"window{d}"
         tall = self.windows[-2][0] if s.down > 1 else None
         # The digits of a thread's number: those of the outer dimensions, and ``down`` after the last with windows.
         digits: list[tuple[int, int, int]] = []  # (dimension, size, factor)
@@ -143,7 +120,7 @@ class _Renderer:
         for n, operand in enumerate(self.program.loads):
             used = Load(n) in self.space.folded or Load(n) in self.space.final
             if used and not self.space.under(operand.strides) and not any(operand.strides[d] for d in moving):
-                self.fixed[n] = self._load(n, self._offset(operand.strides, self.at), self.s.vector)
+                self.fixed[n] = self._load(n, self.offset(operand.strides, self.at), self.s.vector)
 
     def _declare_parts(self) -> None:
         w, program = self.w, self.program
@@ -174,10 +151,10 @@ class _Renderer:
             return
         depth = w.depth
         for variable, size in self._each:
-            self._open_loop(variable, size)
+            self.open_loop(variable, size)
         for name, value in filled:
             w.line(f"{self._part(name)} = {value};")
-        self._close_to(depth)
+        self.close_to(depth)
 
     def _free(self, name: str, combine: str) -> str:
         """A name for what a window is folded to, which may be that of a tensor."""
@@ -194,165 +171,10 @@ class _Renderer:
         """The element of window (p, q) and neighbour e."""
         return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
 
-    def _open_loop(self, variable: str, count: int) -> None:
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
-
-    # ---- the elements under the windows
-
-    def _open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
-        """Opens the loops along some of the windows and writes which elements they are at.  Returns the conditions
-        under which these exist.
-        """
-        conditions: list[str] = []
-        counts = [width(window, many) for (_, window), many in zip(self.windows, self.patch)]
-        for k in range(first, last):
-            d, window = self.windows[k]
-            innermost = k == last - 1 and last == len(self.windows)
-            unroll = (
-                "#pragma unroll"
-                if not rolled or prod(counts[k:]) <= UNROLLED
-                else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
-            )
-            conditions += self._open(k, self.at[d], window, unroll)
-        return conditions
-
-    def _open(self, k: int, position: str, window: Window, unroll: str) -> list[str]:
-        w, t = self.w, self.t
-        back = len(self.windows) - 1 - k
-        place = self._source(k)
-        if isinstance(window, Adaptive):
-            start = _quotient(linear([(position, window.size)]), window.positions)
-            end = _quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
-            w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
-            w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
-            return []
-        many = self.patch[k]
-        tap = self._tap(k)
-        count = width(window, many)
-        if count > 1:
-            w.line(unroll)
-            w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
-        tap = tap if count > 1 else "0"
-        groups = -(-self.space.outer[self.windows[k][0]] // many)
-        if many > 1 or isinstance(window, Sliding):
-            step = window.dilation if many == 1 else 1
-            terms = (
-                [(position, window.stride)]
-                if isinstance(window, Sliding)
-                else [(_quotient(position, window.stride), 1)]
-            )
-            self._constant(t, place, linear([*terms, (tap, step)], window.shift))
-            highest = (groups - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
-            return _within(place, t, window.shift < 0, highest >= window.size, window.size)
-        reached = linear([(position, 1)], window.before)
-        at = _quotient(reached, window.stride)
-        self._constant(t, place, at if tap == "0" else f"{at} - {tap}")
-        positions = self.space.outer[self.windows[k][0]]
-        highest = (positions - 1 + window.before) // window.stride
-        lowest = window.before // window.stride - (count - 1)
-        found = _within(place, t, lowest < 0, highest >= window.size, window.size)
-        offset = linear([(position, 1), (place, -window.stride)], window.before)
-        if window.reach % window.stride:
-            found.append(f"{offset} < {window.reach}")
-        if window.dilation > 1:
-            found.append(f"({offset}) % {window.dilation} == 0")
-        if len(found) < 2:
-            return found
-        holds = f"{place.removeprefix('in_')}_holds"
-        self._constant("bool", holds, " && ".join(found))
-        return [holds]
-
-    def _inside(self, conditions: list[str], name: str = "inside") -> str:
-        """Writes whether the element at hand exists; returns the C expression, "" if it always does."""
-        if len(conditions) < 2:
-            return "".join(conditions)
-        self._constant("bool", name, " && ".join(conditions))
-        return name
-
-    def _source(self, k: int) -> str:
-        back = len(self.windows) - 1 - k
-        return f"in_{_POSITIONS[back]}" if back < len(_POSITIONS) else f"in_window{self.windows[k][0]}"
-
-    def _tap(self, k: int) -> str:
-        back = len(self.windows) - 1 - k
-        if self.patch[k] > 1:
-            return _PLACES[back]
-        return _TAPS[back] if back < len(_TAPS) else f"k{k}"
-
-    def _constant(self, kind: str, name: str, value: str) -> None:
-        """Writes a constant, unless it is in scope already: that of a window of one element, which has no loop."""
-        if name not in self._scope:
-            self.w.line(f"const {kind} {name} = {value};")
-            self._scope[name] = self.w.depth
-
-    def _close_to(self, depth: int) -> None:
-        self._scope = {name: d for name, d in self._scope.items() if d <= depth}
-        while self.w.depth > depth:
-            self.w.close()
-
-    def _hold(self, first: int, conditions: list[str]) -> dict[int, str]:
-        """Reads all elements under the thread's windows; returns what they are called, by load."""
-        w, space = self.w, self.space
-        held: dict[int, str] = {}
-        strips = {n for n in space.taps if is_strip(space, self.s, n)}
-        sizes = [width(window, m) for (_, window), m in zip(self.windows, self.patch)][first:]
-        many = [f"[{size}]" if size > 1 else "" for size in sizes]
-        for n in space.taps:
-            operand = self.program.loads[n]
-            if n in strips:
-                held[n] = self.names.unique(operand.name, "_strips")
-                w.line(f"Strip<{operand.dtype.ctype}, {self._strip(n)}> {held[n]}{''.join(many[:-1])};")
-            else:
-                held[n] = self.names.unique(operand.name, "_under")
-                w.line(f"{vector_type(operand, self._count(n))} {held[n]}{''.join(many)};")
-        variables = [f"[{self._tap(k)}]" if size > 1 else "" for k, size in enumerate(sizes, first)]
-        if strips:
-            depth = w.depth
-            inside = self._inside(conditions + self._open_taps(first, len(self.windows) - 1), "row_inside") or "true"
-            window = self.windows[-1][1]
-            assert not isinstance(window, Adaptive)
-            col = self.at[self.windows[-1][0]]
-            slides = isinstance(window, Sliding)
-            origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
-            for n in sorted(strips):
-                operand = self.program.loads[n]
-                sources = [*self._sources()[:-1], origin]
-                start = plus(self.pointers.loads[n], self._offset(operand.strides, [*self.at, *sources]))
-                columns = f"{self.t}({origin}), {self.t}({window.size})"
-                target = f"{held[n]}{''.join(variables[:-1])}"
-                w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
-            self._close_to(depth)
-        if len(strips) < len(space.taps):
-            depth = w.depth
-            inside = self._inside(conditions + self._open_taps(first, len(self.windows)))
-            for n in space.taps:
-                if n not in strips:
-                    self._read(n, f"{held[n]}{''.join(variables)}", inside)
-            self._close_to(depth)
-        return {
-            n: f"{name}{''.join(variables[:-1])}[{self._tap(len(self.windows) - 1)}]"
-            if n in strips
-            else f"{name}{''.join(variables)}"
-            for n, name in held.items()
-        }
-
-    def _strip(self, n: int) -> str:
-        """The template arguments of a strip: elements to the left, in the middle, to the right."""
-        window = self.windows[-1][1]
-        assert not isinstance(window, Adaptive)
-        middle = window.fresh(self.s.cols)
-        right = max(width(window, self.s.cols) + window.shift - middle, 0)
-        return f"{-window.shift}, {middle}, {right}"
-
-    def _sources(self) -> list[str]:
-        return [self._source(k) for k in range(len(self.windows))]
-
     def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
         """Folds the elements under the windows, reading those that are not held."""
         w, s, program, space = self.w, self.s, self.program, self.space
-        inside = self._inside(conditions + self._open_taps(first, len(self.windows)))
+        inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
         if inside:
             w.open(f"if ({inside})")
         terms: dict[Value, str] = {}
@@ -360,12 +182,12 @@ class _Renderer:
         for n in space.taps:
             if n not in under:
                 under[n] = self.names.unique(program.loads[n].name, "_v")
-                self._read(n, f"const {vector_type(program.loads[n], self._count(n))} {under[n]}", "")
-        self._open_loop("e", s.vector)
+                self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
+        self.open_loop("e", s.vector)
         for n in range(len(program.loads)):
             if Load(n) in space.folded:
                 name = under[n] if n in under else self.fixed[n]
-                text = f"{name}[e]" if self._count(n) > 1 else name
+                text = f"{name}[e]" if self.count(n) > 1 else name
                 terms[Load(n)] = self._element(n, text)
         where = list(self.at)
         for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
@@ -374,7 +196,7 @@ class _Renderer:
                 where[d] = linear([(where[d], 1), (name, 1)])
         for k, strides in enumerate(program.indices):
             if Index(k) in space.folded:
-                terms[Index(k)] = f"int32({self._offset(strides, [*where, *self._sources()], element=True)})"
+                terms[Index(k)] = f"int32({self.offset(strides, [*where, *self.sources()], element=True)})"
         own = self._of_one_window()
         self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
         self._open_patch()
@@ -415,48 +237,14 @@ class _Renderer:
                 continue
             window = self.windows[k][1]
             assert not isinstance(window, Adaptive)
-            place = self._tap(k) if width(window, self.patch[k]) > 1 else "0"
-            self._open_loop(variable, self.patch[k])
+            place = self.tap(k) if width(window, self.patch[k]) > 1 else "0"
+            self.open_loop(variable, self.patch[k])
             q_step, i_step, start = window.offset()
             offset = linear(sorted([(place, i_step), (variable, q_step)], key=lambda term: -term[1]), start)
             found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
             if window.dilation > 1:
                 found.append(f"({offset}) % {window.dilation} != 0")
             w.line(f"if ({' || '.join(found)}) continue;  // not in window {variable}")
-
-    def _count(self, n: int) -> int:
-        """The elements of a load that a thread holds for a vector."""
-        return 1 if self.program.loads[n].strides[self.space.rank - 1] == 0 else self.s.vector
-
-    def _read(self, n: int, target: str, inside: str) -> None:
-        """Reads a vector of a load at the elements at hand, or zeros."""
-        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
-        count = self._count(n)
-        coordinates = [*self.at, *self._sources()]
-        place = plus(pointer, self._offset(operand.strides, coordinates))
-        step = operand.strides[self.space.rank - 1]
-        if count > 1 and step != 1:
-            if target.startswith("const "):
-                target = target.removeprefix("const ")
-                w.line(f"{target};")
-                target = target.split()[-1]
-            w.line("#pragma unroll")
-            at = plus(place, linear([("e", step)]))
-            value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
-            w.line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
-        elif inside:
-            w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
-        elif count > 1:
-            w.line(f"{target} = load<{count}>({place});")
-        else:
-            w.line(f"{target} = {pointer}[{self._offset(operand.strides, coordinates)}];")
-
-    def _offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
-        """The C expression of an offset; element: that of neighbour ``e``."""
-        terms = list(zip(coordinates, strides))
-        if element and self.s.vector > 1:
-            terms.append(("e", strides[self.space.rank - 1]))
-        return linear(terms)
 
     # ---- the results
 
@@ -511,12 +299,12 @@ class _Renderer:
         for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
             if many > 1 and name != variable:
                 d = self.windows[k][0]
-                self._open_loop(name, many)
+                self.open_loop(name, many)
                 where[d] = linear([(where[d], 1), (name, 1)])
                 if space.outer[d] % many:
                     w.line(f"if ({where[d]} >= {space.outer[d]}) break;")
         loads = {
-            n: self._load(n, self._offset(operand.strides, where), count)
+            n: self._load(n, self.offset(operand.strides, where), count)
             for n, operand in enumerate(program.loads)
             if Load(n) in space.final and n not in self.fixed
         } | self.fixed
@@ -526,7 +314,7 @@ class _Renderer:
             if name:
                 w.line(f"{vector_type(store.operand, count)} {name};")
         depth = w.depth
-        self._open_loop(variable, count)
+        self.open_loop(variable, count)
         terms: dict[Value, str] = {}
         for n, name in loads.items():
             if Load(n) in space.final:
@@ -541,18 +329,18 @@ class _Renderer:
         self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
         for (store, pointer), name in zip(stores, vectors):
             text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
-            target = f"{name}[{variable}]" if name else f"{pointer}[{self._offset(store.operand.strides, where)}]"
+            target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
             w.line(f"{target} = {text};")
-        self._close_to(depth)
+        self.close_to(depth)
         for (store, pointer), name in zip(stores, vectors):
-            offset = self._offset(store.operand.strides, where)
+            offset = self.offset(store.operand.strides, where)
             if name and self._wide(store.operand):
                 w.line(f"store({plus(pointer, offset)}, {name});")
             elif name:
                 at = _sum(offset, linear([("e", store.operand.strides[last])]))
                 w.line("#pragma unroll")
                 w.line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
-        self._close_to(1)
+        self.close_to(1)
 
 
 def _is_real(ctype: str) -> bool:
@@ -561,16 +349,3 @@ def _is_real(ctype: str) -> bool:
 
 def _sum(a: str, b: str) -> str:
     return b if a == "0" else a if b == "0" else f"{a} + {b}"
-
-
-def _quotient(text: str, divisor: int) -> str:
-    if divisor == 1 or text == "0":
-        return text
-    return f"{text if text.isalnum() else f'({text})'} / {divisor}"
-
-
-def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
-    """The conditions under which a place that may be negative, or too large, is one of ``size``."""
-    if below and above:
-        return [f"{unsigned(itype)}({place}) < {size}"]
-    return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []

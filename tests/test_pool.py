@@ -545,6 +545,7 @@ X, N, M = (1, 2, 8, 8), (4, 4), (1, 2, 4, 4)
         (lambda g, x, b: g.max_pool_backward_index(x, x, 16, 2), DTypeError, "takes positions of integers"),
         (lambda g, x, b: g.max_pool_backward(x, x, 2), ShapeError, r"is \[1, 2, 4, 4\], got \[1, 2, 8, 8\]"),
         (lambda g, x, b: g.max_pool_backward_index(x, g.tensor("i", M, "int8"), 16, 2), ShapeError, "an index for"),
+        (lambda g, x, b: g.max_pool_index(g.tensor("h", (1, 1, 2**16, 2**16)), 2), ShapeError, "positions at most"),
         (lambda g, x, b: g.local_contrast_norm(x, 3, epsilon=0), AttributeValueError, "epsilon is positive"),
         (lambda g, x, b: g.local_response_norm(x, axis=7), AttributeValueError, "axis 7"),
         (lambda g, x, b: g.global_avg_pool(g.cast(x, "int32")), DTypeError, "does not take int32"),

@@ -313,10 +313,12 @@ def _register(
         _, shape = windows(types, values)
         if fold == "chosen" and types[1].shape != types[0].shape:
             raise ShapeError(f"{name} takes an index for each of {list(types[0].shape)}, got {list(types[1].shape)}")
+        if fold in ("index", "chosen"):
+            image = shape if backward else types[0].shape
+            positions = prod(image[a] for a in values["axes"])
+            if positions > int32.max:  # the type in which kernels count positions
+                raise ShapeError(f"windows are over {int32.max} positions at most, not {positions}")
         if fold == "index":
-            positions = prod(types[0].shape[a] for a in values["axes"])
-            if positions > values["dtype"].max:
-                raise ShapeError(f"{positions} positions do not fit {values['dtype']}; ask for dtype='int64'")
             return TensorType(shape, values["dtype"])
         return TensorType(shape, types[0].dtype)
 
