@@ -312,7 +312,8 @@ def large(dtype: str = "float32", compute: str = "float32", **how: Any) -> fg.Gr
         (large(taps=5), {}, "implicit GEMM", "not 5x5"),
         (convolution((1, 16, 8, 8), 16, None), {}, "implicit GEMM", "of the time of the direct sum"),
         (convolution((1, 3, 64, 64), 8, None), {}, "direct", "few channels"),
-        (convolution((0, 16, 8, 8), 16, None), {}, "implicit GEMM", "nothing to compute"),
+        (convolution((0, 16, 8, 8), 16, None), {}, "implicit GEMM", "nothing to multiply"),
+        (convolution((1, 0, 8, 8), 16, None), {}, "implicit GEMM", "nothing to multiply"),
     ],
 )
 def test_what_is_chosen_and_why(graph, options, name, text):

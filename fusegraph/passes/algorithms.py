@@ -86,8 +86,8 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     """What does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
     asked = node.attributes.get("algorithm")
     no = w.unsuitable(node.op.name, tuple(t.type for t in node.inputs), node.attributes)
-    if no is None and not node.output.size:
-        no = "there is nothing to compute"
+    if no is None and not (node.output.size and node.inputs[0].size):
+        no = "there is nothing to multiply"
     if no is None and graph.compute_dtype != float32:
         no = f"the graph computes in {graph.compute_dtype}"
     if no is None and asked in w.TILES:
@@ -100,7 +100,7 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
         no = "the graph is strict"
     if no is None:
         best = min(w.TILES.values(), key=lambda tile: cycles(node, tile))
-        factor, workspace = cycles(node) / max(cycles(node, best), 1.0), _workspace(node, best)
+        factor, workspace = cycles(node) / cycles(node, best), _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
         elif factor >= MARGIN:
