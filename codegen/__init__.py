@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen import contraction, pointwise, pool, rows, window, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt import SimtSchedule
+from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule

@@ -8,18 +8,20 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from codegen import (
     contraction_mma,
     contraction_mma_schedule,
     contraction_simt,
+    contraction_simt_schedule,
     contraction_wgmma,
     contraction_wgmma_schedule,
 )
-from codegen.arch import Arch
+from codegen.arch import Arch, arch
 from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt import SimtSchedule
+from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tiles import Unsupported
@@ -34,7 +36,7 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, .
             return form(spec, arch)
         except Unsupported:
             continue
-    return contraction_simt.schedules(spec)
+    return contraction_simt_schedule.schedules(spec)
 
 
 def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
@@ -48,6 +50,14 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
         else:
             break
     return reasons
+
+
+def keeps_form(spec: ContractionSpec) -> bool:
+    """Whether a spec that reduces parts of its results has the form that it would have without, on all
+    architectures.
+    """
+    plain = replace(spec, partials=())
+    return all(len(declined(spec, x)) == len(declined(plain, x)) for x in (arch("sm_80"), arch("sm_90a")))
 
 
 _FASTEST: dict[str, Callable[[ContractionSpec, Arch], tuple[ContractionSchedule, ...]]] = {

@@ -14,7 +14,9 @@ from codegen.fragments import Fragments, Staging, space, staging
 from codegen.iteration import index_type, linear
 from codegen.kernel import headers, heading, signature
 from codegen.naming import Names, Writer
+from codegen.partials import Part, Partials, Sink
 from codegen.prologue import Prologue
+from codegen.rows_renderer import combiner
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader, own_names
 from codegen.tiles import Unsupported
@@ -31,8 +33,8 @@ def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     along batch c col e exchange f fetch filling first i inside j k k0 kk last left load_parts m m0 memory n n0 next
-    part piece q r rank right round_to_tf32 row Shared shared stage staged stash sum sums t theirs tile total u v
-    warp_col warp_row
+    part piece place q r rank reduce right round_to_tf32 row Shared shared stage staged stash sum sums t theirs tile
+    total u v warp_col warp_row
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -68,7 +70,10 @@ class _Renderer:
             raise Unsupported(f"{self.blocks} tiles are more than a grid has blocks")
         self.depth = parts.stages(s.inner)
         self.steps = s.inner * parts.a.itemsize // STEP
-        direct = self.fragments_m * self.fragments_n // s.split <= DIRECT
+        batches = "batch" if parts.batch > 1 else "0"
+        self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
+        # Parts are reduced of sums that are where the main loop left them.
+        direct = self.fragments_m * self.fragments_n // s.split <= DIRECT or bool(self.partials)
         self.staging: Staging | None = None if direct else staging(self.at, s.rows // s.split, s.cols, spec.products)
 
     def _index_type(self) -> str:
@@ -93,6 +98,7 @@ class _Renderer:
             details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
         more += ["cluster.cuh"] if s.split > 1 else []
+        more += ["reduce.cuh"] if self.partials else []
         programs = (spec.a.program, spec.b.program)
         heading(
             w,
@@ -102,7 +108,7 @@ class _Renderer:
             details,
         )
         parameters = [text for side in self.sides for text in side.prologue.parameters()]
-        parameters += self.fragments.epilogue.pointers.parameters()
+        parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._place()
@@ -301,6 +307,11 @@ class _Renderer:
             w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
             for number in range(1, staged.products):
                 w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next factor")
+        for part in self.partials.parts:
+            if part.partial.rows:
+                self.partials.begin(part, self.fragments_n, 4)
+            else:
+                self.partials.begin(part, 2 * each, s.warp_cols // part.partial.chunk)
         depth = w.depth
         if each > 1:
             self._loop("i", each)
@@ -317,13 +328,15 @@ class _Renderer:
             return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
 
         if staged is None:
-            fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n)
+            sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
+            fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
         else:
             own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
             fragments.put(staged, f"{own} + {row}", col, total)
         while w.depth > depth:
             w.close()
         if staged is None:
+            self._finish_partials(each, f"m0 + warp_row{rank}")
             return
         w.line("__syncthreads();")
         m = "m0 + {r}"
@@ -331,3 +344,33 @@ class _Renderer:
             mine = s.warp_rows // s.split
             m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}" if s.warps_m > 1 else f"m0{rank} + {{r}}"
         fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)
+
+    def _own(self, part: Part, i: str, j: str) -> str:
+        """The subscripts of what a thread has of a part, for element ``e`` of pair ``f`` of a fragment."""
+        if part.partial.rows:
+            return f"[{j}][f / 2 * 2 + e]"
+        row = linear([(i, 2), ("f % 2", 1)])
+        each = part.partial.chunk // 16
+        return f"[{row}][{'0' if self.s.warp_cols == part.partial.chunk else j if each == 1 else f'{j} / {each}'}]"
+
+    def _finish_partials(self, each: int, m: str) -> None:
+        """The lanes of a warp combine what they have of the parts, and store them."""
+        w, s, parts = self.w, self.s, self.parts
+        for part in self.partials.parts:
+            w.line()
+            if not part.partial.rows:
+                chunks = s.warp_cols // part.partial.chunk
+                self.partials.finish_cols(
+                    part, 2 * each, chunks, f"{m} + lane / 4", "n0 + warp_col", (parts.rows, parts.cols)
+                )
+                continue
+            self._loop("j", self.fragments_n)
+            reduction = part.reduction
+            w.line(f"const {reduction.ctype} total = reduce::columns<{combiner(reduction)}>({part.own}[j]);")
+            w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
+            outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
+            outside += [f"col >= {parts.cols}"] if self.b.ragged else []
+            w.line(f"if ({' || '.join(outside)}) continue;")
+            w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
+            self.partials.store(part, "place", "col", "total")
+            w.close()

@@ -376,7 +376,9 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
 def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaSchedule]:
     widen = not arch.has_fp8_mma and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
-        if (rows > 16 and rows >= 2 * parts.rows) or (cols > 16 and cols >= 2 * parts.cols):
+        if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
+            continue
+        if not spec.partials and ((rows > 16 and rows >= 2 * parts.rows) or (cols > 16 and cols >= 2 * parts.cols)):
             continue
         tiles = parts.batch * -(-parts.rows // rows) * -(-parts.cols // cols)
         for row_bytes in (128, 64):
@@ -389,7 +391,7 @@ def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaS
                 yield s
                 split = 2
                 while arch.has_clusters and s.warp_rows // 16 % split == 0 and depth >= 4 * split:
-                    if tiles * split <= arch.sm_count_hint:
+                    if tiles * split <= arch.sm_count_hint and s.warp_rows // split % spec.row_chunk == 0:
                         yield replace(s, split=split)
                     split *= 2
 
@@ -492,7 +494,7 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> flo
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
     stage = max(busy, LATENCY / ahead / together)
-    size = max(store.operand.dtype.itemsize for store in spec.program.stores)
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.rows * s.cols * size * len(spec.program.operands) / EPILOGUE_RATE / s.split
     exchange = 3000.0 if s.split > 1 else 0.0
     rounds = -(-blocks // arch.sm_count_hint)

@@ -13,109 +13,14 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.contraction_merge import merged
+from codegen.contraction_simt_partials import SimtPartials
+from codegen.contraction_simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, factor, placed
-from codegen.iteration import coordinate, extent, index_type, linear, packed, unsigned
+from codegen.iteration import coordinate, linear, packed, unsigned
 from codegen.kernel import headers, heading, locate, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, Gather, KernelSource, Limit
-
-CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
-
-
-@dataclass(frozen=True)
-class SimtSchedule:
-    """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
-
-    Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
-    """
-
-    rows: int
-    cols: int
-    inner: int
-    thread_rows: int
-    thread_cols: int
-    itype: str
-
-    def __post_init__(self) -> None:
-        threads = self.threads
-        if self.thread_rows % CHUNK or self.thread_cols % CHUNK or threads > 1024:
-            raise ValueError(
-                f"{self}: a thread has a multiple of {CHUNK} rows and columns, a block at most 1024 threads"
-            )
-        if any(threads % n or n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
-            raise ValueError(f"{self}: {threads} threads do not divide the tiles evenly")
-
-    @property
-    def threads(self) -> int:
-        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
-
-
-#: (rows, cols, inner, thread_rows, thread_cols), largest first.
-TILES = (
-    (128, 128, 8, 8, 8),
-    (128, 64, 8, 8, 4),
-    (64, 128, 8, 4, 8),
-    (64, 64, 16, 4, 4),
-    (128, 32, 16, 4, 4),
-    (32, 128, 16, 4, 4),
-    (32, 32, 16, 4, 4),
-)
-WAVE = 132
-#: Shared memory that a block may declare.
-STATIC_BYTES = 48 << 10
-#: Multiply-adds of a multiprocessor in a cycle.
-LANES = 128
-
-
-def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
-    """The tiles by estimated time: padded work over the share of the multiprocessors that it keeps busy.
-
-    Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
-    edges and fill the machine sooner.
-    """
-    sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
-    wide = spec.accumulate in ("double", "uint64")
-    products = spec.products
-    # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
-    most = max(32 if wide else 64, CHUNK * CHUNK * products)
-    size = 8 if wide else 4
-    fitting = [t for t in TILES if t[3] * t[4] * products <= most and _shared(t, products) * size <= STATIC_BYTES]
-    ranked = sorted(fitting, key=lambda tile: _cycles(tile, *sizes, products))
-    itype = _itype(spec)
-    return tuple(SimtSchedule(*tile, itype) for tile in ranked)
-
-
-def _shared(tile: tuple[int, int, int, int, int], products: int) -> int:
-    """Elements of both stages of the tiles in shared memory."""
-    rows, cols, inner, _, _ = tile
-    return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
-
-
-def _cycles(tile: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, products: int = 1) -> float:
-    """Cycles that products of these sizes are estimated to take in tiles."""
-    rows, cols, _, tr, tc = tile
-    blocks = batch * -(-m // rows) * -(-n // cols)
-    waves = -(-blocks // WAVE)
-    rate = LANES * tr * tc * products / (tr * tc * products + 2.0 * (tr + tc * products))
-    return waves * rows * cols * k / rate
-
-
-def cycles(batch: int, m: int, n: int, k: int) -> float:
-    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
-    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
-
-
-def _itype(spec: ContractionSpec) -> str:
-    """int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
-    m, n = prod(spec.rows), prod(spec.cols)
-    reach = [prod(spec.batch) * m * n, prod(spec.inner)]
-    for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
-        sizes = (*spec.batch, *outer, *spec.inner)
-        for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
-            reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
-    reach += [extent(spec.space, op.strides) for op in spec.program.operands]
-    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
 
 def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> KernelSource:
@@ -163,7 +68,7 @@ class _Side:
 class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
         self.spec, self.s, self.t = merged(spec), schedule, schedule.itype
-        spec = self.spec
+        given, spec = spec, self.spec
         taken = [
             "block",
             "batch",
@@ -177,7 +82,8 @@ class _Renderer:
             "inside",
             "term",
             "fetch",
-            *"mnkijcep",
+            *("at", "parts", "place", "reduce", "total"),
+            *"qmnkijcep",
             "k0",
             "kk",
         ]
@@ -198,8 +104,10 @@ class _Renderer:
         self.a = self._side(spec.a, spec.rows, a, "a", "m", row0, schedule.rows)
         self.b = self._side(spec.b, spec.cols, b, "b", "n", col0, schedule.cols)
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
-        first = spec.program.stores[0].operand.strides
-        self.rows_fast = first[-2] == 1 and spec.rows[-1] > 1 and first[-1] != 1 and _in_order(spec)
+        outputs = [store.operand.strides for store in spec.program.stores]
+        fast = bool(outputs) and outputs[0][-2] == 1 and outputs[0][-1] != 1
+        self.rows_fast = fast and spec.rows[-1] > 1 and _in_order(spec)
+        self.partials = SimtPartials(self.w, given, schedule, self.names, "batch" if self.batch > 1 else "0")
 
     def _side(
         self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
@@ -222,16 +130,18 @@ class _Renderer:
             f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
+        more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
         heading(
             w,
             f"{spec.name}: {len(program.notes)} {plural}",
             program,
-            headers(program, "memory.cuh", programs=(spec.a.program, spec.b.program)),
+            headers(program, *more, programs=(spec.a.program, spec.b.program)),
             details,
         )
         parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
-        signature(w, spec.name, s.threads, parameters + self.epilogue.pointers.parameters(), 1)
+        parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
+        signature(w, spec.name, s.threads, parameters, 1)
         blocks = locate(
             w, self.t, [("batch", self.batch, 1), ("col0", self.tiles_n, s.cols), ("row0", self.tiles_m, s.rows)]
         )
@@ -257,7 +167,8 @@ class _Renderer:
                 w.close()
         self._results()
         w.close()
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=self.k > 0)
+        barriers = self.k > 0 or bool(self.partials)
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=barriers)
 
     def _batch(self) -> list[str]:
         """C variables of the batch coordinates."""
@@ -507,6 +418,7 @@ class _Renderer:
         if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in program.operands):
             run = Run(CHUNK, along, "e")
         depth = w.depth
+        self.partials.begin_all()
         i = self._each("m", run if self.rows_fast else None)
         rows = ["m"]
         if nr > 1:
@@ -518,9 +430,10 @@ class _Renderer:
             rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)
         sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
-        self.epilogue.results([*self._batch(), *rows, "n"], sums, run)
+        self.epilogue.results([*self._batch(), *rows, "n"], sums, run, sinks=self.partials.sinks(i, j))
         while w.depth > depth:
             w.close()
+        self.partials.finish((self.a.origin, self.b.origin), (self.m, self.n))
 
     def _placed(self, rows: list[str], leave: str) -> list[str]:
         """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
@@ -545,7 +458,7 @@ class _Renderer:
         chunks, span = mine // CHUNK, tile // mine * CHUNK
         count = chunks if run else mine
         variable = "c" if run else each
-        if count > 1:
+        if count > 1 or (self.partials and axis == "m"):
             w.line("#pragma unroll")
             w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
         terms = [(side.origin, 1), (thread, CHUNK)]
@@ -558,7 +471,7 @@ class _Renderer:
         w.line(f"const {self.t} {axis} = {linear(terms)};")
         if size % tile:
             # Outside of any loop these are the thread's only rows; columns are always inside the loop over rows.
-            leave = "return" if count == 1 and axis == "m" else "continue"
+            leave = "return" if count == 1 and axis == "m" and not self.partials else "continue"
             w.line(f"if ({axis} >= {size}) {leave};")
         if not run:
             return variable

@@ -14,7 +14,8 @@ from dataclasses import replace
 from math import prod
 
 from codegen.contraction_mma_schedule import Way
-from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, TAIL, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_partials import WgmmaPartials
 from codegen.contraction_wgmma_producer import Producer, tidy
 from codegen.contraction_wgmma_schedule import element_bytes, operand_types
 from codegen.epilogue import Epilogue, Run, placed
@@ -36,9 +37,9 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk e empty exchange f first full group i
-    inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece previous q r rank row shared stage sum t
-    tap theirs tile total turn u v
+    Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk col e empty exchange f first full
+    group i inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece place previous q r rank reduce row
+    shared stage sum t tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -70,6 +71,7 @@ class _Renderer(Producer):
         self.tiles_n = -(-self.parts.cols // schedule.cols)
         self.batch = prod(self.parts.batch)
         self.work = self.batch * self.tiles_m * self.tiles_n
+        self.partials = WgmmaPartials(self.w, spec, schedule, self.parts, self.names, self.t)
         self.loaders = (
             self._loader(self.parts.a, "a", a, schedule.rows, self.parts.rows),
             self._loader(self.parts.b, "b", b, schedule.cols, self.parts.cols),
@@ -122,6 +124,8 @@ class _Renderer(Producer):
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
+        if self.partials:
+            more.append("reduce.cuh")
         heading(
             w,
             f"{spec.name}: {len(program.notes)} {plural}",
@@ -149,6 +153,7 @@ class _Renderer(Producer):
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
         else:
             parameters += [grid_constant + name for name in store_maps]
+        parameters += self.partials.parameters()
         self.a_map, self.b_maps, self.store_maps = a_map, b_maps, store_maps
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
@@ -179,7 +184,9 @@ class _Renderer(Producer):
             for _, number in zip(operands, numbers):
                 factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
         loads = range(len(factors), len(factors) + len(program.loads))
-        written: tuple[int | TensorMap, ...] = maps or tuple(range(loads.stop, loads.stop + len(layout.stores)))
+        outputs = range(loads.stop, loads.stop + len(layout.stores))
+        written: tuple[int | TensorMap, ...] = maps or tuple(outputs)
+        written += tuple(range(outputs.stop, outputs.stop + len(spec.partials)))
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
         return KernelSource(
             spec.name,
@@ -219,7 +226,8 @@ class _Renderer(Producer):
 
     def _shared_bytes(self) -> int:
         ring = max(self._ring_bytes(), self.layout.sums_bytes)
-        return ring + self.layout.staging_bytes + round_up(16 * (self.s.stages + 1), 1024)
+        tail = 16 * (self.s.stages + 1) + self.layout.exchange_bytes
+        return ring + self.layout.staging_bytes + round_up(tail, TAIL)
 
     # ---- shared memory and barriers
 
@@ -252,6 +260,7 @@ class _Renderer(Producer):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
                 dims = f"[{s.groups}][{STAGING}][{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
+        self.partials.members(layout.chunk)
         turn = ", turn[2]" if s.turns else ""
         w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
         w.close("};")
@@ -480,6 +489,7 @@ class _Renderer(Producer):
         chunks = s.part // layout.chunk
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         self._pieces()
+        self.partials.begin_tile()
         w.line("#pragma unroll")
         w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
         if ragged_n:
@@ -487,9 +497,12 @@ class _Renderer(Producer):
         if not layout.carried:  # else the barrier of the chunk between tells that this buffer has been read
             w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+        elif self.partials.rows:
+            w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
         group = "group" if s.groups > 1 else "0"
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
+        self.partials.begin_columns()
         values = [self.names.unique(op.name, "_v") for op in layout.stores]
         for name, op in zip(values, layout.stores):
             w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
@@ -501,8 +514,10 @@ class _Renderer(Producer):
         position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
         run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
         sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-        self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values])
+        sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
+        self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values], sinks=sinks)
         w.close()
+        self.partials.leave_columns()
         for name, value in zip(self.staged, values):
             tile = f"&shared.{name}[{group}][buffer][0][0]"
             if layout.turned:
@@ -516,7 +531,9 @@ class _Renderer(Producer):
                 self._carry(name, pointer, op, group)
         else:
             self._copy_out(group, ragged_m)
+        self.partials.finish_columns(self._n0, layout.chunk)
         w.close()
+        self.partials.finish_tile(self._n0)
         self._end_pieces()
 
     def _carry(self, name: str, pointer: str, op: Operand, group: str) -> None:
@@ -578,6 +595,10 @@ class _Renderer(Producer):
             self._batch_coordinates()
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
         self._pieces()
+        self.partials.begin_tile()
+        if self.partials.rows:
+            self._direct_by_columns()
+            return
         w.line("#pragma unroll")
         w.open("for (int i = 0; i < 2; ++i)")
         coordinates = self._row("row + i * 8", clamp=False)
@@ -590,7 +611,39 @@ class _Renderer(Producer):
         if ragged_n:
             w.line(f"if (n >= {self.parts.cols}) continue;")
         run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
-        self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run)
+        sinks = self.partials.sinks("j", self._n0, False, False, row="i")
+        self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
         w.close()
         w.close()
+        self.partials.finish_tile(self._n0)
+        self._end_pieces()
+
+    def _direct_by_columns(self) -> None:
+        """The same, 16 columns at a time: columns are reduced."""
+        w, s, length = self.w, self.s, self.layout.chunk
+        w.line("#pragma unroll")
+        w.open(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)")
+        w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {length}; j += 16)")
+        self.partials.begin_columns()
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 4; ++f)")
+        column = f"chunk * {length} + j"
+        position = self._row("row + f % 2 * 8", clamp=False)
+        position.append(self._column(f"{column} + f / 2 * 8", clamp=False))
+        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
+        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+        if outside:
+            w.line(f"if ({' || '.join(outside)}) continue;")
+        run = Run(2, len(position) - 1, "e", self._missing)
+        sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
+        self.epilogue.results(position, sums, run, sinks=self.partials.sinks(column, self._n0, False, False))
+        w.close()
+        self.partials.leave_columns()
+        w.close()
+        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+        self.partials.finish_columns(self._n0, length)
+        w.close()
+        self.partials.finish_tile(self._n0)
         self._end_pieces()

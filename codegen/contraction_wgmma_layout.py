@@ -15,6 +15,7 @@ from codegen.tiles import ROW_BYTES, Factors, factors, gathered
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
+TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
 BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
 STAGING = 2  # buffers of each consumer and output
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
@@ -125,17 +126,21 @@ class Layout:
         )
         self.stores = tuple(st.operand for st in self.program.stores)
         #: whether results are contiguous along rows: they are turned on their way through shared memory
-        self.turned = all(
-            op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
-            for op in self.stores
-        ) and not all(op.strides[-1] == 1 for op in self.stores)
-        self.chunk = CHUNK_BYTES // max(op.dtype.itemsize for op in self.stores)
+        self.turned = (
+            bool(self.stores)
+            and all(
+                op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
+                for op in self.stores
+            )
+            and not all(op.strides[-1] == 1 for op in self.stores)
+        )
+        self.chunk = CHUNK_BYTES // max((op.dtype.itemsize for op in self.stores), default=2)
         while s.part % self.chunk:
             self.chunk //= 2
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:
-        """The outputs' tensor maps, None if they are written from registers: one cannot have a map."""
+        """The outputs' tensor maps, None if one cannot have one: they are written from registers."""
         found = []
         if self.spec.results:
             return None
@@ -145,12 +150,12 @@ class Layout:
             if made is None:
                 return None
             found.append(made)
-        return tuple(found)
+        return tuple(found) or None
 
     @cached_property
     def carried(self) -> bool:
         """Whether threads carry the results out of shared memory: without maps, but next to each other in memory."""
-        if self.maps is not None or len(self.cols) > 1:
+        if self.maps is not None or not self.stores or len(self.cols) > 1:
             return False
         if self.turned:
             return not self.spec.results
@@ -201,6 +206,12 @@ class Layout:
             return 0
         each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
         return self.s.groups * STAGING * round_up(each, 1024)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory in which the warps of a consumer leave what they have of columns that are reduced."""
+        each = [8 if x.reduction.ctype in ("double", "int64", "uint64") else 4 for x in self.spec.partials if x.rows]
+        return self.s.groups * 4 * self.chunk * sum(each)
 
     @property
     def sums_bytes(self) -> int:

@@ -9,7 +9,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import ELEMENTS, Way, held_registers, product_types
-from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, TAIL, Layout, WgmmaSchedule, round_up
 from codegen.filled_tiles import filled
 from codegen.spec import ContractionSpec
 from codegen.tiles import ROW_BYTES, Factors, Unsupported, factors, gathered
@@ -65,6 +65,9 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
             continue
         if form is filled and computed:
             reason = Unsupported("threads cannot fill a tile that fits the shared memory and registers of a block")
+        if spec.partials and prod(parts.batch) != prod(spec.batch):
+            reason = Unsupported("parts are reduced of rows that do not lie at equal distances")
+            continue
         for fillers in (1, 2) if form is filled else (0,):
             found = _candidates(spec, parts, arch, form is gathered, fillers)
             ranked += [(_cost(spec, parts, s), s) for s in found]
@@ -77,10 +80,11 @@ def _candidates(
     spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int
 ) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
-    unit = 16 if parts.b.along_k else 64
+    unit = max(16 if parts.b.along_k else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
-            if cols * spec.products > _most_cols(groups, gather, fillers):
+            held = _registers(spec, cols)
+            if cols * spec.products > (most := _most_cols(groups, gather, fillers)) or held > most // 2 + SPARE:
                 continue
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
@@ -92,17 +96,19 @@ def _candidates(
                 ):
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers)
-                if not _filled(spec, parts, s):
+                if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
                 for turns in (False, True) if even and groups == 2 and split == 1 and not fillers else (False,):
                     taken = replace(s, turns=turns)
-                    if turns and (tiles <= sms or cols * spec.products > MOST_COLS_IN_TURN):
+                    if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
                     stages = _most_stages(spec, parts, taken, arch)
                     if stages >= 2:
                         yield replace(taken, stages=stages)
 
 
+#: Registers that a thread can spare for what it has of parts of its rows.
+SPARE = 16
 #: Columns of a consumer that takes turns: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
@@ -129,10 +135,15 @@ def _most_cols(groups: int, gather: bool, fillers: int) -> int:
     return 192 if groups == 3 else 256
 
 
+def _registers(spec: ContractionSpec, cols: int) -> int:
+    """Registers of a thread for its sums and what it has of parts of its two rows."""
+    return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
+
+
 def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
     stage = ROW_BYTES * (s.rows + s.cols * spec.products)
     layout = Layout(spec, parts, s)
-    room = arch.shared_bytes_per_block - layout.staging_bytes - 1024
+    room = arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
     stages = min(8, max(room // (stage + 16), 0), max(2, useful))

@@ -13,6 +13,8 @@ from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Value, 
 from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, converted
 from codegen.naming import Names, Writer
+from codegen.partials import Sink
+from codegen.rows_renderer import combiner
 from codegen.spec import Limit
 
 
@@ -107,12 +109,14 @@ class Epilogue:
         sums: Sequence[str],
         run: Run | None = None,
         staged: Sequence[str] | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         """Writes the program for the result at ``position`` (a C expression a dimension), whose sums, one a product,
         are ``sums``.
 
         With a run, ``position`` is that of its first result, and ``sums`` may use its element.  ``staged`` are C
-        variables, a vector for each output, that take the run's results instead of memory.
+        variables, a vector for each output, that take the run's results instead of memory.  ``sinks`` combine values
+        of the program.
         """
         w, program = self.w, self.program
         run = run if run is not None and run.count > 1 else None
@@ -164,6 +168,10 @@ class Epilogue:
                 w.line(f"{stored[n]}[{run.element}] = {value};")
             else:
                 w.line(f"{pointer}[{offset(store.operand.strides)}] = {value};")
+        for sink in sinks:
+            condition = f"if ({sink.within}) " if sink.within else ""
+            value = self._emitter.term(sink.reduction.value, terms)
+            w.line(f"{condition}reduce::into<{combiner(sink.reduction)}>({sink.own}, {value});")
         if run:
             w.close()
         for n, name in stored.items():

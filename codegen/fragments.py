@@ -19,6 +19,7 @@ from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand, Program, Store
 from codegen.iteration import collapse, coordinate, extent, index_type
 from codegen.naming import Names, Writer
+from codegen.partials import Sink
 from codegen.spec import ContractionSpec, Limit
 
 MOST_RUN = 16  # results that a thread handles together
@@ -59,7 +60,7 @@ def space(spec: ContractionSpec) -> Space:
     """The results of a spec."""
     nb, program = len(spec.batch), spec.program
     every = [op.strides for op in program.operands] + list(program.indices)
-    count, last = len(every), len(every[0]) - len(spec.cols)
+    count, last = len(every), nb + len(spec.results or spec.rows)
     batch, over = collapse(spec.batch, [s[:nb] for s in every] + [x.batch for x in spec.results], range(nb))
     results = tuple(replace(x, batch=s) for x, s in zip(spec.results, over[count:]))
     rows, over_rows = spec.rows, [s[nb:last] for s in every]
@@ -166,7 +167,7 @@ class Fragments:
             for d in range(len(self.at.batch)):
                 self.w.line(f"const {self.t} b{d} = {coordinate('batch', self.at.batch, d)};")
 
-    def direct(self, m: str, n: str, total: Sum, exact_m: bool, exact_n: bool) -> None:
+    def direct(self, m: str, n: str, total: Sum, exact_m: bool, exact_n: bool, sinks: Sequence[Sink] = ()) -> None:
         """Writes the program on pair ``f`` of a fragment, inside of a loop over its pairs.
 
         m, n are the row and column of its first result, ``total`` its sums; exact says that no tile reaches
@@ -179,13 +180,15 @@ class Fragments:
         run = None
         if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
             run = Run(2, len(self.at.shape) - 1, "e", missing)
-            self.epilogue.results(self._position(), [self._sum(total("e", p)) for p in self._products], run)
+            sums = [self._sum(total("e", p)) for p in self._products]
+            self.epilogue.results(self._position(), sums, run, sinks=sinks)
             return
         w.line("#pragma unroll")  # neighbours that are in different rows of the columns' dimensions
         w.open("for (int e = 0; e < 2; ++e)")
         if missing:
             w.line(f"if ({missing('e')}) continue;")
-        self.epilogue.results(self._position("n + e"), [self._sum(total("e", p)) for p in self._products], None)
+        sums = [self._sum(total("e", p)) for p in self._products]
+        self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
         w.close()
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:

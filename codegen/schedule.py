@@ -14,7 +14,7 @@ from codegen import arch as archs
 from codegen import contraction, pointwise, pool_schedule, rows_schedule, window_schedule, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt import SimtSchedule
+from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule

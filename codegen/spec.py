@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.expr import Operand, Program
+from codegen.expr import Operand, Program, Reduction
 from codegen.windows import Window
 
 Strides = tuple[int, ...]
@@ -206,6 +206,25 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """What becomes of a contraction's results beside the program's outputs: every ``chunk`` neighbouring rows (or
+    columns) are combined, each chunk by itself, the last one having what is left.
+
+    reduction  how, and which value of the program.
+    rows       whether rows are combined, else columns.
+    chunk      how many: a multiple of 16 of which tiles are multiples.
+    places     sizes of the dimensions in which the chunks of rows lie, or the rows if columns are combined.
+    operand    where they are stored: strides over batch + places + columns, or chunks of columns.
+    """
+
+    reduction: Reduction
+    rows: bool
+    chunk: int
+    places: tuple[int, ...]
+    operand: Operand
+
+
+@dataclass(frozen=True)
 class ContractionSpec:
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
@@ -218,6 +237,7 @@ class ContractionSpec:
     tf32                      whether float32 factors may be rounded to tf32 (11 significant bits) for tensor cores.
     terms                     limits on batch and reduction: where one is broken there is no product, and neither
                               factor has an element.
+    partials                  reductions of parts of the results.
     results                   () if the program's row coordinates are the rows'; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
@@ -236,6 +256,17 @@ class ContractionSpec:
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()
     others: tuple[Operand, ...] = ()
+    partials: tuple[Partial, ...] = ()
+
+    @property
+    def row_chunk(self) -> int:
+        """What the rows of a tile must be a multiple of, for chunks of rows to lie in one tile."""
+        return max((x.chunk for x in self.partials if x.rows), default=1)
+
+    @property
+    def col_chunk(self) -> int:
+        """What its columns must be a multiple of."""
+        return max((x.chunk for x in self.partials if not x.rows), default=1)
 
     @property
     def seconds(self) -> tuple[Operand, ...]:

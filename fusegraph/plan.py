@@ -21,8 +21,9 @@ from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
+from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
-from fusegraph.passes.simplify import same, simplify
+from fusegraph.passes.simplify import Simplified, same, simplify
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.views import foresee_views
@@ -93,6 +94,27 @@ def check_outputs(graph: Graph) -> None:
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
 
 
+def _fused(graph: Graph, options: Options, enabled: bool) -> tuple[list[Simplified], Partition]:
+    """Splits long sums, lays factors out and fuses what there is then; returns these steps and the partition.
+
+    Reductions of a contraction's results are split only if its kernel takes the parts.
+    """
+    declined: set[str] = set()
+    while True:
+        halved = reduce_results(graph, declined) if enabled else Halved(same(graph), {})
+        split = split_reductions(halved.simplified.graph)
+        laid_out = lay_out(split.graph, options) if enabled else same(split.graph)
+        cut = split_contractions(laid_out.graph)
+        try:
+            partition = fuse(cut.graph, options, enabled=enabled)
+        except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
+            raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+        refused = halved.refused(partition)
+        if not refused:
+            return [halved.simplified, split, laid_out, cut], partition
+        declined |= refused
+
+
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
     """Decomposes, simplifies, chooses algorithms, splits long sums, lays factors out, partitions and renders a graph.
 
@@ -107,17 +129,11 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
-    split = split_reductions(chosen.graph)
-    laid_out = lay_out(split.graph, options) if fusion else same(split.graph)
-    cut = split_contractions(laid_out.graph)
+    steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
-    for step in (moved.counterpart, chosen.counterpart, split.counterpart, laid_out.counterpart, cut.counterpart):
-        counterpart = {old: step[new] for old, new in counterpart.items() if new in step}
+    for mapping in (moved.counterpart, chosen.counterpart, *(step.counterpart for step in steps)):
+        counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
-    try:
-        partition = fuse(cut.graph, options, enabled=fusion)
-    except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
-        raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}
     if fusion:
         recomputed = recompute(partition, options)

@@ -15,8 +15,8 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
 
 import fusegraph as fg
-from codegen import contraction_mma_schedule, contraction_simt, contraction_wgmma_schedule, render, target
-from codegen.contraction_simt import TILES
+from codegen import contraction_mma_schedule, contraction_simt_schedule, contraction_wgmma_schedule, render, target
+from codegen.contraction_simt_schedule import TILES
 from codegen.spec import ContractionSpec
 from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
@@ -126,9 +126,9 @@ def test_simt():
 def test_simt_tiles():
     cases = [products(1, 1, 1, "float64"), products(9, 0, 4), products(70, 65, 33, "int64", count=3, epilogue=ungated)]
     for number in range(len(TILES)):
-        for count in (2, 3, 4):
+        for count in (2 + number % 3,):
             kind = {"across": bool(number & 1), "along": bool(number & 2), "epilogue": everything}
-            nth = lambda spec, n=number: (every := contraction_simt.schedules(spec))[n % len(every)]  # noqa: E731
+            nth = lambda spec, n=number: (every := contraction_simt_schedule.schedules(spec))[n % len(every)]  # noqa: E731
             cases.append(products(70, 133, 21, count=count, schedule=nth, **kind))
     cases.append(convolutions((2, 12, 7, 6), (10, 12, 3, 2), "float32", padding=1, stride=(1, 2)))
     check_cases(cases, guard=True)
@@ -137,7 +137,7 @@ def test_simt_tiles():
 def test_sums_fit_the_registers_of_a_thread():
     for count in (2, 3, 4):
         (kernel,) = executable(products(512, 512, 512, count=count, epilogue=ungated)).plan.kernels
-        for s in contraction_simt.schedules(kernel.group.lowered.spec):
+        for s in contraction_simt_schedule.schedules(kernel.group.lowered.spec):
             assert s.thread_rows * s.thread_cols * count <= 64
 
 
@@ -158,7 +158,7 @@ def test_mma():
 def test_mma_schedules():
     r, cases = random.Random(3), []
     types = [("bfloat16", None), ("float8_e4m3", None), ("bfloat16", "int8"), ("uint8", "int8"), ("float16", None)]
-    for number in range(18):
+    for number in range(8):
         dtype, second = types[number % len(types)]
         kind = {"across": bool(number & 1), "along": bool(number & 2), "count": 2 + number % 3, "second": second}
         epilogue = ungated if dtype == "uint8" else everything
@@ -181,7 +181,7 @@ def test_wgmma():
 @pytest.mark.slow
 def test_wgmma_schedules():
     r, cases = random.Random(5), []
-    for number in range(14):
+    for number in range(6):
         across, along = (bool(number & 1), bool(number & 2))
         kind = {"across": across, "along": along, "count": 2 + number % 3, "epilogue": everything}
         m, n, k = (r.choice((64, 200)), r.choice((33, 72, 280)) if along else r.choice((72, 280)), r.choice((72, 328)))
@@ -303,11 +303,11 @@ def test_compiles_without_spills(arch):
     module = contraction_wgmma_schedule if arch == "sm_90a" else contraction_mma_schedule
     sources = []
     for number, spec in enumerate((large(2), large(2, along=True), large(3), large(4, "float16"))):
-        for n, s in enumerate(module.schedules(spec, target(arch))[:3]):
+        for n, s in enumerate(module.schedules(spec, target(arch))[:2]):
             sources.append(render(replace(spec, name=f"case{number}_{n}_kernel"), s))
     for count, dtype in ((2, "float32"), (4, "float32"), (3, "float64"), (3, "int64")):
         spec = large(count, dtype)
-        for n, s in enumerate(contraction_simt.schedules(spec)[: 3 if arch == "sm_80" else 1]):
+        for n, s in enumerate(contraction_simt_schedule.schedules(spec)[: 3 if arch == "sm_80" else 1]):
             sources.append(render(replace(spec, name=f"simt_{dtype}_{count}_{n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, arch, jobs=2):
         assert compiled.spill_bytes == 0, compiled

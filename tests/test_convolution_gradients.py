@@ -17,7 +17,7 @@ from kernel_cases import Case, check_cases, families
 from test_contraction import epilogues, tiles
 
 import fusegraph as fg
-from codegen import contraction, contraction_simt
+from codegen import contraction, contraction_simt, contraction_simt_schedule
 from codegen.arch import arch
 from codegen.dtypes import ALL
 from fusegraph.dtypes import float64, int8, int32
@@ -490,7 +490,7 @@ def test_gradients_of_the_board_are_for_tensor_cores():
             (kernel,) = plan(case.graph).kernels
             for name in ("sm_80", "sm_90a"):
                 (best, *_) = contraction.schedules(kernel.group.lowered.spec, arch(name))
-                assert not isinstance(best, contraction_simt.SimtSchedule), (kind, how, name)
+                assert not isinstance(best, contraction_simt_schedule.SimtSchedule), (kind, how, name)
 
 
 @pytest.mark.slow

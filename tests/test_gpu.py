@@ -12,7 +12,7 @@ import pytest
 
 import fusegraph as fg
 from codegen import contraction
-from codegen.contraction_simt import TILES, SimtSchedule
+from codegen.contraction_simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import WindowSpec
 from fusegraph.engines.cuda import CudaExecutable

@@ -15,7 +15,7 @@ import pytest
 from kernel_cases import rendered
 
 import fusegraph as fg
-from codegen.contraction_simt import TILES, SimtSchedule
+from codegen.contraction_simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource
 from fusegraph.plan import plan

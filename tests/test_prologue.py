@@ -87,7 +87,7 @@ def form(case: Case, name: str, **wanted: Any) -> Case:
     arch = FORMS[name]
 
     def schedule(spec: ContractionSpec) -> Any:
-        every: Sequence[Any] = contraction.contraction_simt.schedules(spec)
+        every: Sequence[Any] = contraction.contraction_simt_schedule.schedules(spec)
         if name != "simt":
             module = contraction_mma_schedule if name == "mma" else contraction_wgmma_schedule
             every = module.schedules(spec, target(arch))

@@ -26,6 +26,22 @@ struct Min {
     static __device__ __forceinline__ T of(T a, T b) { return math::minimum(a, b); }
 };
 
+// Combines a value with what there is.
+template <class Op, class T>
+__device__ __forceinline__ void into(T& total, T value) { total = Op::of(total, value); }
+
+// Makes all elements the same.
+template <class T, int N>
+__device__ __forceinline__ void fill(T (&values)[N], T value) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = value;
+}
+template <class T, int M, int N>
+__device__ __forceinline__ void fill(T (&values)[M][N], T value) {
+#pragma unroll
+    for (int i = 0; i < M; ++i) fill(values[i], value);
+}
+
 // Over Lanes neighbouring lanes, a power of two up to 32.  All lanes of the warp take part.
 template <class Op, int Lanes, class T>
 __device__ __forceinline__ T lanes(T value) {
@@ -34,6 +50,18 @@ __device__ __forceinline__ T lanes(T value) {
         value = Op::of(value, T(__shfl_xor_sync(0xffffffffu, value, distance)));
     return value;
 }
+
+// Down the columns of a fragment, of which a lane has some rows combined: columns lane % 4 * 2 + {0, 1, 8, 9}.  Each lane
+// gets the result of one column, `column_of_lane`; lanes that differ in bit 2 get the same one.
+template <class Op, class T>
+__device__ __forceinline__ T columns(const T (&value)[4]) {
+    const bool right = threadIdx.x & 16, odd = threadIdx.x & 8;  // which of its columns a lane keeps
+    const T first = Op::of(right ? value[2] : value[0], T(__shfl_xor_sync(0xffffffffu, right ? value[0] : value[2], 16)));
+    const T second = Op::of(right ? value[3] : value[1], T(__shfl_xor_sync(0xffffffffu, right ? value[1] : value[3], 16)));
+    const T mine = Op::of(odd ? second : first, T(__shfl_xor_sync(0xffffffffu, odd ? first : second, 8)));
+    return Op::of(mine, T(__shfl_xor_sync(0xffffffffu, mine, 4)));
+}
+__device__ __forceinline__ int column_of_lane(int lane) { return lane % 4 * 2 + lane / 8 % 2 + lane / 16 * 8; }
 
 // Over all threads of a block of Warps warps, a power of two up to 32.  parts: Warps elements of shared memory for this
 // reduction alone, so that one barrier is enough.

@@ -6,6 +6,7 @@ from codegen.naming import identifier
 from fusegraph.lowering import contraction, movement, pointwise, pool, rows, window, winograd
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
+from fusegraph.ops.partial import PARTIAL
 
 __all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Refusal", "Target", "accept", "kernel_name", "lower"]
 
@@ -33,6 +34,9 @@ def accept(view: GroupView, options: Options) -> None:
     elif view.anchors:
         contraction.accept(view, options)
         first, *others = view.anchors
+        halves = [n for n in view.nodes if n.op is PARTIAL]
+        if halves and window.suits(first, view.graph) is None:
+            raise Refusal(f"{first.name!r} is a direct convolution: its results are not reduced in parts")
         if others and window.suits(first, view.graph) is None:
             raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
         window.accept(view)

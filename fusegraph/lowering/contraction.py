@@ -9,12 +9,14 @@ from codegen.contraction_merge import exchanged
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering import convolution, prologue
+from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
+from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
+from fusegraph.lowering.rows import RowsBuilder
 from fusegraph.ops.base import Kind
+from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import SUFFIX
 
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
@@ -23,7 +25,8 @@ MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result and in
-    front of it, or some that share their first factor and meet in a pointwise node.
+    front of it, or some that share their first factor and meet in a pointwise node; and reductions of parts of what
+    follows.
     """
     anchors = view.anchors
     anchor = anchors[0]
@@ -33,6 +36,11 @@ def accept(view: GroupView, options: Options) -> None:
     after = set(anchors)
     for node in view.nodes:
         if node in anchors:
+            continue
+        if node.op is PARTIAL:
+            found = product(anchor) if anchor.op.name in _PRODUCTS else None
+            total = accumulator(anchor, compute_type(view.graph.compute_dtype)) if found is not None else ""
+            partials.check(view, node, found, total, after)
             continue
         if node.kind is not Kind.POINTWISE:
             raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
@@ -45,7 +53,10 @@ def accept(view: GroupView, options: Options) -> None:
             after.add(node)
     prologue.accept(view, anchors, product)
     for tensor in view.writes:
-        if view.graph.producer(tensor) not in after:
+        producer = view.graph.producer(tensor)
+        if producer is not None and producer.op is PARTIAL:
+            continue
+        if producer not in after:
             raise Refusal(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
         if tensor.shape != shape:
             raise Refusal(
@@ -205,10 +216,19 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
             factors[n], reads[n] = prologue.computed(view, options, factor, factors[n], gather_of)
     reads.append(tuple(node.inputs[1] for node in more))
-    builder = ProgramBuilder(prologue.epilogue_view(view, anchors), options, found.strides, *anchors)
+    halves = {node.output: node for node in view.nodes if node.op is PARTIAL}
+    own_view = prologue.epilogue_view(view, anchors)
+    builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors)
     program, own, writes = builder.build()
+    parts = [
+        partials.partial(halves[tensor], store, found, program.reductions)
+        for tensor, store in zip(writes, program.stores)
+        if tensor in halves
+    ]
+    stores = tuple(store for tensor, store in zip(writes, program.stores) if tensor not in halves)
+    program = replace(program, stores=stores, reductions=tuple(x.reduction for x in parts))
     # One kernel has one kind of arithmetic: approximate if neither factors nor results could show it.
-    exact = program.exact or any(f.program is not None and not f.program.approximate for f in factors)
+    exact = program.exact or bool(parts) or any(f.program is not None and not f.program.approximate for f in factors)
     spec = ContractionSpec(
         name,
         found.batch,
@@ -224,8 +244,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         found.terms,
         found.results,
         tuple(replace(op, alignment=least) for op in others),
+        tuple(parts),
     )
-    if _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
+    writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
+    if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
         turned = exchanged(spec)
         if turned is not None:

@@ -204,7 +204,7 @@ def accept(view: GroupView, options: Options) -> None:
         )
 
 
-class _Builder(ProgramBuilder):
+class RowsBuilder(ProgramBuilder):
     """The program of a group with reductions."""
 
     def _apply(self, node: Node) -> Value:
@@ -273,5 +273,5 @@ def _accumulator(node: Node, real: str) -> str:
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     space = _Space(view)
-    program, reads, writes = _Builder(view, options, space.strides).build()
+    program, reads, writes = RowsBuilder(view, options, space.strides).build()
     return Lowered("rows", RowsSpec(name, space.outer, space.row, program, space.chunk), reads, writes)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import contraction_simt
+from codegen import contraction_simt_schedule
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
@@ -144,9 +144,9 @@ def cycles(node: Node, tile: int | None = None) -> float:
     x, taps = node.inputs
     if tile is None:
         shape = node.output.shape
-        return contraction_simt.cycles(1, shape[0] * shape[2] * shape[3], shape[1], 9 * x.shape[1])
+        return contraction_simt_schedule.cycles(1, shape[0] * shape[2] * shape[3], shape[1], 9 * x.shape[1])
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
-    return contraction_simt.cycles(*_sizes(node, tile)) + moved / BYTES_PER_CYCLE + 3 * LAUNCH_CYCLES
+    return contraction_simt_schedule.cycles(*_sizes(node, tile)) + moved / BYTES_PER_CYCLE + 3 * LAUNCH_CYCLES
 
 
 # ---- the nodes

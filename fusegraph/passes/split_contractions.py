@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen import contraction_simt
+from codegen import contraction_simt_schedule
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
@@ -48,7 +48,7 @@ class _Problem:
         if parts > 1:
             moved = 2 * 4 * parts * self.batch * self.rows * self.cols / BYTES_PER_CYCLE + LAUNCH_CYCLES
         if not self.tensor_cores:
-            return contraction_simt.cycles(self.batch * parts, self.rows, self.cols, inner) + moved
+            return contraction_simt_schedule.cycles(self.batch * parts, self.rows, self.cols, inner) + moved
         tiles = parts * self.batch * -(-self.rows // SIDE) * -(-self.cols // SIDE)
         cluster = max(1, min(CLUSTER, SMS // tiles))
         depth = SIDE * min(SIDE, self.cols) * inner / cluster / RATE[self.tensor_cores]

@@ -6,6 +6,7 @@ the same inputs give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -45,9 +46,18 @@ _HALVES = {
 }
 
 
+#: How a reduction is split: the axes along which parts are reduced first, and the elements of a part.
+Split = tuple[tuple[int, ...], int]
+
+
 def split_reductions(graph: Graph) -> Simplified:
     """The graph with its reductions split where that is worthwhile, or itself if there is none."""
     chunks = {node: found for node in graph.nodes if (found := chunk(graph, node)) is not None}
+    return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
+
+
+def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
+    """The graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
     result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
@@ -60,11 +70,11 @@ def split_reductions(graph: Graph) -> Simplified:
     result.inputs = [new[t] for t in graph.inputs]
     writer = _Writer(result)
     for node in graph.nodes:
-        mean = _mean_of_variance(graph, node)
+        mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
-            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], chunks[node])
+            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], chunks[node][1])
         elif node in chunks:
-            writer.split(node, new[node.inputs[0]], new[node.output], chunks[node])
+            writer.split(node, new[node.inputs[0]], new[node.output], *chunks[node])
         else:
             outputs = tuple(new[t] for t in node.outputs)
             result.add_node(Node(node.op, tuple(new[t] for t in node.inputs), node.attributes, *outputs))
@@ -76,15 +86,13 @@ def split_reductions(graph: Graph) -> Simplified:
 
 def chunk(graph: Graph, node: Node) -> int | None:
     """The elements of a part of a reduction that is to be split, None for other nodes."""
-    if node.op is not TABLE["reduction"] or node.attributes["mode"] not in _HALVES:
+    if not can_be_split(node):
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
-    if x.size == 0:
-        return None
     whole = parallelism(x, axes)
     if whole.blocks >= ENOUGH_BLOCKS or whole.bytes_each <= SHORT_BYTES:
         return None
-    if keeps_whole(whole) and _returns(graph, node, x):
+    if returns(graph, node):
         return None
     return chunk_of(x, axes, whole)
 
@@ -99,12 +107,23 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def can_be_split(node: Node) -> bool:
+    """Whether a node is a reduction that can be made of parts."""
+    return node.op is TABLE["reduction"] and node.attributes["mode"] in _HALVES and node.inputs[0].size > 0
+
+
+def returns(graph: Graph, node: Node) -> bool:
+    """Whether one kernel may read what is reduced once, for the reduction and for something as large that follows."""
+    x = node.inputs[0]
+    return keeps_whole(parallelism(x, node.attributes["axes"])) and _returns(graph, node, x)
+
+
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
-    """Whether something as large as what is reduced follows from the result: one kernel may read it once for both."""
+    """Whether something as large as what is reduced follows from the result."""
     return any(t.size >= x.size for n in nx.descendants(graph.network, node) for t in n.outputs)
 
 
-def _mean_of_variance(graph: Graph, node: Node) -> Node | None:
+def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """The mean that a node is the variance about: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
     def made_by(tensor: Tensor, op: str) -> Node | None:
@@ -135,21 +154,26 @@ class _Writer:
         #: (what is reduced, mode, axes, keepdims) -> its parts
         self._parts: dict[object, Tensor] = {}
 
-    def split(self, node: Node, x: Tensor, result: Tensor, size: int) -> None:
-        """Any reduction."""
-        mode, axes = node.attributes["mode"], node.attributes["axes"]
+    def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int) -> None:
+        """Any reduction, of parts along some of its axes."""
+        mode, keepdims = node.attributes["mode"], node.attributes["keepdims"]
+        rest = tuple(d for d in node.attributes["axes"] if d not in axes)
         first, second, after = _HALVES[mode]
-        parts = self._reduced(node, x, result, first, size)
-        combine = {"mode": second, "axes": (0,), "keepdims": False}
+        parts = self._reduced(node, x, result, first, axes, size)
+        left = (1 + d - sum(axis < d for axis in axes) for d in rest)
+        combine = {"mode": second, "axes": (0, *left), "keepdims": False}
+        if rest and keepdims:  # axis 0 goes, the others stay: one after the other
+            parts = self._add(node, "part", TABLE["reduction"], parts, **{**combine, "axes": (0,)}, dtype=parts.dtype)
+            combine = {"mode": second, "axes": rest, "keepdims": True}
         if not after:
-            attributes = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
-            self._graph.add_node(Node(TABLE["reduction"], (parts,), attributes, result))
+            how = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
+            self._graph.add_node(Node(TABLE["reduction"], (parts,), how, result))
             return
         total = self._add(node, "total", TABLE["reduction"], parts, **combine, dtype=parts.dtype)
         if after == "sqrt":
             self._graph.add_node(Node(TABLE["sqrt"], (total,), {}, result))
             return
-        count = self._constant(np.array(float(prod(x.shape[d] for d in axes))), parts.dtype)
+        count = self._constant(np.array(float(prod(x.shape[d] for d in node.attributes["axes"]))), parts.dtype)
         self._graph.add_node(Node(TABLE["div"], (total, count), {}, result))
 
     def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
@@ -157,8 +181,8 @@ class _Writer:
         part, and of those means from that of all.
         """
         axes = node.attributes["axes"]
-        sums = self._reduced(node, x, result, "add", size)
-        own = self._reduced(node, x, result, "squared_deviation", size)
+        sums = self._reduced(node, x, result, "add", axes, size)
+        own = self._reduced(node, x, result, "squared_deviation", axes, size)
         length = prod(x.shape[d] for d in axes)
         counts = np.full((sums.shape[0], *(1 for _ in sums.shape[1:])), float(size))
         counts[-1] = length - (len(counts) - 1) * size
@@ -175,9 +199,9 @@ class _Writer:
             Node(TABLE["div"], (total, self._constant(np.array(float(length)), sums.dtype)), {}, result)
         )
 
-    def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, size: int) -> Tensor:
+    def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
         """The parts of a reduction, or the same ones of another."""
-        axes, keepdims = node.attributes["axes"], node.attributes["keepdims"]
+        keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
             dtype = _accumulator(self._graph, node.attributes["mode"], x.dtype, result.dtype)

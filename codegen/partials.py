@@ -1,0 +1,105 @@
+"""Reductions of a contraction's results in parts: what a thread keeps of them, and where the parts are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.expr import Reduction
+from codegen.iteration import collapse, coordinate, linear
+from codegen.kernel import parameter
+from codegen.naming import Names, Writer
+from codegen.rows_renderer import combiner, identity
+from codegen.spec import ContractionSpec, Partial
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where values of the program are combined: C expression ``own``; but those for which ``within`` does not hold."""
+
+    reduction: Reduction
+    own: str
+    within: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A partial reduction in a kernel: C names of the tensor that takes it, and of what a thread has of it."""
+
+    partial: Partial
+    pointer: str
+    own: str
+
+    @property
+    def reduction(self) -> Reduction:
+        return self.partial.reduction
+
+
+class Partials:
+    """Writes the partial reductions of a spec; ``t`` is the type of positions, ``batch`` the C expression of the
+    batch's number.
+    """
+
+    def __init__(self, w: Writer, spec: ContractionSpec, names: Names, t: str, batch: str) -> None:
+        self.w, self.spec, self.t, self.batch = w, spec, t, batch
+        self.parts = [
+            Part(x, names.unique(x.operand.name), names.unique(x.operand.name, "_own")) for x in spec.partials
+        ]
+        self.rows = [x for x in self.parts if x.partial.rows]
+        self.cols = [x for x in self.parts if not x.partial.rows]
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def parameters(self) -> list[str]:
+        return [parameter(x.partial.operand, x.pointer, written=True) for x in self.parts]
+
+    def begin(self, part: Part, *sizes: int) -> None:
+        """Declares what a thread has of a partial reduction: nothing yet."""
+        dims = "".join(f"[{size}]" for size in sizes)
+        ctype = part.reduction.ctype
+        if part.reduction.combine == "add":
+            self.w.line(f"{ctype} {part.own}{dims} = {{}};")
+            return
+        self.w.line(f"{ctype} {part.own}{dims};")
+        self.w.line(f"reduce::fill({part.own}, {identity(part.reduction)});")
+
+    def finish_cols(self, part: Part, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
+        """Stores the parts of columns that the four lanes of a row of fragments have.
+
+        Of a thread's ``rows`` rows, row i lies i / 2 * 16 + i % 2 * 8 below m; its ``chunks`` chunks begin at column n;
+        sizes are those of the whole result.
+        """
+        w, c, reduction = self.w, part.partial.chunk, part.reduction
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {rows}; ++i)")
+        w.line("#pragma unroll")
+        w.open(f"for (int q = 0; q < {chunks}; ++q)")
+        w.line(f"const {reduction.ctype} total = reduce::lanes<{combiner(reduction)}, 4>({part.own}[i][q]);")
+        step = "i * 8" if rows == 2 else "i / 2 * 16 + i % 2 * 8"
+        w.line(f"const {self.t} place = {m} + {step}, col = {n} + q * {c};")
+        w.line(f"if (lane % 4 != 0 || place >= {sizes[0]} || col >= {sizes[1]}) continue;")
+        self.store(part, "place", f"col / {c}", "total")
+        w.close()
+        w.close()
+
+    def store(self, part: Part, place: str, last: str, value: str) -> None:
+        """Stores a part: ``place`` is the number of its chunk of rows, or of its row, ``last`` its column, or the
+        number of its chunk of columns.
+        """
+        x, nb = part.partial, len(self.spec.batch)
+        groups = ((self.spec.batch, x.operand.strides[:nb], self.batch), (x.places, x.operand.strides[nb:-1], place))
+        terms = [term for sizes, strides, text in groups for term in _terms(sizes, strides, text)]
+        dtype = x.operand.dtype.ctype
+        text = value if dtype == part.reduction.ctype else f"convert<{dtype}>({value})"
+        last = last if last.isidentifier() else f"({last})"
+        self.w.line(f"{part.pointer}[{linear([*terms, (last, x.operand.strides[-1])])}] = {text};")
+
+
+def _terms(sizes: Sequence[int], strides: Sequence[int], text: str) -> list[tuple[str, int]]:
+    """The coordinates that a position over dimensions has, and their strides."""
+    merged, (steps,) = collapse(sizes, [tuple(strides)], range(len(sizes)))
+    if len(merged) == 1:
+        return [(text, steps[0])]
+    whole = text if text.isidentifier() else f"({text})"
+    return [(f"({coordinate(whole, merged, d)})", step) for d, step in enumerate(steps)]

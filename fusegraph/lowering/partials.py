@@ -1,0 +1,123 @@
+"""Reductions of parts of a contraction's results: which ones its kernel can make, and where it stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.expr import Reduced, Reduction, Store
+from codegen.spec import Partial
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Refusal
+from fusegraph.lowering.convolution import Product
+from fusegraph.ops.partial import PARTIAL
+
+#: Most reductions of parts in one kernel; most products beside them, by the C type of their sums.
+MOST_PARTIALS = 4
+MOST_REDUCED = {"float": 2, "uint32": 2, "double": 1, "uint64": 1}
+#: Rows of a part, and the most columns of one.
+ROWS, COLS = 64, 32
+#: Modes of parts that are made of the results one by one, without a second look at them.
+ONE_LOOK = frozenset({"add", "mul", "min", "max", "amax", "norm1", "squares"})
+
+
+def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
+    """How the kernel of a contraction can reduce what is as large as its result along axes: (those of the axes along
+    which it reduces parts, the elements of a part); None if it cannot.
+
+    All the rows or all the columns of its tiles are reduced, or the last dimensions of the rows, if chunks of rows do
+    not reach past them.
+    """
+    shape = anchor.output.shape
+    if product.results or not anchor.output.size:
+        return None
+    nb, last = len(product.batch), len(product.batch) + len(product.rows)
+    space = (*product.batch, *product.rows, *product.cols)
+    rows: list[int] = []
+    cols: list[int] = []
+    single = [d for d in axes if shape[d] == 1]
+    for d in axes:
+        found = {k for k, (size, step) in enumerate(zip(space, _along(product, anchor, [d]))) if size > 1 and step}
+        if found and min(found) >= last:
+            cols.append(d)
+        elif found and nb <= min(found) and max(found) < last:
+            rows.append(d)
+    if rows:
+        length = prod(shape[d] for d in rows)
+        kept = _kept_rows(product, anchor, rows)
+        return None if kept is None or (kept and length % ROWS) else (tuple(sorted(rows + single)), ROWS)
+    if cols and prod(shape[d] for d in cols) == prod(product.cols):
+        return tuple(sorted(cols + single)), min(COLS, max(16, 1 << (prod(product.cols) - 1).bit_length()))
+    return None
+
+
+def _along(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of the product's space in which axes of the result step: those are not 0."""
+    result = anchor.output
+    unit = tuple(int(d in axes) for d in range(result.rank))
+    return product.strides(Tensor(result.graph, result.name, result.shape, unit, result.dtype))
+
+
+def _kept_rows(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...] | None:
+    """Sizes of the row dimensions that stay if axes are reduced; None if one of them comes after one that is."""
+    nb = len(product.batch)
+    reduced = [bool(step) for step in _along(product, anchor, axes)[nb : nb + len(product.rows)]]
+    sizes = [(size, gone) for size, gone in zip(product.rows, reduced) if size > 1]
+    first = next((k for k, (_, gone) in enumerate(sizes) if gone), len(sizes))
+    if not all(gone for _, gone in sizes[first:]):
+        return None
+    return tuple(size for size, _ in sizes[:first])
+
+
+def check(view: GroupView, node: Node, product: Product | None, total: str, after: Collection[Node]) -> None:
+    """Raises Refusal unless a reduction of parts can be made of results as they come.
+
+    product is that of the group's contractions, None if they are none; total is the C type of its sums, and ``after``
+    are nodes that follow from them.
+    """
+    anchors = view.anchors
+    anchor = anchors[0]
+    for other in view.nodes:
+        if node.output in other.inputs:
+            raise Refusal(f"{other.name!r} needs all parts of {node.name!r}, which several blocks make")
+    if product is None:
+        raise Refusal(f"{node.name!r} would be made of the results of {anchor.op.name} {anchor.name!r}")
+    if len(anchors) > (most := MOST_REDUCED[total]):
+        raise Refusal(f"{node.name!r} is reduced with the results of {len(anchors)} products: of at most {most}")
+    if sum(n.op is PARTIAL for n in view.nodes) > MOST_PARTIALS:
+        raise Refusal(f"{node.name!r} is one more than the {MOST_PARTIALS} reductions that one kernel makes parts of")
+    (x,) = node.inputs
+    of = f"{anchor.op.name} {anchor.name!r} {list(anchor.output.shape)}"
+    if x.shape != anchor.output.shape or view.graph.producer(x) not in after:
+        raise Refusal(f"{node.name!r} reduces {x.name!r} {list(x.shape)}, which does not follow from {of}")
+    if node.attributes["mode"] not in ONE_LOOK:
+        raise Refusal(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
+    if parts(product, anchor, node.attributes["axes"]) != (node.attributes["axes"], node.attributes["chunk"]):
+        raise Refusal(
+            f"{node.name!r} reduces {node.attributes['chunk']} elements along {list(node.attributes['axes'])}: "
+            f"not what lies in one tile of {of}"
+        )
+
+
+def partial(node: Node, store: Store, product: Product, reductions: Sequence[Reduction]) -> Partial:
+    """Where the parts of a reduction that `check` takes are stored."""
+    assert isinstance(store.value, Reduced)
+    x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
+    part, *steps = node.output.strides
+    kept = iter(steps)
+    strides = tuple(
+        0 if d in axes and not node.attributes["keepdims"] else next(kept) * (d not in axes) for d in range(x.rank)
+    )
+    nb, last = len(product.batch), len(product.batch) + len(product.rows)
+    over = product.strides(Tensor(x.graph, x.name, x.shape, strides, x.dtype))
+    reduced = product.strides(Tensor(x.graph, x.name, x.shape, tuple(int(d in axes) for d in range(x.rank)), x.dtype))
+    rows = any(reduced[nb:last])
+    if rows:
+        whole = [(size, step) for size, step, gone in zip(product.rows, over[nb:last], reduced[nb:last]) if not gone]
+        length = prod(x.shape[d] for d in axes)
+        places = (*(size for size, _ in whole), -(-length // chunk))
+        operand = replace(store.operand, strides=(*over[:nb], *(step for _, step in whole), part, *over[last:]))
+    else:
+        places, operand = product.rows, replace(store.operand, strides=(*over[:last], part))
+    return Partial(reductions[store.value.reduction], rows, chunk, places, operand)

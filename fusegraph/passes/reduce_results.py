@@ -1,0 +1,87 @@
+"""Reductions of a contraction's results: split so that its kernel reduces parts of them while it still has them.
+
+The kernel of a contraction has no row or column of its results as a whole, but each of its tiles has parts of some.
+What is left to do is a reduction of those parts, which are a small share of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from codegen.contraction import keeps_form
+from codegen.spec import ContractionSpec
+from fusegraph.graph import Graph, Node
+from fusegraph.lowering import contraction, partials
+from fusegraph.ops.base import Kind
+from fusegraph.ops.partial import PARTIAL
+from fusegraph.passes.partition import Partition
+from fusegraph.passes.simplify import Simplified
+from fusegraph.passes.split_reductions import SHORT_BYTES, Split, can_be_split, mean_of_variance, returns, split
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A graph with some reductions split; halves: the reduction's name -> that of the node that makes the parts."""
+
+    simplified: Simplified
+    halves: Mapping[str, str]
+
+    def refused(self, partition: Partition) -> set[str]:
+        """The names of the reductions whose parts are not made in the kernel of a contraction, or would slow it down.
+
+        Whole they may be part of other kernels: the graph is to be fused again, with these declined.
+        """
+        taken: set[str] = set()
+        for group in partition.groups:
+            spec = group.lowered.spec
+            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec)):
+                taken |= {node.name for node in group.nodes}
+        return {whole for whole, part in self.halves.items() if part not in taken}
+
+
+def reduce_results(graph: Graph, declined: Collection[str] = ()) -> Halved:
+    """The graph with reductions of contractions' results split, except for those whose names are ``declined``."""
+    chunks: dict[Node, Split] = {}
+    means = {mean_of_variance(graph, node) for node in graph.nodes}
+    for node in graph.nodes:
+        # A variance and its mean are made in one look at what is in memory.
+        alone = node not in means and mean_of_variance(graph, node) is None
+        found = _split(graph, node) if alone and node.name not in declined else None
+        if found is not None:
+            chunks[node] = found
+    simplified = split(graph, chunks)
+    halves = {}
+    for node in chunks:
+        half = simplified.graph.producer(simplified.counterpart[node.output])
+        while half is not None and half.op is not PARTIAL:
+            half = simplified.graph.producer(half.inputs[0])
+        assert half is not None
+        halves[node.name] = half.name
+    return Halved(simplified, halves)
+
+
+def _split(graph: Graph, node: Node) -> Split | None:
+    """How to split a reduction for the contraction that it follows from; None if it is none or stays as it is."""
+    if not can_be_split(node) or returns(graph, node):
+        return None
+    anchor, x, axes = _anchor(graph, node), node.inputs[0], node.attributes["axes"]
+    found = partials.parts(contraction.product(anchor), anchor, axes) if anchor is not None else None
+    if found is not None and found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:
+        return None  # to read it takes no longer than another launch
+    return found
+
+
+def _anchor(graph: Graph, node: Node) -> Node | None:
+    """The contraction from whose result, of the same shape, what a node reduces follows element by element."""
+    shape, stack, seen = node.inputs[0].shape, [node.inputs[0]], set()
+    while stack:
+        producer = graph.producer(stack.pop())
+        if producer is None or producer in seen or producer.output.shape != shape:
+            continue
+        seen.add(producer)
+        if producer.kind is Kind.CONTRACTION:
+            return producer
+        if producer.kind is Kind.POINTWISE:
+            stack += producer.inputs
+    return None
