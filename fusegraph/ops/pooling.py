@@ -340,12 +340,15 @@ def _register(
     )
 
 
-WINDOW_DOC = """
+_PLAIN_DOC = """
 
-        window is an integer or one for each of the axes; so are stride (default: the window's size) and dilation (gaps
-        between the elements of a window).  padding is an integer, one an axis, or pairs (before, after).  ceil_mode
-        adds a last window where elements are left that no window holds, if it starts inside the image or its padding.
-        axes are those of the window, by default the spatial ones of x (N, C, spatial...)."""
+        window is an integer or one for each of the axes; so is stride (default: the window's size).  padding is an
+        integer, one an axis, or pairs (before, after).  Along n elements there are (n + before + after - window) //
+        stride + 1 windows; ceil_mode adds one where elements are left that no window holds, if it starts inside the
+        image or its padding.  axes are those of the window, by default the spatial ones of x (N, C, spatial...)."""
+WINDOW_DOC = f"""{_PLAIN_DOC}
+        The elements of a window are dilation apart (an integer or one an axis): it reaches over (window - 1) * dilation
+        + 1 of them."""
 ADAPTIVE_DOC = """
 
         size is the result's, an integer or one for each of the axes (default: the spatial ones of x (N, C,
@@ -357,7 +360,9 @@ _INDEX_DOC = """The first of equal elements counts, the last of those that are N
 
 _register(
     "max_pool", "max", ("x",), SLIDING, _max_reference,
-    f"""The largest element of every window.  {_MAX_DOC}{WINDOW_DOC}""",
+    f"""The largest element of every window.
+
+        {_MAX_DOC}{WINDOW_DOC}""",
 )  # fmt: skip
 _register(
     "max_pool_index", "index", ("x",), {**SLIDING, "dtype": int32}, _index_reference,
@@ -370,7 +375,7 @@ _register(
     f"""The mean of every window.
 
         With count_include_pad the padding counts as zeros (what hangs over it in ceil mode does not); else the mean is
-        of the window's elements alone, NaN if it has none.{WINDOW_DOC}""",
+        of the window's elements alone, NaN if it has none.  Floats only.{_PLAIN_DOC}""",
 )  # fmt: skip
 _register(
     "adaptive_max_pool", "max", ("x",), {"size": REQUIRED}, _max_reference,
