@@ -161,6 +161,19 @@ class Layout:
             return not self.spec.results
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
 
+    @cached_property
+    def prefetched(self) -> tuple[int, ...]:
+        """The program's loads whose part of a tile is rows of whole pieces of 16 bytes, one for each of its rows."""
+        if self.spec.results or self.s.split > 1 or len(self.rows) > 1 or len(self.cols) > 1:
+            return ()
+        found = []
+        for n, op in enumerate(self.program.loads):
+            others, itemsize = op.strides[:-1], op.dtype.itemsize
+            whole = all(x * itemsize % 16 == 0 for x in (*others, self.parts.cols)) and op.alignment % 16 == 0
+            if op.strides[-1] == 1 and others[-1] and whole and self.s.cols * itemsize % 16 == 0:
+                found.append(n)
+        return tuple(found)
+
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
         *batch, row, col = op.strides
         itemsize = op.dtype.itemsize

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
-from codegen.contraction_wgmma_layout import GROUP, PIECES, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, round_up
+from codegen.epilogue import Epilogue
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
@@ -24,6 +26,8 @@ class Producer:
     a_map: str
     b_maps: list[str]
     itemsize: int
+    layout: Layout
+    epilogue: Epilogue
     #: what fills the tiles of the factors, None for those that the copy engine brings
     loaders: tuple[TileLoader | None, TileLoader | None]
     #: tiles along rows and columns, batches, and tiles in all
@@ -31,6 +35,8 @@ class Producer:
     tiles_n: int
     batch: int
     work: int
+    #: C type of positions
+    t: str
 
     def tiles(self, consumer: bool = False) -> None:
         """Opens the loop over a block's tiles, or those of one of its consumers, and says where each is."""
@@ -87,7 +93,8 @@ class Producer:
         w, s = self.w, self.s
         k = self.parts.reduction
         w.line(f"registers_decrease<{s.registers[0]}>();")
-        w.open("if (threadIdx.x == 0)")
+        near = self.layout.prefetched
+        w.open(f"if (threadIdx.x {'< 32' if near else '== 0'})")
         w.line(f"Ring<{s.stages}> stage;")
         first, last = self.stage_range(stages)
         self.tiles()
@@ -100,6 +107,9 @@ class Producer:
         if side.im2col and side.along_k:
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+        if near:
+            self._prefetch(near)
+            w.open("if (threadIdx.x == 0)")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
@@ -118,7 +128,29 @@ class Producer:
         if k.per_stage > 1:
             w.close()
         w.close()
+        if near:
+            w.close()
+            w.line("__syncwarp();")
         self.end_tiles()
+        w.close()
+
+    def _prefetch(self, loads: Sequence[int]) -> None:
+        """A warp brings what the epilogue will read of a tile nearer, while its factors are multiplied."""
+        w, s, layout = self.w, self.s, self.layout
+        w.line("// What the epilogue will read comes to the L2 cache meanwhile.")
+        w.open(f"for (int i = threadIdx.x; i < {s.rows}; i += 32)")
+        w.line(f"const {self.t} m = m0 + i;")
+        if self.parts.rows % s.rows:
+            w.line(f"if (m >= {self.parts.rows}) break;")
+        batch = ["at.batch"] if len(layout.batch) == 1 else [f"b{d}" for d in range(len(layout.batch))]
+        batch = [name if size > 1 else "0" for name, size in zip(batch, layout.batch)]
+        for load in loads:
+            op, pointer = layout.program.loads[load], self.epilogue.pointers.loads[load]
+            at = linear(list(zip([*batch, "m", "n0"], op.strides)))
+            size, count = op.dtype.itemsize, str(s.cols * op.dtype.itemsize)
+            if self.parts.cols % s.cols:
+                count = f"min({s.cols}, {self.parts.cols} - n0) * {size}"
+            w.line(f"prefetch_bulk({pointer} + {at}, {count});")
         w.close()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:
