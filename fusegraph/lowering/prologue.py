@@ -112,8 +112,6 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
             raise Refusal(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
-    if all(n.op.name == "identity" and n.inputs[0].dtype == n.output.dtype for n in nodes):
-        raise Refusal(f"{factor.name!r} is a copy, which lies in memory as {anchor.op.name} {anchor.name!r} reads it")
     read = _read(nodes)
     large = [t for t in read if t.size == factor.size]
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
@@ -167,13 +165,14 @@ def _worthwhile(anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Seque
 def _alike(tensor: Tensor, factor: Tensor) -> bool:
     """Whether a tensor can be read in vectors if the factor can: contiguous along the same dimension, rows aligned."""
 
-    def rows(t: Tensor, dim: int) -> bool:
-        width = min(VECTOR_BYTES, t.dtype.itemsize * VECTOR_BYTES // factor.dtype.itemsize)
-        steps = [s for d, (n, s) in enumerate(zip(t.shape, t.strides)) if n > 1 and d != dim]
-        return t.strides[dim] == 1 and all(s * t.dtype.itemsize % width == 0 for s in steps)
-
     unit = next((d for d, (n, s) in enumerate(zip(factor.shape, factor.strides)) if n > 1 and s == 1), None)
-    return unit is None or not rows(factor, unit) or rows(tensor, unit)
+
+    def rows(t: Tensor) -> bool:
+        width = min(VECTOR_BYTES, t.dtype.itemsize * VECTOR_BYTES // factor.dtype.itemsize)
+        strides = broadcast_strides(t, factor.shape)
+        return all(s == 1 if d == unit else s * t.dtype.itemsize % width == 0 for d, s in enumerate(strides))
+
+    return unit is None or not rows(factor) or rows(tensor)
 
 
 def _on_tensor_cores(anchor: Node) -> bool:
