@@ -208,7 +208,7 @@ def images(dtype: str) -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["wgmma", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simt", "mma"))])
 def test_an_image_is_padded_with_zeros_after_what_is_in_front_of_it(name):
     """With a bias in front, and infinities: relu(bias) and NaN do not leak in from beyond the border."""
     dtype = "float32" if name == "simt" else "bfloat16"

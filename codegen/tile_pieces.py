@@ -1,0 +1,164 @@
+"""The pieces of a factor's tile: which a thread brings to shared memory, and what it reads for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.contraction_mma_schedule import ACROSS_BYTES, Way
+from codegen.naming import Writer
+from codegen.prologue import Prologue, Source
+
+
+@dataclass(frozen=True)
+class TilePieces:
+    """A factor's tile in pieces of 16 bytes: which of them a thread brings, and what it reads for each.
+
+    w, t     where it is written, and the type of positions and places.
+    way      how the elements come to shared memory.
+    label    "a" or "b", with which the kernel's variables begin; prologue: what is read, and computed of it.  A stage
+             holds a tile of every second factor, brought from the same places of each.
+    tile     rows (of the first factor) or columns (of the second) of a tile; of_warp: those of a warp.
+    total    rows or columns altogether; depth: terms of a sum.
+    inner    terms of a stage.
+    threads  that bring the tiles; target: the C expression of the tile's place in shared memory.
+    """
+
+    w: Writer
+    t: str
+    way: Way
+    label: str
+    prologue: Prologue
+    tile: int
+    of_warp: int
+    total: int
+    depth: int
+    inner: int
+    threads: int
+    target: str
+
+    # ---- the tile
+
+    @property
+    def first(self) -> bool:
+        return self.label == "a"
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of the tile as it lies in shared memory."""
+        way = self.way
+        return self.inner * way.itemsize if way.along_k else min(ACROSS_BYTES, self.tile * way.itemsize)
+
+    @property
+    def bytes(self) -> int:
+        """Of a tile."""
+        return self.tile * self.inner * self.way.itemsize
+
+    @property
+    def products(self) -> int:
+        return self.prologue.products
+
+    @property
+    def pieces(self) -> int:
+        return self.tile * self.inner // self.way.piece
+
+    @property
+    def ragged(self) -> bool:
+        """Whether tiles reach past the last row or column."""
+        return self.total % self.tile != 0
+
+    # ---- what a thread brings
+
+    @property
+    def row_pieces(self) -> int:
+        return self.way.pieces_of_row(self.tile, self.inner)
+
+    @property
+    def count(self) -> int:
+        """Pieces of a thread."""
+        return self.way.count(self.tile, self.inner, self.threads)
+
+    @property
+    def step(self) -> int:
+        """From one of them to the next: rows of the tile, or pieces of one row."""
+        return self.way.step(self.tile, self.inner, self.threads)
+
+    @property
+    def vectors(self) -> int:
+        """Copies of a piece."""
+        return self.way.piece // self.way.vector
+
+    @property
+    def bases(self) -> int:
+        """Places along rows or columns that a thread brings pieces from."""
+        if not self.way.along_k:
+            return self.vectors
+        return self.count if self.way.threads_along_k else 1
+
+    @property
+    def base_at(self) -> str:
+        """The subscript of what a thread keeps for each of them: piece ``i``, or vector ``v`` of a piece."""
+        return "" if self.bases == 1 else "[i]" if self.way.along_k else "[v]"
+
+    # ---- what is read for a piece
+
+    def _base(self, place: int) -> str:
+        """The C variable of where rows or columns start in a place."""
+        return f"{self.label}_base{place or ''}"
+
+    def _start(self, source: Source) -> tuple[str, int]:
+        """Where a source's row or column starts."""
+        moves = source.place == 0 or self.prologue.place(source).moves
+        return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
+
+    def _apart(self, source: Source) -> int:
+        """From one element of a vector to the next."""
+        place = self.prologue.place(source)
+        return (place.inner if self.way.along_k else place.outer)[-1]
+
+    def _fixed(self, source: Source) -> bool:
+        """Whether what is read for a row or column stays the same over the reduction."""
+        return self.computed and not any(self.prologue.place(source).inner) and self.prologue.free(source)
+
+    def _common(self, source: Source) -> bool:
+        """Whether a thread's pieces, in different rows, share what is read."""
+        way, place = self.way, self.prologue.place(source)
+        if not (self.computed and way.along_k and way.threads_along_k) or self._fixed(source):
+            return False
+        return not any((*place.batch, *place.outer)) and self.prologue.free(source)
+
+    def _single(self, source: Source) -> bool:
+        """Whether the elements of a vector are one, or a position from which the others follow."""
+        return self.computed and (self._apart(source) == 0 or not source.pointer)
+
+    def _held(self, source: Source) -> str:
+        """C type of what is read for a vector."""
+        if self._single(source):
+            return source.ctype
+        return f"{'Packed' if self._packed(source) else 'Vector'}<{source.ctype}, {self.way.vector}>"
+
+    def _packed(self, source: Source) -> bool:
+        """Whether a vector is kept in the words that it comes in."""
+        as_it_is = not self.computed and source.ctype == self.way.element and self.vectors == 1
+        return not as_it_is and source.itemsize <= 2 and source.itemsize * self.way.vector >= 4 and self._wide(source)
+
+    def _wide(self, source: Source) -> bool:
+        """Whether a vector of a source is one access, or several of 16 bytes."""
+        if not self.computed:
+            return True
+        place, vector = self.prologue.place(source), self.way.vector
+        steps = [*place.batch, *place.outer, *place.inner]
+        width = min(16, vector * source.itemsize)
+        if self._apart(source) != 1:
+            return False
+        steps.remove(1)
+        return all(s * source.itemsize % width == 0 for s in (*steps, place.start)) and source.alignment % width == 0
+
+    @property
+    def computed(self) -> bool:
+        """Whether elements are computed of what is read."""
+        return self.way.gather.program is not None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some elements that are computed are zero, whatever the program says."""
+        return self.computed and bool(self.way.gather.limits or self.depth % self.inner)
