@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import contraction, pointwise, pool, rows, window, winograd
+from codegen import contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
@@ -10,6 +10,7 @@ from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
+from codegen.scan import ScanSchedule
 from codegen.schedule import (
     PORTABLE,
     KernelSpec,
@@ -21,7 +22,16 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import ContractionSpec, KernelSource, PointwiseSpec, PoolSpec, RowsSpec, WindowSpec, WinogradSpec
+from codegen.spec import (
+    ContractionSpec,
+    KernelSource,
+    PointwiseSpec,
+    PoolSpec,
+    RowsSpec,
+    ScanSpec,
+    WindowSpec,
+    WinogradSpec,
+)
 from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
@@ -51,6 +61,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return pool.render(spec, s)
     if isinstance(spec, RowsSpec) and isinstance(s, RowsSchedule):
         return rows.render(spec, s)
+    if isinstance(spec, ScanSpec) and isinstance(s, ScanSchedule):
+        return scan.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
     if isinstance(spec, WinogradSpec) and isinstance(s, WinogradSchedule):

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, pool_schedule, rows_schedule, window_schedule, winograd
+from codegen import contraction, pointwise, pool_schedule, rows_schedule, scan, window_schedule, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
@@ -19,16 +19,18 @@ from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
-from codegen.spec import ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, WindowSpec, WinogradSpec
+from codegen.scan import ScanSchedule
+from codegen.spec import ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec, WindowSpec, WinogradSpec
 from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | PoolSpec | RowsSpec | WindowSpec | ContractionSpec | WinogradSpec
+KernelSpec: TypeAlias = PointwiseSpec | PoolSpec | RowsSpec | ScanSpec | WindowSpec | ContractionSpec | WinogradSpec
 Schedule: TypeAlias = (
     PointwiseSchedule
     | TilesSchedule
     | PoolSchedule
     | RowsSchedule
+    | ScanSchedule
     | WindowSchedule
     | WgmmaSchedule
     | MmaSchedule
@@ -74,6 +76,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return next(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
         return next(rows_schedule.schedules(spec, arch))
+    if isinstance(spec, ScanSpec):
+        return next(scan.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
     if isinstance(spec, WinogradSpec):
@@ -89,6 +93,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
         return _unique(rows_schedule.schedules(spec, arch))
+    if isinstance(spec, ScanSpec):
+        return _unique(scan.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
     if isinstance(spec, WinogradSpec):

@@ -96,6 +96,21 @@ class RowsSpec:
 
 
 @dataclass(frozen=True)
+class ScanSpec:
+    """A program with a running sum along a dimension, its only reduction: each element has that of all before it, too.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    reverse        elements are added up from the last one on.
+    """
+
+    name: str
+    outer: tuple[int, ...]
+    length: int
+    program: Program
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
 class PoolSpec:
     """A program with reductions over windows: every window is folded, and what depends on it written.
 

@@ -82,7 +82,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     forward = [op for op in pointwise if op not in (*backward, *random)]
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
     yield "movement", [op for op in TABLE.values() if op.kind is Kind.MOVEMENT]
-    yield "reductions", [op for op in TABLE.values() if op.kind is Kind.REDUCTION]
+    yield "reductions", [op for op in TABLE.values() if op.kind in (Kind.REDUCTION, Kind.SCAN)]
     windows = [op for op in TABLE.values() if op.kind is Kind.WINDOW]
     yield "pooling", [op for op in windows if "backward" not in op.name]
     yield "gradients of pooling", [op for op in windows if "backward" in op.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import contraction, movement, pointwise, pool, rows, window, winograd
+from fusegraph.lowering import contraction, movement, pointwise, pool, rows, scan, window, winograd
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
@@ -22,7 +22,7 @@ def kernel_name(view: GroupView) -> str:
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
-    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view)]
+    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view)]
     moved = next((n for n in view.nodes if n.kind is Kind.MOVEMENT), None)
     if moved is not None and anchors:
         raise Refusal(
@@ -31,6 +31,8 @@ def accept(view: GroupView, options: Options) -> None:
         )
     if moved is not None:
         movement.accept(view, options)
+    elif scan.scans(view):
+        scan.accept(view, options)
     elif view.anchors:
         contraction.accept(view, options)
         first, *others = view.anchors
@@ -54,6 +56,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
     name = kernel_name(view)
     if movement.moves(view):
         return movement.lower(view, options, name)
+    if scan.scans(view):
+        return scan.lower(view, options, name)
     if not view.anchors and pool.pools(view):
         return pool.lower(view, options, name)
     if not view.anchors and rows.reductions(view):

@@ -13,6 +13,7 @@ from fusegraph.ops import (
     pooling_composite,
     random,
     reduction,
+    scan,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
@@ -34,4 +35,5 @@ __all__ = [
     "pooling_composite",
     "random",
     "reduction",
+    "scan",
 ]

@@ -21,6 +21,7 @@ class Kind(Enum):
     POINTWISE = "pointwise"
     MOVEMENT = "movement"
     REDUCTION = "reduction"
+    SCAN = "scan"
     WINDOW = "window"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"

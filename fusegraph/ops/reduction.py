@@ -77,7 +77,7 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     }
 
 
-def _result(x: TensorType, mode: str, dtype: DType | None) -> DType:
+def result_dtype(x: TensorType, mode: str, dtype: DType | None) -> DType:
     """The dtype of a result: the operand's, or that of the sum for operands of 8 bits, which would rarely hold it."""
     if mode in TRUTHS:
         if dtype not in (None, bool_):
@@ -111,7 +111,7 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
         raise ShapeError(f"{mode} of no elements: axis {next(d for d in axes if x.shape[d] == 0)} has size 0")
     kept = (1 if d in axes else size for d, size in enumerate(x.shape))
     dropped = (size for d, size in enumerate(x.shape) if d not in axes)
-    return TensorType(tuple(kept if normal["keepdims"] else dropped), _result(x, mode, normal["dtype"]))
+    return TensorType(tuple(kept if normal["keepdims"] else dropped), result_dtype(x, mode, normal["dtype"]))
 
 
 _COMBINE: dict[str, Callable[..., Array]] = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}

@@ -93,6 +93,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
             error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
     elif node.kind is Kind.REDUCTION:
         error = _reduction(graph, node, operands[0], value)
+    elif node.kind is Kind.SCAN:
+        error = _scan(graph, node, operands[0])
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
@@ -299,6 +301,26 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
             doubtful = np.broadcast_to(e, v.shape) != 0
             error = np.where(doubtful.reshape((1,) * axis + v.shape + (1,) * after), np.inf, error)
     return error
+
+
+def _scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
+    """That of every sum of its terms, in any order."""
+    (x, e), (axis, reverse) = operand, (node.attributes["axis"], node.attributes["reverse"])
+
+    def along(values: Array) -> Array:
+        turned = np.flip(values, axis) if reverse else values
+        total = np.cumsum(turned, axis=axis)
+        return np.asarray(np.flip(total, axis) if reverse else total)
+
+    if not node.output.dtype.is_float:
+        return np.where(along(np.broadcast_to(e, x.shape)) == 0, 0.0, np.inf)
+    compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
+    unit, largest, count = compute.unit_roundoff, compute.max * (1 - 2.0**-10), x.shape[axis]
+    total = along(np.where(np.isfinite(x), np.abs(x), 0.0))
+    error = (count + 3) * unit * total + count * tiny(compute)
+    error = error + along(np.broadcast_to(e, x.shape)) * (1 + (count + 3) * unit)
+    error = np.where(total + error > largest, np.inf, error)
+    return np.where(np.isnan(error), np.inf, error)
 
 
 def _tf32_error(value: Array) -> Array:

@@ -1,0 +1,346 @@
+"""The scan family: running sums along one dimension, with pointwise work before and after.
+
+The threads of a row are neighbours: each adds up a vector of it, then all of them what is before theirs, tile after
+tile.  Rows that are not contiguous, whose neighbours are those of other rows, have a thread each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.arch import Arch
+from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, Value, ctype_of
+from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.kernel import Pointers, converted, headers, heading, signature
+from codegen.naming import Names, Writer
+from codegen.pointwise_body import plus, vector_type
+from codegen.rows_renderer import accumulate, identity
+from codegen.spec import KernelSource, ScanSpec
+
+#: Threads of a block; those of a row are at most as many.
+THREADS = 256
+_TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before", "parts", "scan", "reduce", "math")
+
+
+@dataclass(frozen=True)
+class ScanSchedule:
+    """How a scan is mapped to threads.
+
+    vector  neighbouring elements of a row that a thread adds up by itself.
+    lanes   threads of a row, a power of two; 1: a thread goes along its row.
+    itype   C type of positions and offsets.
+    """
+
+    vector: int
+    lanes: int
+    itype: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block: one where its threads are those of several warps."""
+        return 1 if self.lanes > 32 else THREADS // self.lanes
+
+
+def normalize(spec: ScanSpec) -> ScanSpec:
+    """The spec with neighbouring outer dimensions merged, in memory order."""
+    program, n = spec.program, len(spec.outer)
+    every = [op.strides for op in program.operands] + list(program.indices)
+    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
+    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
+    strides = [(*a, b[n]) for a, b in zip(outside, every)]
+    loads, stores = len(program.loads), len(program.stores)
+    program = replace(
+        program,
+        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
+        stores=tuple(
+            Store(replace(store.operand, strides=s), store.value) for store, s in zip(program.stores, strides[loads:])
+        ),
+        indices=tuple(strides[loads + stores :]),
+    )
+    return replace(spec, outer=outer, program=program)
+
+
+def _vector(spec: ScanSpec) -> int:
+    """The widest vector of neighbours along a row that suits all operands that are contiguous there."""
+    contiguous = [op for op in spec.program.operands if op.strides[-1] == 1]
+    vector = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
+
+    def aligned(op: Operand) -> bool:
+        needed = min(16, vector * op.dtype.itemsize)
+        return op.alignment % needed == 0 and all(s * op.dtype.itemsize % needed == 0 for s in op.strides[:-1])
+
+    while vector > 1 and (spec.length % vector or not all(map(aligned, contiguous))):
+        vector //= 2
+    return vector
+
+
+def schedules(spec: ScanSpec, arch: Arch) -> Iterator[ScanSchedule]:
+    """Schedules worth trying, best guess first."""
+    space = normalize(spec)
+    itype = index_type(*bounds(space.program.operands, (*space.outer, space.length)))
+    along = sum(op.dtype.itemsize for op in space.program.operands if op.strides[-1] == 1)
+    beside = sum(op.dtype.itemsize for op in space.program.operands if op.strides[-2] == 1)
+    alone = ScanSchedule(1, 1, itype)
+    if beside > along and prod(space.outer) >= 32:
+        yield alone
+        return
+    vector = _vector(space)
+    needed = max(1, -(-space.length // vector))
+    lanes = min(THREADS, 1 << (needed - 1).bit_length())
+    yield ScanSchedule(vector, lanes, itype) if lanes > 1 else alone
+    if lanes > 32:
+        yield ScanSchedule(vector, 32, itype)
+
+
+def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: ScanSpec, schedule: ScanSchedule) -> None:
+        self.spec, self.s = normalize(spec), schedule
+        self.program = self.spec.program
+        (self.sum,) = self.program.reductions
+        dims = range(len(self.spec.outer))
+        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.pointers = Pointers(self.program, self.names)
+        self.emitter = Emitter(self.program, self.names)
+        self.w = Writer()
+        self.terms: dict[Value, str] = {}
+        self.before = self._needed([self.sum.value])
+        self.after = self._needed([store.value for store in self.program.stores])
+        #: where a thread of the last tile may be past the end of its row
+        self.ragged = schedule.lanes > 1 and self.spec.length % (schedule.lanes * schedule.vector) != 0
+
+    def _needed(self, ends: list[Value]) -> set[Value]:
+        """What values are made of, as far as the running sum."""
+        found: set[Value] = set()
+        stack = list(ends)
+        while stack:
+            value = stack.pop()
+            if value not in found:
+                found.add(value)
+                if isinstance(value, Result):
+                    stack += self.program.instructions[value.instruction].args
+        return found
+
+    def render(self) -> KernelSource:
+        w, s, spec, program = self.w, self.s, self.spec, self.program
+        count, rows = prod(spec.outer), s.rows
+        many = f"{len(program.notes)} nodes in one kernel" if len(program.notes) != 1 else "node"
+        threads = "threads" if s.lanes > 1 else "thread"
+        backwards = " from their ends" if spec.reverse else ""
+        details = [f"{count} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
+        more = [] if self.sum.ctype in ("float", "double") else ["math.cuh"]
+        more += ["memory.cuh", "scan.cuh"] if s.lanes > 1 else ["memory.cuh"]
+        heading(w, f"{spec.name}: {many}", program, headers(program, *more), details)
+        signature(w, spec.name, s.lanes * rows, self.pointers.parameters())
+        self._place(count, rows)
+        self._row_values()
+        if s.lanes == 1:
+            self._alone()
+        else:
+            self._together()
+        w.close()
+        blocks = -(-count // rows)
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.lanes * rows, 1, 1), 0, s.lanes > 1)
+
+    def _place(self, count: int, rows: int) -> None:
+        w, s = self.w, self.s
+        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        mine = f"threadIdx.x / {s.lanes}" if s.lanes > 1 else "threadIdx.x"
+        row = block if rows == 1 else f"{block} * {rows} + {mine}"
+        self.inside = bool(count % rows) and s.lanes > 1
+        if count % rows and s.lanes == 1:
+            w.line(f"const {s.itype} row = {row};")
+            w.line(f"if (row >= {count}) return;")
+        elif count % rows:
+            # A thread without a row goes along with the last one, for the others of its warp wait for it.
+            w.line(f"const bool inside = {row} < {count};")
+            w.line(f"const {s.itype} row = inside ? {row} : {count - 1};")
+        else:
+            w.line(f"const {s.itype} row = {row};")
+        if s.lanes > 1:
+            w.line(f"const uint32 lane = threadIdx.x{'' if rows == 1 else f' % {s.lanes}'};")
+
+    def _row_values(self) -> None:
+        """Coordinates of the row, and what has one value a row."""
+        n = len(self.spec.outer)
+        self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        for d in range(n):  # here, and not where one is first needed: that is within a loop
+            if any(strides[d] for strides in every):
+                _ = self.rows[d]
+        for k, operand in enumerate(self.program.loads):
+            if operand.strides[-1] == 0:
+                name = self.names.unique(operand.name, "_r")
+                text = converted(operand, f"{self.pointers.loads[k]}[{self._offset(operand.strides, '0')}]", self._real)
+                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
+                self.terms[Load(k)] = name
+
+    @property
+    def _real(self) -> str:
+        return self.program.real
+
+    def _offset(self, strides: tuple[int, ...], position: str) -> str:
+        """The C expression of an offset; ``position`` is that along the row."""
+        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
+        return linear([*terms, (position, strides[-1])])
+
+    # ---- a thread for each row
+
+    def _alone(self) -> None:
+        w, spec = self.w, self.spec
+        total = self.names.unique(self.sum.name)
+        w.line(f"{self.sum.ctype} {total} = {identity(self.sum)};")
+        w.line("#pragma unroll 4")
+        w.open(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)")
+        position = "col"
+        if spec.reverse:
+            w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
+            position = "at"
+        terms = self._element(self.before | self.after, position)
+        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+        w.line(accumulate(self.sum, total, self.emitter.term(self.sum.value, terms)))
+        terms[Reduced(0)] = total
+        self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
+        for store, pointer in zip(self.program.stores, self.pointers.stores):
+            text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+            w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
+        w.close()
+
+    def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
+        """Reads one element of each load; returns the C expressions."""
+        terms = dict(self.terms)
+        for k, operand in enumerate(self.program.loads):
+            if Load(k) in needed and Load(k) not in terms:
+                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
+                name = self.names.unique(operand.name, "_e")
+                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {converted(operand, text, self._real)};")
+                terms[Load(k)] = name
+        for k, strides in enumerate(self.program.indices):
+            terms[Index(k)] = f"int32({self._offset(strides, position)})"
+        return terms
+
+    # ---- several threads for each row
+
+    def _together(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        ctype, vector = self.sum.ctype, s.vector
+        if s.lanes > 32:
+            w.line(f"__shared__ {ctype} parts[{s.lanes // 32}];")
+        w.line(f"{ctype} carry = {identity(self.sum)};")
+        w.open(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})")
+        own = "lane" if vector == 1 else f"lane * {vector}"
+        w.line(f"const {s.itype} col = first + {own};")
+        position = "col"
+        if spec.reverse:
+            w.line(f"const {s.itype} at = {spec.length - vector} - col;")
+            position = "at"
+        held = self._vectors(position)
+        sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
+        w.line(f"{ctype} {sums}[{vector}];")
+        w.line(f"{ctype} {total} = {identity(self.sum)};")
+        self._open_elements()
+        terms = self._terms(held, position)
+        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+        w.line(accumulate(self.sum, total, self.emitter.term(self.sum.value, terms)))
+        w.line(f"{sums}[e] = {total};")
+        self._close_elements()
+        how = f"scan::lanes<{s.lanes}>({total}, carry)"
+        if s.lanes > 32:
+            how = f"scan::block<{s.lanes // 32}>({total}, carry, parts)"
+        w.line(f"const {ctype} before = {how};")
+        self._stores(held, sums, position)
+        w.close()
+
+    def _open_elements(self) -> None:
+        if self.ragged:
+            self.w.open(f"if (col < {self.spec.length})")
+        self.w.line("#pragma unroll")
+        self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
+
+    def _close_elements(self) -> None:
+        self.w.close()
+        if self.ragged:
+            self.w.close()
+
+    @property
+    def _place_of(self) -> str:
+        """Where the e-th element that is added lies in its vector."""
+        return f"{self.s.vector - 1} - e" if self.spec.reverse else "e"
+
+    def _vectors(self, position: str) -> dict[int, str]:
+        """Reads the thread's vector of every load."""
+        w, vector = self.w, self.s.vector
+        held = {}
+        for k, operand in enumerate(self.program.loads):
+            if Load(k) in self.terms or Load(k) not in self.before | self.after:
+                continue
+            name = held[k] = self.names.unique(operand.name, "_v")
+            w.line(f"{operand.dtype.ctype} {name};" if vector == 1 else f"{vector_type(operand, vector)} {name};")
+        if self.ragged and held:
+            w.open(f"if (col < {self.spec.length})")
+        for k, name in held.items():
+            operand, pointer = self.program.loads[k], self.pointers.loads[k]
+            offset = self._offset(operand.strides, position)
+            if vector == 1:
+                w.line(f"{name} = {pointer}[{offset}];")
+            elif operand.strides[-1] == 1:
+                w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
+            else:
+                w.line("#pragma unroll")
+                step = linear([("e", operand.strides[-1])])
+                w.line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
+        if self.ragged and held:
+            w.close()
+        return held
+
+    def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
+        """The C expressions of the e-th element that is added."""
+        vector, place = self.s.vector, self._place_of
+        terms = dict(self.terms)
+        for k, name in held.items():
+            text = name if vector == 1 else f"{name}[{place}]"
+            terms[Load(k)] = converted(self.program.loads[k], text, self._real)
+        for k, strides in enumerate(self.program.indices):
+            own = position if vector == 1 or not strides[-1] else f"({position} + {place})"
+            terms[Index(k)] = f"int32({self._offset(strides, own)})"
+        return terms
+
+    def _stores(self, held: dict[int, str], sums: str, position: str) -> None:
+        w, vector, program = self.w, self.s.vector, self.program
+        names = [self.names.unique(store.operand.name, "_v") for store in program.stores]
+        for store, name in zip(program.stores, names):
+            ctype = store.operand.dtype.ctype
+            w.line(f"{ctype} {name};" if vector == 1 else f"{vector_type(store.operand, vector)} {name};")
+        self._open_elements()
+        terms = self._terms(held, position)
+        total = self.names.unique(self.sum.name)
+        real = self.sum.ctype in ("float", "double")
+        both = f"before + {sums}[e]" if real else f"math::wrapping_add(before, {sums}[e])"
+        w.line(f"const {self.sum.ctype} {total} = {both};")
+        terms[Reduced(0)] = total
+        self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
+        for store, name in zip(program.stores, names):
+            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+            w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
+        self._close_elements()
+        conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
+        if conditions:
+            w.open(f"if ({' && '.join(conditions)})")
+        for store, name, pointer in zip(program.stores, names, self.pointers.stores):
+            offset = self._offset(store.operand.strides, position)
+            if vector == 1:
+                w.line(f"{pointer}[{offset}] = {name};")
+            elif store.operand.strides[-1] == 1:
+                w.line(f"store({plus(pointer, offset)}, {name});")
+            else:
+                w.line("#pragma unroll")
+                step = linear([("e", store.operand.strides[-1])])
+                w.line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")
+        if conditions:
+            w.close()

@@ -1,0 +1,68 @@
+"""A running sum and pointwise nodes around it -> a `ScanSpec`."""
+
+from __future__ import annotations
+
+from codegen.expr import Reduced, Reduction, Value, compute_type
+from codegen.spec import ScanSpec
+from fusegraph.dtypes import int32, int64
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.pointwise import check_size
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.ops.base import Kind
+
+
+def scans(view: GroupView) -> list[Node]:
+    """The group's running sums."""
+    return [n for n in view.nodes if n.kind is Kind.SCAN]
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal with the reason unless the group is one running sum and pointwise nodes over its space."""
+    first, *others = scans(view)
+    if others:
+        raise Refusal(f"{first.op.name} {first.name!r} and {others[0].op.name} {others[0].name!r} are two kernels")
+    shape = first.output.shape
+    for node in view.nodes:
+        if node.kind not in (Kind.POINTWISE, Kind.SCAN):
+            raise Refusal(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
+        if not broadcasts_to(node.output.shape, shape):
+            raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+    for tensor in view.writes:
+        if tensor.shape != shape:
+            raise Refusal(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")
+    check_size(view)
+
+
+class _Builder(ProgramBuilder):
+    """The program of a group with a running sum."""
+
+    def _apply(self, node: Node) -> Value:
+        if node.kind is not Kind.SCAN:
+            return super()._apply(node)
+        source, result = node.inputs[0], node.output
+        value, wanted = self._value(source), compute_type(result.dtype, self.real)
+        own = compute_type(source.dtype, self.real)
+        total = own if source.dtype.is_float else (int64 if int64 in (source.dtype, result.dtype) else int32).compute
+        if own != total:
+            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        self._reductions.append(Reduction(node.name, "add", value, total))
+        found: Value = Reduced(len(self._reductions) - 1)
+        if total != wanted:
+            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
+        return self._rounded(result, found)
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    (node,) = scans(view)
+    shape, axis = node.output.shape, node.attributes["axis"]
+    outer = tuple(d for d in range(len(shape)) if d != axis)
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        full = broadcast_strides(tensor, shape)
+        return (*(full[d] for d in outer), full[axis])
+
+    program, reads, writes = _Builder(view, options, strides).build()
+    sizes, reverse = tuple(shape[d] for d in outer), node.attributes["reverse"]
+    return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
