@@ -20,6 +20,10 @@ def functions(torch: Any) -> dict[str, Any]:
 
         return run
 
+    def conv_bias_relu_sums(x: Array, w: Array, bias: Array) -> tuple[Array, Array]:
+        y = torch.relu(f.conv2d(x, w, bias.reshape(-1), padding=1))
+        return y, y.sum((0, 2, 3), keepdim=True)
+
     def batchnorm_relu(x: Array, weight: Array, bias: Array) -> Array:
         return torch.relu(f.batch_norm(x, None, None, weight.reshape(-1), bias.reshape(-1), training=True))
 
@@ -65,6 +69,8 @@ def functions(torch: Any) -> dict[str, Any]:
         "affine_matmul": lambda a, scale, bias, b: torch.relu(a * scale + bias).to(a.dtype) @ b,
         "affine_conv": lambda x, scale, bias, w: f.conv2d(torch.relu(x * scale + bias).to(x.dtype), w, padding=1),
         "dequantised_matmul": lambda a, b, scale: a @ (b * scale).to(a.dtype),
+        "swiglu": lambda x, gate, up: f.silu(x @ gate) * (x @ up),
+        "conv_bias_relu_sums": conv_bias_relu_sums,
         "dgrad": dgrad,
         "wgrad": wgrad,
         "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
@@ -90,6 +96,8 @@ def alone(torch: Any) -> dict[str, Any]:
         "conv3x3s2_bias_relu": conv(2, 1),
         "conv7x7s2_bias_relu": conv(2, 3),
         "linear_gelu": lambda a, b, bias: a @ b,
+        "swiglu": lambda x, gate, up: (x @ gate, x @ up),
+        "conv_bias_relu_sums": conv(1, 1),
     }
 
 

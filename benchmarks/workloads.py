@@ -79,6 +79,15 @@ def _avgpool(g: Graph, x: Tensor) -> Tensor:
     return g.avg_pool(x, 3, 2, 1)
 
 
+def _swiglu(g: Graph, x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return g.swish(x @ gate) * (x @ up)
+
+
+def _conv_sums(g: Graph, x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    y = g.relu(g.conv_fprop(x, w, padding=1) + bias)
+    return y, g.reduction(y, "add", (0, 2, 3))
+
+
 def _linear_gelu(g: Graph, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
     return g.gelu_approx_tanh(a @ b + bias)
 
@@ -253,6 +262,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         "bf16",
     )
     yield from in_front()
+    yield from on_the_result()
     for batch, heads, length, size, causal in (
         (2, 32, 8192, 128, True),
         (2, 32, 8192, 128, False),
@@ -285,6 +295,19 @@ def in_front() -> Iterator[Workload]:
         name = f"matmul {m}x{n}x{n} with int8 weights*scale bf16"
         torch, flops = "dequantised_matmul", 2 * m * n * n
         yield Workload(name, "bfloat16", operands, (m, n), torch, _dequantised_matmul, flops, "bf16")
+
+
+def on_the_result() -> Iterator[Workload]:
+    """Products that meet, and reductions of a result."""
+    m, k, n = 4096, 4096, 14336  # a layer of Llama-8B
+    operands = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
+    name, flops = f"swiglu {m}x{k}->{n} bf16", 4 * m * k * n
+    yield Workload(name, "bfloat16", operands, (m, n), "swiglu", _swiglu, flops, "bf16")
+    image = (64, 256, 56, 56)
+    operands = _conv_inputs(64, 256, 56, 256, 3)
+    name, flops = "conv 3x3 64x256x56x56->256+bias+relu+channel sums bf16", 2 * prod(image) * 256 * 9
+    sums = ((1, 256, 1, 1),)
+    yield Workload(name, "bfloat16", operands, image, "conv_bias_relu_sums", _conv_sums, flops, "bf16", also=sums)
 
 
 def board() -> list[Workload]:

@@ -106,12 +106,15 @@ def test_products_alone_are_what_they_say():
         graph = workload.graph()
         if graph is None or workload.torch not in table:
             continue
+        before = len(seen)
         table[workload.torch](*(Operand(i.name, i.shape) for i in workload.inputs))
-        (node,) = (n for n in graph.nodes if n.op.name in ("matmul", "conv_fprop"))
-        assert seen[-1][:3] == ({"conv_fprop": "conv2d"}.get(node.op.name, "matmul"), *(t.name for t in node.inputs))
-        if node.op.name == "conv_fprop":
-            (stride, _), ((padding, _), _) = node.attributes["stride"], node.attributes["padding"]
-            assert seen[-1][3:] == (None, stride, padding, node.attributes["groups"])
+        nodes = [n for n in graph.nodes if n.op.name in ("matmul", "conv_fprop")]
+        assert len(seen) - before == len(nodes)
+        for node, call in zip(nodes, seen[before:]):
+            assert call[:3] == ({"conv_fprop": "conv2d"}.get(node.op.name, "matmul"), *(t.name for t in node.inputs))
+            if node.op.name == "conv_fprop":
+                (stride, _), ((padding, _), _) = node.attributes["stride"], node.attributes["padding"]
+                assert call[3:] == (None, stride, padding, node.attributes["groups"])
     assert len(seen) > 40
 
 
