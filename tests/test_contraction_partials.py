@@ -87,6 +87,20 @@ def test_wgmma():
     assert all("wgmma<" in exe.plan.kernels[0].source.code for exe in made)
 
 
+@pytest.mark.slow
+def test_results_that_threads_carry():
+    """Rows of the result at odd addresses: what the warps have of columns is not overwritten before it is read."""
+    one = {"epilogue": both, "check": makes_parts(2), **form("wgmma")}
+    columns = reduced((0, "add"), (0, "max"))
+    several = {"epilogue": columns, "check": makes_parts(2), **form("wgmma", blocks=1)}
+    cases = [
+        matmul((200, 72), (72, 135), "bfloat16", b_strides=(1, 72), **one),
+        matmul((136, 72), (72, 69), "float16", b_strides=(1, 72), **several),
+    ]
+    for exe in check_cases(cases, guard=True):
+        assert "load_results" in exe.plan.kernels[0].source.code
+
+
 def random_case(r: random.Random, dtype: str, kind: str) -> Case:
     m, n, k = r.choice((1, 7, 64, 65, 130, 200)), r.choice((1, 8, 33, 64, 136, 260)), r.choice((8, 72, 264))
     if kind == "wgmma":
