@@ -242,7 +242,8 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
-    found = sorted(_in_registers(arch, vector, vectors, read), key=lambda pair: pair[0]) if space.length else []
+    clusters = _clusters(arch) if space.chunk is None else [1]
+    found = sorted(_in_registers(arch, clusters, vector, vectors, read), key=lambda f: f[0]) if space.length else []
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
     lanes = min(MAX_THREADS, _power(vectors))
@@ -260,12 +261,12 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _in_registers(
-    arch: Arch, vector: int, vectors: int, read: Sequence[Operand]
+    arch: Arch, clusters: Sequence[int], vector: int, vectors: int, read: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
     """Rows in registers: (how bad they are thought to be, schedule)."""
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in read) or 1
-    for cluster in _clusters(arch):
+    for cluster in clusters:
         for power in range(11):
             lanes = 1 << power
             unroll = -(-vectors // (lanes * cluster))
@@ -295,10 +296,10 @@ def _badness(schedule: RowsSchedule, words: int, flight: int, resident: int) -> 
     A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile:
     several blocks on every SM, and enough bytes in flight.
     """
-    few = 1 + max(0, 4 - resident) * 0.08
+    few = 1 + (0.4 / resident**2 if resident < 4 else 0)
     starved = 1 + max(0.0, 1 - flight / FLIGHT_BYTES) * 0.5
     exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
-    together = 1 + 0.04 * (schedule.cluster.bit_length() - 1) + 0.25 * (schedule.cluster > PORTABLE_BLOCKS)
+    together = 1 + 0.1 * (schedule.cluster.bit_length() - 1) + 0.5 * (schedule.cluster > PORTABLE_BLOCKS)
     burst = 1 + 0.03 * abs(log2(words / KEPT_WORDS))
     return few * starved * exchange * together * burst
 
@@ -340,7 +341,7 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
     for side in order[:3]:
-        for threads in (512, 256, 1024):
+        for threads in (512, 256, 1024) if blocks(side) >= enough else (1024, 512, 256):
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
             warps = max(1, lanes * side // max(32, side))
             if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:

@@ -123,6 +123,10 @@ def standardized(shape: tuple[int, ...], axes: Any, **how: Any) -> fg.Graph:
     return g
 
 
+def test_mode_var_reads_its_tensor_once() -> None:
+    assert len(kinds(reduced((1 << 17, 64), 0, "var"))[0]) == 2
+
+
 def test_a_variance_reads_its_tensor_once() -> None:
     """Statistics of channels: the parts of both at once, then both; and the tensor again for what is made of them."""
     graph = standardized((64, 256, 56, 56), (0, 2, 3), layout="NHWC")

@@ -124,26 +124,24 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
-    """The mean that a node is the variance about: of ``avg((x - avg(x)) ** 2)`` the inner one."""
+    """The mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
     def made_by(tensor: Tensor, op: str) -> Node | None:
         found = graph.producer(tensor)
         return found if found is not None and found.op is TABLE[op] else None
 
-    def average(candidate: Node | None) -> bool:
-        return candidate is not None and candidate.op is TABLE["reduction"] and candidate.attributes["mode"] == "avg"
-
-    if not average(node):
+    if node.op is not TABLE["reduction"] or node.attributes["mode"] not in ("avg", "add"):
         return None
     square = made_by(node.inputs[0], "mul")
     if square is None or square.inputs[0] is not square.inputs[1]:
         return None
     centred = made_by(square.inputs[0], "sub")
     mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
-    if centred is None or mean is None or not average(mean):
+    if centred is None or mean is None or mean.attributes["mode"] != "avg":
         return None
-    alike = mean.inputs[0] is centred.inputs[0] and mean.attributes["axes"] == node.attributes["axes"]
-    return mean if alike and centred.output.shape == centred.inputs[0].shape else None
+    alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))
+    whole = mean.inputs[0] is centred.inputs[0] and centred.output.shape == centred.inputs[0].shape
+    return mean if alike and whole else None
 
 
 class _Writer:
@@ -194,6 +192,10 @@ class _Writer:
         )
         both = self._add(node, "deviations", TABLE["add"], own, between)
         how = {"mode": "add", "axes": (0,), "keepdims": False, "dtype": sums.dtype}
+        if node.attributes["mode"] == "add":
+            attributes = {**TABLE["reduction"].attributes, **how, "dtype": result.dtype}
+            self._graph.add_node(Node(TABLE["reduction"], (both,), attributes, result))
+            return
         total = self._add(node, "total", TABLE["reduction"], both, **how)
         self._graph.add_node(
             Node(TABLE["div"], (total, self._constant(np.array(float(length)), sums.dtype)), {}, result)

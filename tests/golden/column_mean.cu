@@ -1,12 +1,12 @@
 // column_mean_kernel: 1 node
 //     y = reduction(x, mode='avg', axes=(0,), keepdims=False)
-// 512 rows of 4096 elements, read once a stage; 256 threads a row
+// 512 rows of 4096 elements, read once a stage; 512 threads a row
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
 
-extern "C" __global__ void __launch_bounds__(512) column_mean_kernel(
+extern "C" __global__ void __launch_bounds__(1024) column_mean_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {
@@ -16,15 +16,15 @@ extern "C" __global__ void __launch_bounds__(512) column_mean_kernel(
     #pragma unroll
     for (int e = 0; e < 4; ++e) y_add_part[e] = 0.0f;
     #pragma unroll 4
-    for (uint32 col = lane; col < 4096; col += 256) {
+    for (uint32 col = lane; col < 4096; col += 512) {
         const Vector<float, 4> x_v = load<4>(x + row + col * 512);
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             y_add_part[e] += x_v[e];
         }
     }
-    __shared__ float float_parts[128];
-    reduce::across<reduce::Add, 2, 256>(y_add_part, float_parts);
+    __shared__ float float_parts[256];
+    reduce::across<reduce::Add, 2, 512>(y_add_part, float_parts);
     if (lane == 0) {
         Vector<float, 4> y_v;
         #pragma unroll
