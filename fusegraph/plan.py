@@ -25,6 +25,7 @@ from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.simplify import Simplified, same, simplify
 from fusegraph.passes.split_contractions import split_contractions
+from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.views import foresee_views
 
@@ -125,13 +126,14 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
-    moved = move_reshapes(simplified.graph) if fusion else same(simplified.graph)
+    in_parts = split_products(simplified.graph) if fusion else same(simplified.graph)
+    moved = move_reshapes(in_parts.graph) if fusion else same(in_parts.graph)
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
     steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
-    for mapping in (moved.counterpart, chosen.counterpart, *(step.counterpart for step in steps)):
+    for mapping in (m.counterpart for m in (in_parts, moved, chosen, *steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}

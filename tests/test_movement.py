@@ -223,10 +223,25 @@ def views() -> dict[str, tuple[fg.Graph, int]]:
     k = (x @ w[1]).reshape(2, 8, 3, 4).transpose(0, 2, 3, 1)
     g.output(g.softmax(q @ k), name="y")
 
-    g = graph("split result", 2)
-    h = g.tensor("x", (8, 6)) @ g.tensor("w", (6, 12))
+    g = graph("split result", 1)  # products of the halves of the weight, which are views
+    h = g.tensor("x", (8, 6)) @ g.tensor("w", (6, 24))
     gate, up = g.split(h, 2, axis=1)
     g.output(g.swish(gate) * up, name="y")
+
+    g = graph("split channels", 1)
+    h = g.conv_fprop(g.tensor("x", (2, 6, 9, 9)), g.tensor("w", (24, 6, 3, 3)), padding=1)
+    first, second, third = g.split(h, 3, axis=1)
+    g.output(g.sigmoid(first) * second + third, name="y")
+
+    g = graph("split result that does not meet", 3)
+    h = g.tensor("x", (8, 6)) @ g.tensor("w", (6, 24))
+    first, second = g.split(h, 2, axis=1)
+    g.output(g.softmax(first), name="y")
+    g.output(g.softmax(second), name="z")
+
+    g = graph("split result in odd parts", 2)
+    first, second = g.split(g.tensor("x", (8, 6)) @ g.tensor("w", (6, 10)), 2, axis=1)
+    g.output(first * second, name="y")
 
     g = graph("product written turned", 1)
     g.output((g.tensor("x", (8, 6)) @ g.tensor("w", (6, 12))).T, name="y")

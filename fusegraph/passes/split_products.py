@@ -1,0 +1,107 @@
+"""Parts of a product's result that meet again are made by products of parts: SwiGLU with one weight is one kernel.
+
+The columns of ``x @ w`` from i to j are ``x @ w[:, i:j]``, and of a convolution's result channels are filters.
+Products that share their first factor and meet in a pointwise node are one kernel (`lowering.contraction`), which needs
+no room for the whole result; slices of the second factor are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Kind
+from fusegraph.passes.simplify import Simplified, same
+
+#: Parts that a kernel multiplies with one tile of the first factor at most.
+MOST_PARTS = 4
+#: Parts begin at multiples of so many bytes, as the copy engine needs it.
+PART_BYTES = 16
+#: op -> (the axis of the result that is cut, that of the second factor).
+_AXES = {"matmul": (-1, -1), "conv_fprop": (1, 0)}
+
+
+def split_products(graph: Graph) -> Simplified:
+    """The graph with products in parts, or itself if there is none that is worth it."""
+    cut = {node: parts for node in graph.nodes if (parts := _parts(graph, node))}
+    if not cut:
+        return same(graph)
+    whole = {part: node for node, parts in cut.items() for part in parts}
+    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
+    new: dict[Tensor, Tensor] = {}
+    for tensor in graph.tensors.values():
+        if graph.producer(tensor) is None:
+            new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
+    result.inputs = [new[t] for t in graph.inputs]
+    for node in graph.nodes:
+        if node in cut:
+            continue
+        op, attributes = node.op, node.attributes
+        made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
+        if node in whole:
+            product = whole[node]
+            first, second = product.inputs
+            inputs: tuple[Tensor, ...] = (new[first], _part(result, new[second], product, node))
+            op, attributes = product.op, product.attributes
+            new.setdefault(product.output, made[0])
+        else:
+            inputs = tuple(new[t] for t in node.inputs)
+        result.add_node(Node(op, inputs, attributes, *made))
+        new |= dict(zip(node.outputs, made))
+    result.outputs = [new[t] for t in graph.outputs]
+    return Simplified(result, new)
+
+
+def _parts(graph: Graph, node: Node) -> Sequence[Node]:
+    """The slices that are all that is taken of a product, if products of parts are better."""
+    axes = _AXES.get(node.op.name)
+    if axes is None or node.attributes.get("groups", 1) != 1 or node.output in graph.outputs:
+        return ()
+    tensor, axis = node.output, axes[0] % node.output.rank
+    parts = graph.consumers(tensor)
+    if not 2 <= len(parts) <= MOST_PARTS or any(n.op.name != "slice" or n.output in graph.outputs for n in parts):
+        return ()
+    width = parts[0].output.shape[axis]
+    starts = sorted(n.attributes["starts"][axis] for n in parts)
+    alike = all(_cuts(n, axis, width) for n in parts) and all(b - a >= width for a, b in pairwise(starts))
+    aligned = all(x * node.inputs[1].dtype.itemsize % PART_BYTES == 0 for x in (width, *starts))
+    return parts if width and alike and aligned and _meet(graph, parts) else ()
+
+
+def _cuts(node: Node, axis: int, width: int) -> bool:
+    """Whether a slice takes neighbours along one axis, and all of the others."""
+    shape, source = node.output.shape, node.inputs[0].shape
+    whole = all(a == b for d, (a, b) in enumerate(zip(shape, source)) if d != axis)
+    steps = all(step == 1 for step, size in zip(node.attributes["steps"], shape) if size > 1)
+    return whole and steps and shape[axis] == width
+
+
+def _meet(graph: Graph, parts: Sequence[Node]) -> bool:
+    """Whether there is a pointwise node that depends on all parts by pointwise nodes of their shape."""
+    shape = parts[0].output.shape
+    found = []
+    for part in parts:
+        seen: set[Node] = set()
+        stack = [part]
+        while stack:
+            for node in graph.network.successors(stack.pop()):
+                if node not in seen and node.kind is Kind.POINTWISE and node.output.shape == shape:
+                    seen.add(node)
+                    stack.append(node)
+        found.append(seen)
+    return bool(set.intersection(*found))
+
+
+def _part(graph: Graph, tensor: Tensor, product: Node, cut: Node) -> Tensor:
+    """The part of a second factor that a slice of the product follows from."""
+    axis, own = (a % t.rank for a, t in zip(_AXES[product.op.name], (product.output, tensor)))
+    starts: list[int | None] = [None] * tensor.rank
+    stops: list[int | None] = [None] * tensor.rank
+    starts[own] = cut.attributes["starts"][axis]
+    stops[own] = cut.attributes["starts"][axis] + cut.output.shape[axis]
+    made = graph.apply(TABLE["slice"], (tensor,), {"starts": starts, "stops": stops})
+    graph._rename(made, graph._unique(f"{tensor.name[:150]} for {cut.name[:40]}"))
+    graph._automatic.add(made)
+    return made
