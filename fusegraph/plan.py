@@ -133,7 +133,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     chosen = algorithms.choose(moved.graph, options)
     steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
-    for mapping in (m.counterpart for m in (in_parts, moved, chosen, *steps)):
+    early = (in_parts.counterpart, moved.counterpart, chosen.counterpart)
+    for mapping in (*early, *(step.counterpart for step in steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}

@@ -13,22 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import extent, overlaps
+from fusegraph.layout import extent, overlaps, packed_strides, stride_order
 from fusegraph.lowering.base import GroupView
 from fusegraph.lowering.views import joins_in_place, turned_back, view
 from fusegraph.ops.base import Kind
 
+#: What is copied after all takes at most so many times its own memory.
+MOST_GROWTH = 2
+
 
 def foresee_views(graph: Graph) -> None:
     """Gives results of movement the strides that they have if they become views, for passes that judge layouts before
-    that is decided; not those with gaps or repeated elements, in case they do not.
+    that is decided: without repeated elements and with few gaps, in case they do not.
     """
     for node in graph.nodes:
         if node.kind is Kind.MOVEMENT and node.output not in graph.outputs and node.output.size:
             seen = view(node, node.inputs[0].strides)
-            shape = node.output.shape
-            if seen is not None and not overlaps(shape, seen[0]) and extent(shape, seen[0]) == node.output.size:
-                node.output.strides = seen[0]
+            shape, size = node.output.shape, node.output.size
+            if seen is not None and not overlaps(shape, seen[0]):
+                few = extent(shape, seen[0]) <= MOST_GROWTH * size
+                node.output.strides = seen[0] if few else packed_strides(shape, stride_order(shape, seen[0]))
 
 
 def place_views(graph: Graph, groups: Sequence[GroupView], taken: Callable[[GroupView], bool]) -> frozenset[Node]:
