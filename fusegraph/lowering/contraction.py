@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 
 from codegen.contraction_merge import exchanged
 from codegen.expr import Operand, compute_type
@@ -19,6 +20,8 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import SUFFIX
 
+#: So few rows are one tile's: of what lies across them more is computed at a time as columns, of which a tile has more.
+FEW_ROWS = 64
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
@@ -247,7 +250,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         tuple(parts),
     )
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
-    if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
+    few = prod(found.rows) <= FEW_ROWS
+    if not (parts or few) and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
         turned = exchanged(spec)
         if turned is not None:
