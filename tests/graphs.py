@@ -739,6 +739,14 @@ class _Author:
     def conv(self) -> None:
         found = [n for n in self.names if 3 <= self.tensor(n).rank <= 5 and 0 not in self.tensor(n).shape]
         x = self.draw.pick(found[::-1]) if found else self.input((2, 3, 9))
+        if self.chance(15):  # what Winograd's algorithm may be asked to do
+            sizes = (
+                self.draw.integer(1, 2),
+                self.draw.pick((3, 1, 8)),
+                self.draw.integer(1, 12),
+                self.draw.integer(1, 9),
+            )
+            x = self.input(sizes, "float32")
         self.consumed.add(x)
         shape = self.tensor(x).shape
         channels, spatial = shape[1], shape[2:]
@@ -756,11 +764,16 @@ class _Author:
             dilation.append(d)
             stride.append(self.draw.pick((1, 1, 2, 3)))
             padding.append((before, after))
-        filters = groups * per_group
         dtype = self.draw.pick((self.tensor(x).dtype.name, *self.dtypes))
         mode = ', mode="convolution"' if self.chance(20) else ""
-        how = f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{mode}"
         kind = self.draw.pick(("fprop", "fprop", "dgrad", "wgrad"))
+        if len(spatial) == 2 and self.tensor(x).dtype.name == "float32" and kind != "wgrad" and self.chance(70):
+            taps, stride, dilation, groups, dtype = [3, 3], [1, 1], [1, 1], 1, "float32"
+            padding = [(1, 1) if size < 3 else pair for size, pair in zip(spatial, padding)]
+            tile = self.draw.pick((2, 4))
+            mode += f", compute_dtype='float32', algorithm='winograd_{tile}x{tile}'"
+        filters = groups * per_group
+        how = f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{mode}"
         if kind == "dgrad" and self.backward(x, per_group, groups, taps, how, dtype):
             return
         if kind == "wgrad":

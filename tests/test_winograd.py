@@ -275,6 +275,11 @@ def test_what_overflows_is_not_decided():
     result = check_executable(exe, given)
     assert result.ok
     assert 0 < result.outputs[0].undecided < exe.graph.outputs[0].size
+    # Products that are finite, whose sums are not.
+    given["x"][0, 0, 1, 1], given["w"][0, 0, 0, 0] = 2e19, 1e18
+    result = check_executable(exe, given)
+    assert result.ok
+    assert result.outputs[0].undecided > 0
 
 
 # ---- the choice

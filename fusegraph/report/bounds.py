@@ -204,10 +204,12 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
     m = v @ u
     spread = v.sum(axis=2, keepdims=True) + u.sum(axis=1, keepdims=True) + terms  # what underflow brings
     error = winograd.output_transform(unit / (1 - unit) * m + 2 * tiny(float32) * spread, **of_output, magnitude=True)
-    largest = float32.max * (1 - 2.0**-10)
+    # What lies between the steps of a transform is at most 32 times as large as the largest of its results.
+    largest = float32.max / 32
     spoilt = ~(v < largest).all(axis=2, keepdims=True) | ~(u < largest).all(axis=1, keepdims=True) | ~(m < largest)
     everywhere = np.broadcast_to(spoilt.any(axis=0), m.shape).astype(np.float64)
     error = np.where(winograd.output_transform(everywhere, **of_output, magnitude=True) > 0, np.inf, error)
+    error = np.where(winograd.output_transform(m, **of_output, magnitude=True) < largest, error, np.inf)
     if ex.any() or et.any():
         for a, b in ((ex, np.abs(taps)), (np.abs(x), et), (ex, et)):
             error = error + node.op.reference(a, b, **attributes)
