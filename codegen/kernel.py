@@ -33,19 +33,10 @@ def headers(program: Program, *more: str, programs: Sequence[Program | None] = (
     return list(dict.fromkeys(needed))
 
 
-def signature(
-    w: Writer,
-    name: str,
-    threads: int,
-    parameters: Sequence[str],
-    blocks_per_sm: int | None = None,
-    *,
-    cluster: int = 1,
-) -> None:
-    """The kernel's first lines, up to its opening brace.  cluster: blocks of one."""
+def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None) -> None:
+    """The kernel's first lines, up to its opening brace."""
     bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
-    together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
-    w.line(f'extern "C" __global__ void {together}__launch_bounds__({bounds}) {name}(')
+    w.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(')
     for number, parameter in enumerate(parameters):
         w.line(f"    {parameter}{',' if number < len(parameters) - 1 else ')'}")
     w.open("")

@@ -48,7 +48,7 @@ class _AlongRenderer(RowsRenderer):
 
     def _signature(self) -> None:
         s = self.s
-        signature(self.w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None, cluster=s.cluster)
+        signature(self.w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
 
     def _place(self) -> None:
         w, s = self.w, self.s

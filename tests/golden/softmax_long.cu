@@ -13,7 +13,7 @@
 #include "cluster.cuh"
 #include "reduce_cluster.cuh"
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(256) softmax_long_kernel(
+extern "C" __global__ void __launch_bounds__(256) softmax_long_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {
