@@ -108,9 +108,10 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
         by_vector, by_element = table_bytes(program, ahead(program, shape, vector))
         wide, narrow = wide + total * by_vector, narrow + total * by_element
         small = vector * max(op.dtype.itemsize for op in operands) <= MAX_VECTOR_BYTES
-        if small and wide > narrow and total >= vector * THREADS:
+        enough = total >= vector * THREADS
+        if small and wide > narrow and enough:
             break
-        if by_element and vector * smallest <= 4:  # lanes side by side read whole words of what they share
+        if by_element and enough and vector * smallest <= 4:  # lanes side by side read whole words of what they share
             break
         vector //= 2
     # Many threads with one wide access each hide the latency better than fewer with several (measured on an H200).

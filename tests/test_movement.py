@@ -18,8 +18,8 @@ from graphs import check_all, check_on_gpu, compile_for, undecided_share
 import fusegraph as fg
 from codegen.pointwise_tiling import TilesSchedule
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.lowering import coordinates, movement
 from fusegraph.lowering import cudnn as cudnn_lowering
-from fusegraph.lowering import movement
 from fusegraph.lowering.base import GroupView, Options, Refusal
 from fusegraph.ops import TABLE, Kind
 from fusegraph.plan import plan
@@ -365,6 +365,9 @@ def fused() -> list[fg.Graph]:
     x = g.tensor("x", (6, 6))
     g.output(g.exp(x) - g.exp(x).T, name="y")
 
+    g = graph("one of many", io_dtype="bfloat16")
+    g.output(g.gather(g.tensor("x", (130,)), g.tensor("i", (), "int8")), name="y")
+
     g = graph("strict", io_dtype="bfloat16")
     x = g.tensor("x", (6, 6))
     g.output(g.pad(x * x, 1) + 1, name="y")
@@ -496,6 +499,18 @@ def test_memory_lives_as_long_as_its_views() -> None:
     assert all(b <= low or a >= high for name, (a, b) in at.items() if name != base.name)
 
 
+def test_long_chains() -> None:
+    """Elements are followed back through a bounded number of nodes."""
+    g = fg.Graph("chain")
+    y = g.tensor("x", (64, 64))
+    for _ in range(100):
+        y = g.flip(y + 1.0, 0).T
+    g.output(y, name="y")
+    made = plan(g)
+    assert 300 / movement.MOST_NODES <= len(made.kernels) <= 10
+    check_all([g])
+
+
 def test_decisions_name_what_moves() -> None:
     g = fg.Graph("reasons")
     x = g.tensor("x", (8, 6))
@@ -580,7 +595,7 @@ def test_far_elements_have_wide_positions(monkeypatch: pytest.MonkeyPatch) -> No
     (kernel,) = plan(g).kernels
     assert "int64(" in kernel.source.code
     assert "int32(" not in kernel.source.code
-    monkeypatch.setattr(movement, "FAR", 1)
+    monkeypatch.setattr(coordinates, "FAR", 1)
     check_all(fused())
 
 

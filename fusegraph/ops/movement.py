@@ -1,7 +1,7 @@
 """Movement: ops whose elements are elements of their operands, at other coordinates.
 
 Nothing is computed, so results have the operands' bits and dtype.  A kernel that takes such a result reads the operand
-at the coordinates that `coordinates` of ``lowering.movement`` gives.
+at the coordinates that `lowering.coordinates` says.
 """
 
 from __future__ import annotations

@@ -1,0 +1,446 @@
+"""Values of tensors at coordinates: the scalar program of pointwise and movement nodes over one space.
+
+What an element of a result needs is followed back from the tensors that are written: a movement node passes on the
+request for its operand's element at other coordinates, a pointwise node for those of all its operands at its own.  So
+every value is that of a tensor at coordinates that depend on the kernel's.  Where they are affine, what is read from
+memory is read along the space like any operand, whatever lies between.  Other elements are read from tables, at
+positions computed for each: behind a pad or where tensors are joined, only some of them; backwards; and at positions
+that come from a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from codegen.expr import (
+    Index,
+    Instruction,
+    Literal,
+    Load,
+    Operand,
+    Pointer,
+    Result,
+    TableRead,
+    Value,
+    compute_type,
+    literal,
+)
+from fusegraph.graph import Node, Tensor
+from fusegraph.layout import extent, packed_strides
+from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.program import ProgramBuilder
+from fusegraph.lowering.views import alias, merged, regrouped, view
+from fusegraph.ops.base import Kind
+
+#: Tensors with elements further apart than this are read at positions of 64 bits.
+FAR = 2**30
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A coordinate of a tensor as a function of the kernel's: start plus a step for each dimension of its space."""
+
+    steps: tuple[int, ...]
+    start: int = 0
+
+
+#: A coordinate of a tensor: affine, or an integer that the program computes.
+Coordinate: TypeAlias = Affine | Value
+Coordinates: TypeAlias = tuple[Coordinate, ...]
+
+
+class Split(Exception):
+    """A coordinate is affine if a dimension of the space is split in two, ``size`` being the inner one's."""
+
+    def __init__(self, dim: int, size: int) -> None:
+        self.dim, self.size = dim, size
+
+
+class CoordinateBuilder(ProgramBuilder):
+    """The program of a group; ``parts`` has for each dimension of the written tensors its parts in the space."""
+
+    def __init__(self, group: GroupView, options: Options, parts: Sequence[Sequence[int]]) -> None:
+        super().__init__(group, options, self._written_strides)
+        self.space = tuple(size for sizes in parts for size in sizes)
+        self._identity: tuple[Affine, ...] = ()
+        place = 0
+        for sizes in parts:
+            steps = [0] * len(self.space)
+            steps[place : place + len(sizes)] = packed_strides(sizes)
+            place += len(sizes)
+            self._identity += (Affine(tuple(steps)),)
+        self._zero = Affine((0,) * len(self.space))
+        everything = [t for n in group.nodes for t in (*n.inputs, n.output)]
+        far = max([prod(self.space), *(max(extent(t.shape, t.strides), t.size) for t in everything)]) > FAR
+        self._itype = "int64" if far else "int32"
+        self._memo: dict[tuple[Tensor, Coordinates, Value | None], Value] = {}
+        self._here: tuple[Coordinates, Value | None] = (self._identity, None)
+        self._ends: dict[Value, tuple[int, int]] = {}
+        self._emitted: dict[tuple[str, tuple[Value, ...], str], Value] = {}
+        self._views: dict[Tensor, Tensor | None] = {}
+        self._loaded: dict[tuple[Tensor, int, tuple[int, ...]], Load] = {}
+        self._moved: dict[str, Callable[[Node, Coordinates, Value | None], Value]] = {
+            "transpose": self._transpose,
+            "reshape": self._reshape,
+            "broadcast": self._broadcast,
+            "slice": self._slice,
+            "pad": self._pad,
+            "concatenate": self._concatenate,
+            "gather": self._gather,
+        }
+
+    # ---- values of tensors at coordinates
+
+    def _evaluate(self) -> None:
+        for tensor in self._view.writes:
+            self._values[tensor] = self._at(tensor, self._identity, None)
+
+    def _at(self, tensor: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
+        """The value of a tensor's element; where the guard is false, any number, but nothing is read."""
+        if tensor.value is not None and tensor.size == 1:
+            return super()._value(tensor)
+        own = tuple(self._zero if size == 1 else c for c, size in zip(coordinates, tensor.shape))
+        key = tensor, own, guard
+        if key not in self._memo:
+            self._memo[key] = self._found(tensor, own, guard)
+        return self._memo[key]
+
+    def _found(self, tensor: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
+        source = self._source(tensor)
+        if source is not None:
+            return self._read(source, coordinates, guard)
+        node = self._view.graph.producer(tensor)
+        assert node is not None
+        if node.kind is Kind.MOVEMENT:
+            if 0 in self.space:
+                return Literal(0, compute_type(tensor.dtype, self.real))
+            return self._moved[node.op.name](node, coordinates, guard)
+        before, self._here = self._here, (coordinates, guard)
+        value = self._apply(node)
+        self._here = before
+        return value
+
+    def _value(self, tensor: Tensor) -> Value:
+        """The value of an operand of the pointwise node that is evaluated: its shape broadcasts to the result's."""
+        coordinates, guard = self._here
+        return self._at(tensor, coordinates[len(coordinates) - tensor.rank :], guard)
+
+    def _numbered(self, tensor: Tensor, strides: tuple[int, ...]) -> Value:
+        coordinates, _ = self._here
+        own = zip(coordinates[len(coordinates) - tensor.rank :], strides, tensor.shape)
+        value = self._number(self._flat([(c, stride) for c, stride, size in own if stride and size > 1]))
+        return value if self._itype == "int32" else self._integer("place", "int32({0})", [value], "int32")
+
+    # ---- memory
+
+    def _source(self, tensor: Tensor) -> Tensor | None:
+        """Where a tensor's elements lie in memory: what is read from there, and its views; None if it is computed."""
+        if tensor not in self._views:
+            node = self._view.graph.producer(tensor)
+            if node not in self._view.members:
+                self._views[tensor] = tensor
+            else:
+                assert node is not None
+                behind = self._source(node.inputs[0]) if node.kind is Kind.MOVEMENT else None
+                seen = view(node, behind.strides) if behind is not None else None
+                self._views[tensor] = None
+                if behind is not None and seen is not None:
+                    name = behind.name if tensor.size == behind.size else tensor.name
+                    self._views[tensor] = alias(behind, name, tensor.shape, *seen)
+        return self._views[tensor]
+
+    def _read(self, source: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
+        """An element of a tensor in memory."""
+        if 0 in source.shape:
+            return Literal(0, compute_type(source.dtype, self.real))
+        every = [(c, stride) for c, stride, size in zip(coordinates, source.strides, source.shape) if size > 1]
+        plain = self._sum([(c, stride) for c, stride in every if isinstance(c, Affine)])
+        computed = [(c, stride) for c, stride in every if not isinstance(c, Affine)]
+        steps = tuple(step if size > 1 else 0 for step, size in zip(plain.steps, self.space))
+        if guard is None and not computed and min(steps, default=0) >= 0 and plain.start >= 0:
+            return self._load_along(source, plain.start, steps)
+        return self._load_at(source, plain, computed, guard)
+
+    def _load_along(self, source: Tensor, start: int, steps: tuple[int, ...]) -> Load:
+        """A load of the elements ``start`` and so many steps along the space after the first."""
+        key = source.base, source.start + start, steps
+        if key not in self._loaded:
+            read = source
+            if start or source not in self._view.reads:
+                shape = tuple(size if step else 1 for size, step in zip(self.space, steps))
+                read = alias(source, source.name, shape, steps, start)
+            self._loads.append(Operand(source.name, source.dtype, steps, self._view.alignment(read, self._options)))
+            self._reads.append(read)
+            self._loaded[key] = Load(len(self._loads) - 1)
+        return self._loaded[key]
+
+    def _load_at(
+        self, source: Tensor, plain: Affine, computed: Sequence[tuple[Value, int]], guard: Value | None
+    ) -> Value:
+        """A load of the element at a computed position."""
+        same = [n for n, t in enumerate(self._table_reads) if (t.base, t.start) == (source.base, source.start)]
+        if not same:
+            self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
+            self._table_reads.append(source)
+        args: list[Value] = [Pointer(same[0] if same else len(self._tables) - 1)]
+        position = self._text(plain, args)
+        indexed = len(args) > 1 and max(plain.steps) > 0
+        for value, stride in computed:
+            args.append(value)
+            term = f"{{{len(args) - 1}}}{f' * {stride}' if stride != 1 else ''}"
+            position = term if position == "0" else f"{term} + {position}"
+        wanted = compute_type(source.dtype, self.real)
+        text = f"{{0}}[{position}]"
+        if source.dtype.ctype != wanted:
+            text = f"convert<{wanted}>({text})"
+        if guard is not None:
+            args.append(guard)
+            text = f"{{{len(args) - 1}}} ? {text} : {literal(0, wanted)}"
+        multiples = (plain.start, *(stride for _, stride in computed))
+        name, guarded = f"{source.name} e", guard is not None
+        return self._once(TableRead(name, text, tuple(args), wanted, (), position, indexed, guarded, multiples))
+
+    # ---- numbers
+
+    def _integer(
+        self, name: str, template: str, args: Sequence[Value], ctype: str, thresholds: Sequence[int] = ()
+    ) -> Value:
+        """The value of an instruction, which is written once."""
+        return self._once(Instruction(name, template, tuple(args), ctype, tuple(thresholds)))
+
+    def _once(self, instruction: Instruction) -> Value:
+        key = instruction.template, instruction.args, instruction.ctype
+        if key not in self._emitted:
+            self._instructions.append(instruction)
+            self._emitted[key] = Result(len(self._instructions) - 1)
+        return self._emitted[key]
+
+    def _sum(self, terms: Sequence[tuple[Affine, int]], start: int = 0) -> Affine:
+        """The sum of coordinates times numbers."""
+        columns = zip(*([step * factor for step in c.steps] for c, factor in terms))
+        steps = tuple(sum(column) for column in columns) if terms else self._zero.steps
+        return Affine(steps, start + sum(c.start * factor for c, factor in terms))
+
+    def _text(self, c: Affine, args: list[Value], start: int = 0) -> str:
+        """The template of a coordinate plus a number; what it takes is appended to ``args``."""
+        start += c.start
+        steps = tuple(step if size > 1 else 0 for step, size in zip(c.steps, self.space))
+        if not any(steps):
+            return str(start)
+        backwards = max(steps) <= 0
+        args.append(self._index(tuple(-step for step in steps) if backwards else steps))
+        term = f"{{{len(args) - 1}}}"
+        if backwards:
+            return f"{start} - {term}"
+        return f"{term} {'+' if start > 0 else '-'} {abs(start)}" if start else term
+
+    def _index(self, steps: tuple[int, ...]) -> Index:
+        if steps not in self._indices:
+            self._indices.append(steps)
+        return Index(self._indices.index(steps))
+
+    def _number(self, c: Coordinate) -> Value:
+        """A coordinate as a value of the program."""
+        if not isinstance(c, Affine):
+            return c
+        args: list[Value] = []
+        text = self._text(c, args)
+        if not args:
+            return Literal(int(text), self._itype)
+        return args[0] if text == "{0}" else self._integer("place", text, args, self._itype)
+
+    def _range(self, c: Coordinate) -> tuple[int, int]:
+        """The least and the largest that a coordinate can be."""
+        if not isinstance(c, Affine):
+            return self._ends[c]
+        reach = [step * (size - 1) for step, size in zip(c.steps, self.space)]
+        return c.start + sum(min(r, 0) for r in reach), c.start + sum(max(r, 0) for r in reach)
+
+    def _moved_by(self, c: Coordinate, start: int, step: int = 1) -> Coordinate:
+        """start + step * c."""
+        if isinstance(c, Affine):
+            return self._sum([(c, step)], start)
+        if (start, step) == (0, 1):
+            return c
+        times = f"{{0}} * {step}" if step != 1 else "{0}"
+        value = self._integer("place", f"{times} {'-' if start < 0 else '+'} {abs(start)}", [c], self._itype)
+        ends = [start + step * end for end in self._range(c)]
+        self._ends[value] = min(ends), max(ends)
+        return value
+
+    def _inside(self, name: str, every: Sequence[tuple[Coordinate, int]], guard: Value | None) -> Value | bool | None:
+        """The guard, and that 0 <= coordinate < size for every (coordinate, size): None where that always holds, False
+        where it never does.
+        """
+        texts: list[str] = []
+        args: list[Value] = []
+        thresholds: list[int] = []
+        for c, size in every:
+            low, high = self._range(c)
+            if high < 0 or low >= size:
+                return False
+            if low >= 0 and high < size:
+                continue
+            if isinstance(c, Affine) and max(c.steps) > 0:
+                shift, args = c.start, [*args, self._number(Affine(c.steps))]
+            else:
+                shift, args = 0, [*args, self._number(c)]
+            term = f"{{{len(args) - 1}}}"
+            if low < 0:
+                texts.append(f"{term} >= {-shift}")
+                thresholds.append(-shift)
+            if high >= size:
+                texts.append(f"{term} < {size - shift}")
+                thresholds.append(size - shift)
+        if not texts:
+            return guard
+        if guard is not None:
+            args.append(guard)
+            texts.insert(0, f"{{{len(args) - 1}}}")
+        return self._integer(name, " && ".join(texts), args, "bool", thresholds)
+
+    # ---- movement
+
+    def _transpose(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        places = dict(zip(node.attributes["perm"], at))
+        return self._at(node.inputs[0], tuple(places[d] for d in range(len(at))), guard)
+
+    def _broadcast(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        return self._at(node.inputs[0], at[len(at) - node.inputs[0].rank :], guard)
+
+    def _slice(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        every = zip(at, node.attributes["starts"], node.attributes["steps"])
+        return self._at(node.inputs[0], tuple(self._moved_by(c, start, step) for c, start, step in every), guard)
+
+    def _reshape(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        (operand,), shape = node.inputs, node.output.shape
+        source = self._source(operand)
+        if source is None:
+            return self._at(operand, self._regrouped(shape, at, operand.shape), guard)
+        sizes, strides = merged(source.shape, source.strides)  # fewer dimensions to tell apart
+        behind = alias(source, source.name, sizes, strides, 0)
+        return self._read(behind, self._regrouped(shape, at, sizes), guard)
+
+    def _regrouped(self, shape: Sequence[int], at: Coordinates, target: Sequence[int]) -> Coordinates:
+        """The coordinates in another shape of the same elements."""
+        result: list[Coordinate] = []
+        for dims, others in regrouped(shape, target):
+            if len(dims) == len(others) == 1:
+                result.append(at[dims[0]])
+                continue
+            steps = packed_strides([shape[d] for d in dims])
+            rest = self._flat([(at[d], step) for d, step in zip(dims, steps) if shape[d] > 1])
+            found: list[Coordinate] = []
+            for d in reversed(others):
+                last = d == others[0] or prod(target[others[0] : d]) == 1
+                rest, coordinate = (self._zero, rest) if last else self._divided(rest, target[d])
+                found.append(coordinate)
+            result += reversed(found)
+        return tuple(result)
+
+    def _flat(self, terms: Sequence[tuple[Coordinate, int]]) -> Coordinate:
+        """The sum of coordinates times numbers."""
+        plain = self._sum([(c, step) for c, step in terms if isinstance(c, Affine)])
+        computed = [(c, step) for c, step in terms if not isinstance(c, Affine)]
+        if not computed:
+            return plain
+        args: list[Value] = []
+        texts = [self._text(plain, args)]
+        for value, step in computed:
+            args.append(value)
+            texts.insert(0, f"{{{len(args) - 1}}}{f' * {step}' if step != 1 else ''}")
+        result = self._integer("place", " + ".join(t for t in texts if t != "0"), args, self._itype)
+        ends = [(step * low, step * high) for c, step in terms for low, high in [self._range(c)]]
+        self._ends[result] = sum(min(e) for e in ends), sum(max(e) for e in ends)
+        return result
+
+    def _divided(self, c: Coordinate, size: int) -> tuple[Coordinate, Coordinate]:
+        """A coordinate's quotient and remainder, affine if they can be.  Raises Split if in another space they
+        are."""
+        if isinstance(c, Affine):
+            quotient = Affine(tuple(0 if s % size else s // size for s in c.steps), c.start // size)
+            rest = Affine(tuple(s if s % size else 0 for s in c.steps), c.start % size)
+            low, high = self._range(rest)
+            if low >= 0 and high < size:
+                return quotient, rest
+            for d, (step, count) in enumerate(zip(rest.steps, self.space)):
+                if step and size % step == 0:
+                    inner = size // abs(step)
+                    if inner < count and count % inner == 0:
+                        raise Split(d, inner)
+        value = self._number(c)
+        low, high = self._range(c)
+        over = self._integer("place", f"{{0}} / {size}", [value], self._itype)
+        left = self._integer("place", f"{{0}} % {size}", [value], self._itype)
+        self._ends[over], self._ends[left] = (low // size, high // size), (0, size - 1)
+        return over, left
+
+    def _pad(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        (operand,), mode = node.inputs, node.attributes["mode"]
+        places = [self._moved_by(c, -before) for c, (before, _) in zip(at, node.attributes["padding"])]
+        if mode != "constant":
+            turned = zip(places, operand.shape)
+            return self._at(operand, tuple(self._turned(c, size, mode) for c, size in turned), guard)
+        number = Literal(node.attributes["value"], compute_type(operand.dtype, self.real))
+        inside = self._inside(f"{node.name} inside", list(zip(places, operand.shape)), guard)
+        if inside is False:
+            return number
+        assert not isinstance(inside, bool)
+        value = self._at(operand, tuple(places), inside)
+        return value if inside is None or inside is guard else self._select(node, inside, value, number)
+
+    def _turned(self, c: Coordinate, size: int, mode: str) -> Coordinate:
+        """A coordinate beyond the ends: that of the last element, or that which a mirror on it shows."""
+        low, high = self._range(c)
+        if low >= 0 and high < size:
+            return c
+        over, under = (str(size - 1), "0") if mode == "replicate" else (f"{2 * (size - 1)} - {{0}}", "-{0}")
+        text = f"{{0}} > {size - 1} ? {over} : {{0}}" if high >= size else "{0}"
+        text = f"{{0}} < 0 ? {under} : {text}" if low < 0 else text
+        value = self._integer("place", text, [self._number(c)], self._itype)
+        self._ends[value] = 0, size - 1
+        return value
+
+    def _concatenate(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        axis = node.attributes["axis"]
+        c, start = at[axis], 0
+        parts: list[tuple[int, Value]] = []
+        for tensor in node.inputs:
+            size = tensor.shape[axis]
+            own = self._moved_by(c, -start)
+            start += size
+            inside = self._inside(f"{tensor.name} inside", [(own, size)], guard)
+            if inside is not False:
+                assert not isinstance(inside, bool)
+                parts.append((start, self._at(tensor, (*at[:axis], own, *at[axis + 1 :]), inside)))
+        (_, value), *before = reversed(parts)
+        for end, other in before:
+            number, shift = (self._number(Affine(c.steps)), c.start) if isinstance(c, Affine) else (c, 0)
+            edge = end - shift
+            condition = self._integer(f"before {end}", f"{{0}} < {edge}", [number], "bool", [edge])
+            value = self._select(node, condition, other, value)
+        return value
+
+    def _gather(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
+        (x, index), axis = node.inputs, node.attributes["axis"]
+        last = axis + index.rank
+        position = self._at(index, at[axis:last], guard)
+        size = x.shape[axis]
+        text = f"{{0}} < 0 ? 0 : {{0}} > {size - 1} ? {size - 1} : {{0}}"
+        if self._ctype(position) != self._itype:
+            text = f"{self._itype}({text})"
+        value = self._integer(f"{index.name} at", text, [position], self._itype)
+        self._ends[value] = 0, size - 1
+        return self._at(x, (*at[:axis], value, *at[last:]), guard)
+
+    def _select(self, node: Node, condition: Value, value: Value, other: Value) -> Value:
+        ctype = compute_type(node.output.dtype, self.real)
+        return self._integer(node.name, "{0} ? {1} : {2}", [condition, value, other], ctype)
+
+    # ---- stores
+
+    def _written_strides(self, tensor: Tensor) -> tuple[int, ...]:
+        return self._sum(list(zip(self._identity, tensor.strides))).steps
