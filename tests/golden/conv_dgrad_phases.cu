@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
     struct Shared {
         alignas(1024) bfloat16 a[4][128][64];  // tiles of loss: stages first, rows swizzled
         alignas(1024) bfloat16 b[4][4][64][64];
+        alignas(1024) bfloat16 dx_out[2][2][64][64];  // results on their way out
         Barrier full[4], empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -72,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<4> stage;
+        int buffer = 0;
         for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
             const Tile at = tile_at<392, 1, 8>(tile);
             const int m0 = at.row * 128, n0 = at.col * 256;
@@ -102,22 +104,38 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
             if (last > 0 && t == 0) barrier_arrive(shared.empty[previous]);
 
             #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int32 m = m0 + row + i * 8;
-                const int32 m_0 = m / 784;
-                const int32 m_1 = m / 28 % 28;
-                const int32 m_2 = m % 28;
-                const int32 h1 = b1 + m_1 * 2;
-                const int32 h2 = b2 + m_2 * 2;
+            for (int chunk = 0; chunk < 4; ++chunk, buffer ^= 1) {
                 #pragma unroll
-                for (int j = 0; j < 256; j += 8) {
-                    const int32 n = n0 + j + lane % 4 * 2;
-                    Vector<bfloat16, 2> dx_v;
+                for (int j = 0; j < 64; j += 16) {
+                    Vector<bfloat16, 2> dx_v[4];
                     #pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        dx_v[e] = convert<bfloat16>(sum[j / 2 + i * 2 + e]);
+                    for (int f = 0; f < 4; ++f) {
+                        const int32 m = m0 + row + f % 2 * 8;
+                        const int32 m_0 = m / 784;
+                        const int32 m_1 = m / 28 % 28;
+                        const int32 m_2 = m % 28;
+                        const int32 h1 = b1 + m_1 * 2;
+                        const int32 h2 = b2 + m_2 * 2;
+                        const int32 n = n0 + chunk * 64 + j + f / 2 * 8 + lane % 4 * 2;
+                        #pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            dx_v[f][e] = convert<bfloat16>(sum[(chunk * 64 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e]);
+                        }
                     }
-                    store(dx + m_0 * 802816 + h1 * 14336 + h2 * 256 + n, dx_v);
+                    store_fragments<64>(&shared.dx_out[group][buffer][0][0], t / 32 * 16, j, dx_v);
+                }
+                named_barrier_sync(group + 1, 128);
+                #pragma unroll 4
+                for (int i = t; i < 512; i += 128) {
+                    const int r = i / 8, c = i % 8 * 8;
+                    const int32 m = m0 + group * 64 + r;
+                    const int32 m_0 = m / 784;
+                    const int32 m_1 = m / 28 % 28;
+                    const int32 m_2 = m % 28;
+                    const int32 h1 = b1 + m_1 * 2;
+                    const int32 h2 = b2 + m_2 * 2;
+                    const int32 n = n0 + chunk * 64 + c;
+                    store(dx + m_0 * 802816 + h1 * 14336 + h2 * 256 + n, load_results<8, 64>(&shared.dx_out[group][buffer][0][0], r, c));
                 }
             }
         }
