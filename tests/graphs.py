@@ -466,7 +466,7 @@ class _Author:
     def pointwise(self) -> None:
         kind = self.draw.pick(
             ("binary", "unary", "binary", "unary", "scalar", "attributes", "select", "backward", "cast", "compare",
-             "logical", "index", "float_binary", "again", "move")
+             "logical", "index", "float_binary", "again", "move", "random")
         )  # fmt: skip
         getattr(self, f"node_{kind}")()
 
@@ -631,16 +631,27 @@ class _Author:
         if prod((*front, *shape)) <= 20_000:
             self.define(f"g.broadcast({x}, {(*front, *shape)})")
 
+    def node_random(self) -> None:
+        x, op = self.real(self.any()), self.draw.pick(("dropout", "rng_uniform", "rng_normal", "dropout_backward"))
+        how = ", probability=0.25" if op.startswith("dropout") else ""
+        self.define(f"g.{op}({x}, {self.draw.integer(0, 9)}, {self.draw.integer(0, 2)}{how})")
+
     def rows(self) -> None:
         if self.chance(40):
             self.composite()
             return
         x = self.number(self.any())
         tensor = self.tensor(x)
+        if tensor.rank and self.chance(15):
+            axis = self.draw.integer(0, tensor.rank - 1)
+            self.define(f"g.cumsum({x}, {axis}, reverse={self.chance(50)}{self.name_argument()})")
+            return
         axes = tuple(d for d in range(tensor.rank) if self.draw.integer(0, 1))
-        modes = ("add", "max", "min", "amax", "norm1", *(("avg", "norm2", "mul") if tensor.dtype.is_float else ()))
-        mode = self.draw.pick(modes)
-        if mode in ("max", "min", "amax") and any(tensor.shape[d] == 0 for d in axes):
+        modes = ("add", "max", "min", "amax", "norm1", "any", "all", "argmin", "argmax", "mul_no_zeros")
+        mode = self.draw.pick((*modes, *(("avg", "norm2", "mul", "var") if tensor.dtype.is_float else ())))
+        if mode.startswith("arg") and not axes:
+            mode = "max"
+        if mode.removeprefix("arg") in ("max", "min", "amax") and any(tensor.shape[d] == 0 for d in axes):
             mode = "add"
         keepdims = "" if self.chance(70) else ", keepdims=False"
         self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
@@ -651,7 +662,13 @@ class _Author:
         if not shape or 0 in shape:
             return
         axis = self.draw.integer(-len(shape), len(shape) - 1)
-        op = self.draw.pick(("softmax", "log_softmax", "logsumexp", "layernorm", "rmsnorm"))
+        if len(shape) >= 3 and self.chance(30):
+            self.batch_norm(x)
+            return
+        if self.chance(25):
+            self.row_gradient(x, axis)
+            return
+        op = self.draw.pick(("softmax", "log_softmax", "logsumexp", "layernorm", "rmsnorm", "adalayernorm"))
         if op in ("softmax", "log_softmax"):
             self.define(f"g.{op}({x}, {axis}{self.name_argument()})")
             return
@@ -659,9 +676,44 @@ class _Author:
         if op == "logsumexp":
             self.define(f"g.{op}({x}, {axes}, {self.chance(60)}{self.name_argument()})")
             return
-        weights = ", ".join(self.input(self.broadcastable(shape)) for _ in range(2 if op == "layernorm" else 1))
+        weights = ", ".join(self.input(self.broadcastable(shape)) for _ in range(1 if op == "rmsnorm" else 2))
         # Of a few equal numbers the variance is 0, and nothing would be known of what is divided by it.
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
+
+    def row_gradient(self, x: str, axis: int) -> None:
+        """The gradient of a softmax or a norm along an axis."""
+        shape = self.tensor(x).shape
+        loss = self.real(self.input(shape))
+        op = self.draw.pick(("softmax", "log_softmax", "layernorm", "rmsnorm", "adalayernorm"))
+        if op.endswith("softmax"):
+            self.define(f"g.{op}_backward({loss}, {x}, {axis}{self.name_argument()})")
+            return
+        row = tuple(1 if d == axis % len(shape) else n for d, n in enumerate(shape))
+        scale, count = self.real(self.input(self.broadcastable(shape))), 1 if op == "rmsnorm" else 2
+        kept = ", ".join(self.input(row) for _ in range(count))
+        self.define(f"g.{op}_backward({loss}, {x}, {scale}, {kept}, {axis})[{self.draw.integer(0, count)}]")
+
+    def batch_norm(self, x: str) -> None:
+        """A norm of [N, C, ...], with its statistics and their gradients or without."""
+        shape = self.tensor(x).shape
+        one = (1, shape[1], *(1 for _ in shape[2:]))
+        op = self.draw.pick(("groupnorm", "batchnorm", "instancenorm", "genstats", "batchnorm_inference"))
+        if op == "genstats":
+            self.define(f"g.genstats({x})[{self.draw.integer(0, 1)}]")
+            return
+        if op == "batchnorm_inference":
+            self.define(f"g.batchnorm_inference({x}, {', '.join(self.input(one) for _ in range(4))})")
+            return
+        groups = f", groups={self.draw.pick([k for k in (1, 2, 3, 4) if shape[1] % k == 0])}" if op[0] == "g" else ""
+        phase = ', norm_forward_phase="training"' if op != "batchnorm" else ""
+        scale, bias = self.real(self.input(one)), self.input(one)
+        if not self.chance(50):
+            first = "[0]" if op == "batchnorm" else ""
+            self.define(f"g.{op}({x}, {scale}, {bias}{groups}, epsilon=0.1){first}")
+            return
+        kept = [self.define(f"g.{op}({x}, {scale}, {bias}{groups}, epsilon=0.1{phase})[{k}]") for k in range(3)]
+        loss = self.real(kept[0])
+        self.define(f"g.{op}_backward({loss}, {x}, {scale}, {kept[1]}, {kept[2]}{groups})[{self.draw.integer(0, 2)}]")
 
     def pool(self) -> None:
         x, op = self.number(self.any()), self.draw.pick(_POOLS)

@@ -111,6 +111,13 @@ def test_two_of_them_are_two_kernels() -> None:
     check_all([g])
 
 
+def test_only_the_shape_of_the_sum() -> None:
+    g = fg.Graph("shape")
+    g.output(g.gen_index(g.cumsum(g.tensor("x", (4, 40)), 0), axis=1), name="y")
+    assert [k.group.family for k in plan(g).kernels] == ["pointwise"]
+    check_all([g])
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.expr import Reduced, Reduction, Value, compute_type
-from codegen.spec import ScanSpec
+from codegen.spec import PointwiseSpec, ScanSpec
 from fusegraph.dtypes import int32, int64
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
@@ -64,5 +64,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         return (*(full[d] for d in outer), full[axis])
 
     program, reads, writes = _Builder(view, options, strides).build()
+    if not program.reductions:  # nothing but the shape of the sum was asked for
+        space = (*(shape[d] for d in outer), shape[axis])
+        return Lowered("pointwise", PointwiseSpec(name, space, program), reads, writes)
     sizes, reverse = tuple(shape[d] for d in outer), node.attributes["reverse"]
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
