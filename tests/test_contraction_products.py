@@ -115,16 +115,20 @@ def ungated(graph: fg.Graph, *values: fg.Tensor) -> None:
 def test_simt():
     cases = [
         products(65, 33, 17),
-        products(33, 66, 20, "int8", count=3, epilogue=ungated),
         products(20, 24, 9, count=4, epilogue=everything, lead=(2,), across=True, along=True),
-        products(40, 7, 0, epilogue=everything),
     ]
     check_cases(cases, guard=True)
 
 
 @pytest.mark.slow
 def test_simt_tiles():
-    cases = [products(1, 1, 1, "float64"), products(9, 0, 4), products(70, 65, 33, "int64", count=3, epilogue=ungated)]
+    cases = [
+        products(1, 1, 1, "float64"),
+        products(9, 0, 4),
+        products(40, 7, 0, epilogue=everything),
+        products(33, 66, 20, "int8", count=3, epilogue=ungated),
+    ]
+    cases += [products(70, 65, 33, "int64", count=3, epilogue=ungated)]
     for number in range(len(TILES)):
         for count in (2 + number % 3,):
             kind = {"across": bool(number & 1), "along": bool(number & 2), "epilogue": everything}
@@ -158,7 +162,7 @@ def test_mma():
 def test_mma_schedules():
     r, cases = random.Random(3), []
     types = [("bfloat16", None), ("float8_e4m3", None), ("bfloat16", "int8"), ("uint8", "int8"), ("float16", None)]
-    for number in range(8):
+    for number in range(6):
         dtype, second = types[number % len(types)]
         kind = {"across": bool(number & 1), "along": bool(number & 2), "count": 2 + number % 3, "second": second}
         epilogue = ungated if dtype == "uint8" else everything
@@ -181,7 +185,7 @@ def test_wgmma():
 @pytest.mark.slow
 def test_wgmma_schedules():
     r, cases = random.Random(5), []
-    for number in range(6):
+    for number in range(5):
         across, along = (bool(number & 1), bool(number & 2))
         kind = {"across": across, "along": along, "count": 2 + number % 3, "epilogue": everything}
         m, n, k = (r.choice((64, 200)), r.choice((33, 72, 280)) if along else r.choice((72, 280)), r.choice((72, 328)))
@@ -303,11 +307,11 @@ def test_compiles_without_spills(arch):
     module = contraction_wgmma_schedule if arch == "sm_90a" else contraction_mma_schedule
     sources = []
     for number, spec in enumerate((large(2), large(2, along=True), large(3), large(4, "float16"))):
-        for n, s in enumerate(module.schedules(spec, target(arch))[:2]):
+        for n, s in enumerate(module.schedules(spec, target(arch))[:1]):
             sources.append(render(replace(spec, name=f"case{number}_{n}_kernel"), s))
     for count, dtype in ((2, "float32"), (4, "float32"), (3, "float64"), (3, "int64")):
         spec = large(count, dtype)
-        for n, s in enumerate(contraction_simt_schedule.schedules(spec)[: 3 if arch == "sm_80" else 1]):
+        for n, s in enumerate(contraction_simt_schedule.schedules(spec)[:1]):
             sources.append(render(replace(spec, name=f"simt_{dtype}_{count}_{n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, arch, jobs=2):
         assert compiled.spill_bytes == 0, compiled
