@@ -178,7 +178,7 @@ def test_products(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_more_products(name):
-    every = [case for dtype in (("float32", "float64") if name == "simt" else ("float16",)) for case in products(dtype)]
+    every = [*products("float32")[::2], *products("float64")[1::4]] if name == "simt" else products("float16")
     every = [case for case in every if name != "wgmma" or "7 9 13" not in case.label]  # not a whole vector in a row
     check_cases([form(case, name) for case in every], guard=True)
 
@@ -221,7 +221,7 @@ def test_an_image_is_padded_with_zeros_after_what_is_in_front_of_it(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_images(name):
-    every = images("float32" if name == "simt" else "float16")
+    every = images("float32")[::2] if name == "simt" else images("float16")
     every += [replace(case, special=0.002) for case in every[:2]]
     if name == "wgmma":  # wants vectors of channels
         every = [case for case in every if "contiguous" not in case.label and "13" not in case.label]
@@ -454,7 +454,7 @@ def test_compiles_without_spills(arch):
         (kernel,) = plan(large(name)).kernels
         spec = kernel.group.lowered.spec
         every = schedules(spec, target(arch))
-        for n, s in enumerate(every[: 4 if arch == "sm_90a" else 2]):
+        for n, s in enumerate(every[: 2 if arch == "sm_90a" else 1]):
             sources.append(render(replace(spec, name=f"{name}_{n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, arch, jobs=2):
         assert compiled.spill_bytes == 0, compiled
