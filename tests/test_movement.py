@@ -574,8 +574,8 @@ def test_golden_source(name: str) -> None:
     assert kernel.source.code == path.read_text(), f"{path.name} differs; FUSEGRAPH_UPDATE_GOLDEN=1 writes it anew"
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow),
-                                  pytest.param("sm_120", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_kernels_compile(arch: str) -> None:
     every = compile_for(arch, [*golden_graphs().values(), *fused()])
     assert [k.name for k in every if k.spill_bytes or k.stack_bytes] == []
