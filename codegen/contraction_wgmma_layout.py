@@ -163,16 +163,10 @@ class Layout:
 
     @cached_property
     def prefetched(self) -> tuple[int, ...]:
-        """The program's loads whose part of a tile is rows of whole pieces of 16 bytes, one for each of its rows."""
+        """The program's loads that have an element for each result, neighbours in memory along a row."""
         if self.spec.results or self.s.split > 1 or len(self.rows) > 1 or len(self.cols) > 1:
             return ()
-        found = []
-        for n, op in enumerate(self.program.loads):
-            others, itemsize = op.strides[:-1], op.dtype.itemsize
-            whole = all(x * itemsize % 16 == 0 for x in (*others, self.parts.cols)) and op.alignment % 16 == 0
-            if op.strides[-1] == 1 and others[-1] and whole and self.s.cols * itemsize % 16 == 0:
-                found.append(n)
-        return tuple(found)
+        return tuple(n for n, op in enumerate(self.program.loads) if op.strides[-1] == 1 and op.strides[-2])
 
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
         *batch, row, col = op.strides

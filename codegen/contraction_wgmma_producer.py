@@ -147,10 +147,10 @@ class Producer:
         for load in loads:
             op, pointer = layout.program.loads[load], self.epilogue.pointers.loads[load]
             at = linear(list(zip([*batch, "m", "n0"], op.strides)))
-            size, count = op.dtype.itemsize, str(s.cols * op.dtype.itemsize)
-            if self.parts.cols % s.cols:
-                count = f"min({s.cols}, {self.parts.cols} - n0) * {size}"
-            w.line(f"prefetch_bulk({pointer} + {at}, {count});")
+            line = 128 // op.dtype.itemsize
+            for n in range(0, s.cols, line):
+                inside = f"if (n0 + {n} < {self.parts.cols}) " if n and self.parts.cols % s.cols else ""
+                w.line(f"{inside}prefetch_line({pointer} + {at}{f' + {n}' if n else ''});")
         w.close()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:

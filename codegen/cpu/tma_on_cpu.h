@@ -34,13 +34,6 @@ inline Copy displaced(Copy copy, uint16 w, uint16 h, uint16 d) {
 
 inline void tma_prefetch(const TensorMap&) {}
 
-inline void prefetch_bulk(const void* from, uint32 bytes, FUSEGRAPH_WHERE) {
-    using namespace fusegraph_cpu;
-    if (reinterpret_cast<uint64>(from) % 16 || bytes % 16)
-        current->block->runtime->fail(current, "prefetch_bulk at %s:%d: %u bytes at %p; both must be multiples of 16",
-                                      file, line, bytes, from);
-}
-
 inline void fence_async_shared() { fusegraph_cpu::current->block->runtime->fence_async(fusegraph_cpu::current); }
 
 #define FUSEGRAPH_LIST(...) __VA_ARGS__

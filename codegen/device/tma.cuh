@@ -23,11 +23,6 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Brings bytes from global memory to the L2 cache, without a tensor map: address and number are multiples of 16.
-__device__ __forceinline__ void prefetch_bulk(const void* from, uint32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
-}
-
 // Shows what the calling thread wrote to shared memory by ordinary stores to the copy engine and to wgmma.  Due after
 // the stores and before the synchronisation with the thread that starts the copy.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
