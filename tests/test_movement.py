@@ -499,6 +499,7 @@ def test_memory_lives_as_long_as_its_views() -> None:
     assert all(b <= low or a >= high for name, (a, b) in at.items() if name != base.name)
 
 
+@pytest.mark.slow
 def test_long_chains() -> None:
     """Elements are followed back through a bounded number of nodes."""
     g = fg.Graph("chain")
