@@ -366,6 +366,21 @@ def test_dimensions_that_are_divided() -> None:
     assert divided((0, 8), (0, 2, 4)) is None
 
 
+def test_cross_entropy_is_one_kernel() -> None:
+    """-log(softmax(x))[target]: the logits are read once."""
+    graphs = []
+    for dtype in ("float32", "bfloat16"):
+        g = fg.Graph("cross_entropy", io_dtype=dtype)
+        x, target = g.tensor("x", (12, 300)), g.tensor("target", (12, 1), "int32")
+        chosen = g.binary_select(x, 0.0, g.cmp_eq(g.gen_index(x, axis=1), target))
+        loss = g.logsumexp(x, 1) - g.reduction(chosen, "add", 1)
+        g.output(loss, name="loss", dtype="float32")
+        graphs.append(g)
+        (kernel,) = plan(g).kernels
+        assert sum(t.nbytes for t in kernel.arguments) < x.nbytes * 1.1
+    check_all(graphs)
+
+
 def test_names_of_results() -> None:
     g = fg.Graph("names")
     x = g.tensor("x", (2, 3, 4))
