@@ -328,8 +328,11 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     count = prod(outer)
     sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
     enough = 2 * arch.sm_count_hint
-    # Left alone, ptxas may spill a few words of a loop that stores to fit one more block.
-    writes = any(space.varies(store.operand) for store in program.stores)
+    # Left alone, ptxas may spill a few words of a loop that stores, or adds up several things, to fit one more block.
+    writes = any(space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
+    #: registers of a thread that reads again: a word for each of its columns of every operand and sum
+    columns = sum(any(op.strides[: len(outer)]) for op in program.loads) + len(program.reductions)
+    again = OTHER_REGISTERS + vector * columns
 
     def blocks(side: int) -> int:
         return -(-count // (side * vector))
@@ -350,7 +353,9 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
             registers = 2 * OTHER_REGISTERS + unroll * words
             if unroll and words and registers <= min(MOST_REGISTERS, arch.registers_per_sm // (lanes * side)):
                 yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
-            resident = arch.blocks_per_sm(lanes * side, 2 * OTHER_REGISTERS) if writes or words else 0
+            if again * lanes * side > arch.registers_per_sm and threads != 256:
+                continue
+            resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if writes or words else 0
             yield RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident)
 
 
