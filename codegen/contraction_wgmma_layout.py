@@ -161,13 +161,6 @@ class Layout:
             return not self.spec.results
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
 
-    @cached_property
-    def prefetched(self) -> tuple[int, ...]:
-        """The program's loads that have an element for each result, neighbours in memory along a row."""
-        if self.spec.results or self.s.split > 1 or len(self.rows) > 1 or len(self.cols) > 1:
-            return ()
-        return tuple(n for n, op in enumerate(self.program.loads) if op.strides[-1] == 1 and op.strides[-2])
-
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
         *batch, row, col = op.strides
         itemsize = op.dtype.itemsize

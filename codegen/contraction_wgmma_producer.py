@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from codegen.contraction_wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, round_up
@@ -93,8 +92,7 @@ class Producer:
         w, s = self.w, self.s
         k = self.parts.reduction
         w.line(f"registers_decrease<{s.registers[0]}>();")
-        near = self.layout.prefetched
-        w.open(f"if (threadIdx.x {'< 32' if near else '== 0'})")
+        w.open("if (threadIdx.x == 0)")
         w.line(f"Ring<{s.stages}> stage;")
         first, last = self.stage_range(stages)
         self.tiles()
@@ -107,9 +105,6 @@ class Producer:
         if side.im2col and side.along_k:
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
-        if near:
-            self._prefetch(near)
-            w.open("if (threadIdx.x == 0)")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
@@ -128,29 +123,7 @@ class Producer:
         if k.per_stage > 1:
             w.close()
         w.close()
-        if near:
-            w.close()
-            w.line("__syncwarp();")
         self.end_tiles()
-        w.close()
-
-    def _prefetch(self, loads: Sequence[int]) -> None:
-        """A warp brings what the epilogue will read of a tile nearer, while its factors are multiplied."""
-        w, s, layout = self.w, self.s, self.layout
-        w.line("// What the epilogue will read comes to the L2 cache meanwhile.")
-        w.open(f"for (int i = threadIdx.x; i < {s.rows}; i += 32)")
-        w.line(f"const {self.t} m = m0 + i;")
-        if self.parts.rows % s.rows:
-            w.line(f"if (m >= {self.parts.rows}) break;")
-        batch = ["at.batch"] if len(layout.batch) == 1 else [f"b{d}" for d in range(len(layout.batch))]
-        batch = [name if size > 1 else "0" for name, size in zip(batch, layout.batch)]
-        for load in loads:
-            op, pointer = layout.program.loads[load], self.epilogue.pointers.loads[load]
-            at = linear(list(zip([*batch, "m", "n0"], op.strides)))
-            line = 128 // op.dtype.itemsize
-            for n in range(0, s.cols, line):
-                inside = f"if (n0 + {n} < {self.parts.cols}) " if n and self.parts.cols % s.cols else ""
-                w.line(f"{inside}prefetch_line({pointer} + {at}{f' + {n}' if n else ''});")
         w.close()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:

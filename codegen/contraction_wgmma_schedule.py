@@ -158,7 +158,7 @@ L2_RATE, LATENCY = 70.0, 1500.0
 GATHER, PANEL_ROW = 16.0, 2.0
 #: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
 #: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
-FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 800.0
+FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12

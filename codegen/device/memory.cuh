@@ -16,8 +16,6 @@ template <> struct PackedWord<8> { typedef uint64 type; };
 
 #ifdef FUSEGRAPH_CPU
 
-inline void prefetch_line(const void*) {}
-
 template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load(const T* from) {
     fusegraph_cpu::check_aligned(from, alignof(Vector<T, N>));
@@ -33,11 +31,6 @@ __device__ __forceinline__ void store(T* to, const Vector<T, N>& v) {
 }
 
 #else
-
-// Brings the 128 bytes around an address to the L2 cache; nothing waits for them.
-__device__ __forceinline__ void prefetch_line(const void* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
-}
 
 // The widest word that divides B bytes.
 template <int B> struct Word { typedef typename Word<(B % 2 ? 1 : B % 4 ? 2 : B % 8 ? 4 : B % 16 ? 8 : 16)>::type type; };

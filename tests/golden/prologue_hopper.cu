@@ -3,8 +3,8 @@
 //     add = add(mul, x_bias)
 //     relu = relu(add)
 //     identity = identity(relu, dtype=bfloat16)
-//     y = conv_fprop(identity, w, padding=((1, 1), (1, 1)))
-// 200704 x 256 sums of 2304 products of bfloat16
+//     y = conv_fprop(identity, w)
+// 200704 x 256 sums of 256 products of bfloat16
 // tile 128 x 256 x 64 a block, 4 stages filled by 128 threads and TMA, 2 consumer warpgroups (m64n256k16)
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
@@ -54,38 +54,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
 
             const int a_piece = t % 8, a_row = t / 8;  // this thread's pieces of a tile of identity: rows 16 apart
             const int a_at = swizzle<128>(a_row * 128 + a_piece * 16);
-            int32 a_base[8], a_start0[8], a_start1[8];
+            int32 a_base[8];
             #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int32 m = m0 + a_row + i * 16;
-                const int32 m_0 = m / 3136;
-                const int32 m_1 = m / 56 % 56;
-                const int32 m_2 = m % 56;
-                a_base[i] = m_0 * 802816 + m_1 * 14336 + m_2 * 256 - 14592;
-                a_start0[i] = m_1 - 1;
-                a_start1[i] = m_2 - 1;
+                a_base[i] = m * 256;
             }
 
             Packed<bfloat16, 8> x_next[8];
             Vector<float, 8> x_scale_next;
             Vector<float, 8> x_bias_next;
-            bool a_kept[8];  // whether there are elements
             {
-                const int32 k0 = 0 * 64;
-                const int32 k_0 = k0 / 768;
-                const int32 k_1 = k0 / 256 % 3;
-                const int32 k_2 = k0 % 256;
-                const int32 along = k_0 * 14336 + k_1 * 256 + (k_2 + a_piece * 8);
-                x_scale_next = load<8>(x_scale + (k_2 + a_piece * 8));
-                x_bias_next = load<8>(x_bias + (k_2 + a_piece * 8));
+                const int32 k0 = 0 * 64 + a_piece * 8;
+                x_scale_next = load<8>(x_scale + k0);
+                x_bias_next = load<8>(x_bias + k0);
                 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    const bool inside = uint32(a_start0[i] + k_0) < 56 && uint32(a_start1[i] + k_1) < 56;
-                    x_next[i] = inside ? load_packed<8>(x + (a_base[i] + along)) : Packed<bfloat16, 8>{};
-                    a_kept[i] = inside;
+                    x_next[i] = load_packed<8>(x + (a_base[i] + k0));
                 }
             }
-            for (int k = 0; k < 36; ++k, ++stage) {
+            for (int k = 0; k < 4; ++k, ++stage) {
                 Barrier& full = shared.full[stage.index];
                 barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
                 if (t == 0) {
@@ -93,18 +81,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
                     const int c = k * 64;
                     tma_load(shared.b[stage.index], w_map, full, c, n0);
                 }
-                const int next = min(k + 1, 35);
+                const int next = min(k + 1, 3);
                 unsigned char* const a_tile = reinterpret_cast<unsigned char*>(shared.a[stage.index]);
                 {
-                    const int32 k0 = next * 64;
-                    const int32 k_0 = k0 / 768;
-                    const int32 k_1 = k0 / 256 % 3;
-                    const int32 k_2 = k0 % 256;
-                    const int32 along = k_0 * 14336 + k_1 * 256 + (k_2 + a_piece * 8);
+                    const int32 k0 = next * 64 + a_piece * 8;
                     const auto x_scale_now = x_scale_next;
                     const auto x_bias_now = x_bias_next;
-                    x_scale_next = load<8>(x_scale + (k_2 + a_piece * 8));
-                    x_bias_next = load<8>(x_bias + (k_2 + a_piece * 8));
+                    x_scale_next = load<8>(x_scale + k0);
+                    x_bias_next = load<8>(x_bias + k0);
                     #pragma unroll
                     for (int i = 0; i < 8; ++i) {
                         Vector<bfloat16, 8> piece;
@@ -115,10 +99,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
                             const float add = mul + x_bias_now[e];
                             piece[e] = convert<bfloat16>(math::relu(add));
                         }
-                        store_shared(reinterpret_cast<bfloat16*>(a_tile + a_at + i * 2048), kept(piece, a_kept[i]));
-                        const bool inside = uint32(a_start0[i] + k_0) < 56 && uint32(a_start1[i] + k_1) < 56;
-                        x_next[i] = inside ? load_packed<8>(x + (a_base[i] + along)) : Packed<bfloat16, 8>{};
-                        a_kept[i] = inside;
+                        store_shared(reinterpret_cast<bfloat16*>(a_tile + a_at + i * 2048), piece);
+                        x_next[i] = load_packed<8>(x + (a_base[i] + k0));
                     }
                 }
                 fence_async_shared();  // wgmma reads what ordinary stores wrote
@@ -137,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
             const int m0 = at.row * 128, n0 = at.col * 256;
             float sum[128];
             int previous = 0;
-            for (int k = 0; k < 36; ++k, ++stage) {
+            for (int k = 0; k < 4; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
                 wgmma_fence();
                 #pragma unroll
