@@ -17,6 +17,8 @@ MAX_VECTOR_BYTES = 32
 #: Elements of a row that one thread keeps in registers at best, each in 32 bits as the compiler may have it: enough
 #: for several accesses in flight, few enough for many threads.
 KEPT_WORDS = 32
+#: Threads that share a row in shared memory.
+SHARED_THREADS = 512
 #: Registers that a thread needs besides, more that keep the compiler from spilling, and the most in all.
 OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
 #: Bytes of a row that are worth a block of a cluster.
@@ -29,8 +31,8 @@ SHORT_THREADS = 128
 PORTABLE_BLOCKS = 8
 #: Shared memory that is left for what the threads exchange; across rows, what they may use for it.
 EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
-#: Bytes in flight on an SM that keep the memory busy.
-FLIGHT_BYTES = 64 * 1024
+#: Bytes in flight on an SM that keep the memory busy, and those that an SM could read while a kernel begins and ends.
+FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Across rows: the fewest neighbouring rows that are worth it, the most of a thread, the bytes that neighbouring
 #: threads should read side by side, and the fewest that do not waste what the memory delivers.
 LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
@@ -243,16 +245,14 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
     clusters = _clusters(arch) if space.chunk is None else [1]
-    found = sorted(_in_registers(arch, clusters, vector, vectors, read), key=lambda f: f[0]) if space.length else []
-    promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
-    yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
+    count = prod(space.outer)
+    found = list(_in_registers(arch, clusters, vector, vectors, read, count)) if space.length else []
     lanes = min(MAX_THREADS, _power(vectors))
     if kept and space.chunk is None and lanes >= 128:
-        nbytes = sum(op.dtype.itemsize for op in kept) * space.length
-        for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_block):
-            cluster = next((c for c in _clusters(arch) if nbytes <= c * (most - EXCHANGE_BYTES)), None)
-            if cluster is not None:
-                yield RowsSchedule("shared", False, vector, min(512, lanes), 1, itype, cluster)
+        found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), kept, space.length, count)
+    found.sort(key=lambda f: f[0])
+    promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
+    yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
     for threads in (512, 1024, 256):
         if threads <= lanes and (threads == 512 or not promising):
             yield _shaped("memory", vector, threads, itype)
@@ -261,9 +261,9 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _in_registers(
-    arch: Arch, clusters: Sequence[int], vector: int, vectors: int, read: Sequence[Operand]
+    arch: Arch, clusters: Sequence[int], vector: int, vectors: int, read: Sequence[Operand], count: int
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Rows in registers: (how bad they are thought to be, schedule)."""
+    """Rows in registers: (how bad they are thought to be, schedule), for so many rows."""
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in read) or 1
     for cluster in clusters:
@@ -283,25 +283,57 @@ def _in_registers(
             if vectors % lanes and schedule.rows > 1:
                 # Left alone, ptxas may spill the last few words of a short row to fit one more block.
                 schedule = replace(schedule, resident=arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS))
-            waste = unroll * lanes * cluster / vectors
-            yield (
-                waste * _badness(schedule, unroll * vector * words, resident * schedule.threads * nbytes, resident),
-                schedule,
-            )
+            bad = _badness(schedule, arch, count, resident, itemsize, schedule.threads * nbytes)
+            bad *= 1 + 0.01 * abs(log2(unroll * vector * words / KEPT_WORDS))
+            # A pass whose last lanes have nothing to do costs its instructions, not its bytes.
+            bad *= 1 + 0.1 * (unroll * lanes * cluster / vectors - 1)
+            # Lanes of a warp that read little side by side share what the memory delivers with other accesses.
+            width = min(op.dtype.itemsize for op in read) if read else 4
+            bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
+            yield bad * (1 + _alone(arch, schedule, count) * unroll), schedule
 
 
-def _badness(schedule: RowsSchedule, words: int, flight: int, resident: int) -> float:
-    """A guess at how much longer than a copy a schedule takes.
+def _in_shared(
+    arch: Arch, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
+) -> Iterator[tuple[float, RowsSchedule]]:
+    """Rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
+    itemsize = sum(op.dtype.itemsize for op in kept)
+    for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_block):
+        cluster = next((c for c in _clusters(arch) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
+        if cluster is not None:
+            schedule = RowsSchedule("shared", False, vector, lanes, 1, "", cluster)
+            nbytes = -(-itemsize * length // cluster)
+            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, arch, count, resident, itemsize, nbytes)
+            bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
+            yield 1.03 * bad, schedule  # every pass reads the row again, if only from there
 
-    A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile:
-    several blocks on every SM, and enough bytes in flight.
+
+def _alone(arch: Arch, schedule: RowsSchedule, count: int) -> float:
+    """What each access of a thread adds to a kernel where no other row hides how long one takes."""
+    return 0.015 if count <= schedule.rows * arch.sm_count_hint else 0.0
+
+
+def _badness(schedule: RowsSchedule, arch: Arch, count: int, resident: int, itemsize: int, nbytes: int) -> float:
+    """A guess at how much longer than a copy a schedule takes, fitted to an H200.
+
+    count     rows in all.
+    resident  blocks that an SM has room for.
+    itemsize  bytes of an element, of all tensors that are read.
+    nbytes    that a block reads.
+
+    A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile; what it
+    computes is as much for elements of two bytes as for others, and a copy of these is sooner done.  What the blocks of
+    a cluster exchange takes longer the more they are, and a cluster begins and ends as one.
     """
-    few = 1 + (0.4 / resident**2 if resident < 4 else 0)
-    starved = 1 + max(0.0, 1 - flight / FLIGHT_BYTES) * 0.5
+    blocks = -(-count // schedule.rows) * schedule.cluster
+    share = max(1.0, nbytes * blocks / arch.sm_count_hint)  # of an SM, if all had as much to do
+    idle = (BEGINNING_BYTES + nbytes) / (BEGINNING_BYTES + min(nbytes, share))
+    few = 1 + 0.4 / itemsize / resident**2
+    starved = 1 + max(0.0, 1 - resident * nbytes / min(FLIGHT_BYTES, share)) * 0.5
     exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
-    together = 1 + 0.1 * (schedule.cluster.bit_length() - 1) + 0.5 * (schedule.cluster > PORTABLE_BLOCKS)
-    burst = 1 + 0.03 * abs(log2(words / KEPT_WORDS))
-    return few * starved * exchange * together * burst
+    together = 1 + 0.095 * (schedule.cluster.bit_length() - 1) + 0.5 * (schedule.cluster > PORTABLE_BLOCKS)
+    return idle * few * starved * exchange * together
 
 
 def _clusters(arch: Arch) -> list[int]:
@@ -344,7 +376,11 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
     for side in order[:3]:
-        for threads in (512, 256, 1024) if blocks(side) >= enough else (1024, 512, 256):
+        # An SM with one block to work on needs a large one, and has all registers for it.
+        few = blocks(side) < 1.5 * arch.sm_count_hint
+        bounded = writes or words > 0 or few
+        memory: list[RowsSchedule] = []
+        for threads in (1024, 512, 256) if few else (512, 256, 1024):
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
             warps = max(1, lanes * side // max(32, side))
             if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:
@@ -355,8 +391,9 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
                 yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
             if again * lanes * side > arch.registers_per_sm and threads != 256:
                 continue
-            resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if writes or words else 0
-            yield RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident)
+            resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
+            memory.append(RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident))
+        yield from memory
 
 
 def _power(number: int) -> int:

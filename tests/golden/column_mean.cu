@@ -6,7 +6,7 @@
 #include "memory.cuh"
 #include "reduce.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) column_mean_kernel(
+extern "C" __global__ void __launch_bounds__(1024, 1) column_mean_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {

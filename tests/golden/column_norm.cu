@@ -1,14 +1,14 @@
 // column_norm_kernel: 2 nodes in one kernel
 //     reduction = reduction(x, mode='norm2', axes=(0,))
 //     y = div(x, reduction)
-// 4096 rows of 4096 elements, read once a stage; 512 threads a row
+// 4096 rows of 4096 elements, read once a stage; 256 threads a row
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024, 1) column_norm_kernel(
+extern "C" __global__ void __launch_bounds__(512, 2) column_norm_kernel(
     const bfloat16* __restrict__ x,
     bfloat16* __restrict__ y)
 {
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) column_norm_kernel(
     #pragma unroll
     for (int e = 0; e < 8; ++e) reduction_add_part[e] = 0.0f;
     #pragma unroll 4
-    for (uint32 col = lane; col < 4096; col += 512) {
+    for (uint32 col = lane; col < 4096; col += 256) {
         const Vector<bfloat16, 8> x_v = load<8>(x + row + col * 4096);
         #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -26,15 +26,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1) column_norm_kernel(
             reduction_add_part[e] += reduction_square;
         }
     }
-    __shared__ float float_parts[512];
-    reduce::across<reduce::Add, 2, 512>(reduction_add_part, float_parts);
+    __shared__ float float_parts[256];
+    reduce::across<reduce::Add, 2, 256>(reduction_add_part, float_parts);
     float reduction_r[8];
     #pragma unroll
     for (int e = 0; e < 8; ++e) {
         reduction_r[e] = math::sqrt(reduction_add_part[e]);
     }
     #pragma unroll 4
-    for (uint32 col = lane; col < 4096; col += 512) {
+    for (uint32 col = lane; col < 4096; col += 256) {
         const Vector<bfloat16, 8> x_v = load<8>(x + row + col * 4096);
         Vector<bfloat16, 8> y_v;
         #pragma unroll

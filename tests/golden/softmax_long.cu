@@ -5,7 +5,7 @@
 //     y sum = reduction(y exp, axes=(1,))
 //     y scale = reciprocal(y sum)
 //     y = mul(y exp, y scale)
-// 2048 rows of 65536 elements, kept in registers; 256 threads a row in each of 8 blocks
+// 2048 rows of 65536 elements, kept in registers; 1024 threads a row in each of 2 blocks
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
@@ -13,13 +13,13 @@
 #include "cluster.cuh"
 #include "reduce_cluster.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) softmax_long_kernel(
+extern "C" __global__ void __launch_bounds__(1024) softmax_long_kernel(
     const float* __restrict__ x,
     float* __restrict__ y)
 {
     cluster_arrive();
-    const uint32 row = blockIdx.x / 8;
-    const uint32 lane = cluster_rank() * 256 + threadIdx.x;
+    const uint32 row = blockIdx.x / 2;
+    const uint32 lane = cluster_rank() * 1024 + threadIdx.x;
     Vector<float, 4> x_v[8];
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) softmax_long_kernel(
     }
     cluster_wait();  // all blocks have begun: their shared memory can be written
     __shared__ float y_max_parts[64];
-    const float y_max = reduce::cluster<reduce::Max, 8, 8>(y_max_part, y_max_parts);
+    const float y_max = reduce::cluster<reduce::Max, 32, 2>(y_max_part, y_max_parts);
     float y_sum_part = 0.0f;
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) softmax_long_kernel(
         }
     }
     __shared__ float y_sum_parts[64];
-    const float y_sum = reduce::cluster<reduce::Add, 8, 8>(y_sum_part, y_sum_parts);
+    const float y_sum = reduce::cluster<reduce::Add, 32, 2>(y_sum_part, y_sum_parts);
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
