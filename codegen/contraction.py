@@ -39,6 +39,16 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, .
     return contraction_simt_schedule.schedules(spec)
 
 
+def cycles(spec: ContractionSpec, arch: Arch) -> float:
+    """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
+    for estimate in (contraction_wgmma_schedule.cycles, contraction_mma_schedule.cycles):
+        try:
+            return estimate(spec, arch)
+        except Unsupported:
+            continue
+    return contraction_simt_schedule.cycles(spec)
+
+
 def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
     reasons = {}

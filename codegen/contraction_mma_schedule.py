@@ -361,16 +361,26 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
 
     Raises Unsupported with a reason.
     """
-    if not arch.has_cp_async:
-        raise Unsupported(f"{arch} has no asynchronous copies to shared memory")
-    parts = ways(spec, not arch.has_fp8_mma)
-    ranked = sorted(_candidates(spec, parts, arch), key=lambda s: _cost(spec, parts, s, arch))
-    if not ranked:
-        raise Unsupported("no tile fits the shared memory of a block")
+    ranked = [s for _, s in _ranked(spec, arch)]
     leaders: dict[tuple[int, ...], MmaSchedule] = {}
     for s in ranked:
         leaders.setdefault((s.rows, s.cols, s.warps_m, s.split), s)
     return tuple(dict.fromkeys([*leaders.values(), *ranked]))
+
+
+def cycles(spec: ContractionSpec, arch: Arch) -> float:
+    """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
+    return _ranked(spec, arch)[0][0]
+
+
+def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, MmaSchedule]]:
+    if not arch.has_cp_async:
+        raise Unsupported(f"{arch} has no asynchronous copies to shared memory")
+    parts = ways(spec, not arch.has_fp8_mma)
+    found = [(_cost(spec, parts, s, arch), s) for s in _candidates(spec, parts, arch)]
+    if not found:
+        raise Unsupported("no tile fits the shared memory of a block")
+    return sorted(found, key=lambda entry: entry[0])
 
 
 def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaSchedule]:

@@ -14,7 +14,7 @@ from math import prod
 
 from codegen.contraction_merge import merged
 from codegen.contraction_simt_partials import SimtPartials
-from codegen.contraction_simt_schedule import CHUNK, SimtSchedule, schedules
+from codegen.contraction_simt_schedule import CHUNK, SimtSchedule, along_reduction, schedules
 from codegen.epilogue import Epilogue, Run, factor, placed
 from codegen.iteration import coordinate, linear, packed, unsigned
 from codegen.kernel import headers, heading, locate, signature
@@ -113,8 +113,7 @@ class _Renderer:
         self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
     ) -> _Side:
         s = self.s
-        over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
-        along_k = (along == 1 and self.spec.inner[-1] > 1) or (over != 1 and along < over)
+        along_k = along_reduction(self.spec, gather)
         step = s.threads // s.inner if along_k else s.threads // tile
         exact = prod(outer) % tile == 0
         count = tile * s.inner // s.threads

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
+from codegen.arch import MAX_REGISTERS_PER_THREAD, arch
+from codegen.contraction_merge import merged
 from codegen.iteration import extent, index_type
-from codegen.spec import ContractionSpec
+from codegen.spec import ContractionSpec, Gather
 
 CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
 
@@ -39,8 +42,10 @@ class SimtSchedule:
         return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
 
 
+Tile: TypeAlias = tuple[int, int, int, int, int]
+
 #: (rows, cols, inner, thread_rows, thread_cols), largest first.
-TILES = (
+TILES: tuple[Tile, ...] = (
     (128, 128, 8, 8, 8),
     (128, 64, 8, 8, 4),
     (64, 128, 8, 4, 8),
@@ -49,19 +54,43 @@ TILES = (
     (32, 128, 16, 4, 4),
     (32, 32, 16, 4, 4),
 )
-WAVE = 132
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
 #: Multiply-adds of a multiprocessor in a cycle.
 LANES = 128
+#: Cycles that a stage takes at least, however little is to be multiplied while the next one is on its way; those of
+#: what is fetched element by element, and what such a stage takes longer while all blocks began together.  Like the
+#: others below fits to times on an H200 (rms error 9 %).
+LATENCY, SCATTERED_LATENCY, IN_STEP = 1400.0, 1150.0, 600.0
+#: What a thread's reads of shared memory, and a block's fetches and writes of tiles, add to its multiply-adds; cycles
+#: of a block beside its stages; registers of a thread beside its sums.
+READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
+#: The chip of the estimates.
+_HOPPER = arch("sm_90a")
 
 
 def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
-    """The tiles by estimated time: padded work over the share of the multiprocessors that it keeps busy.
+    """The tiles by estimated time.
 
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
+    itype = _itype(spec)
+    return tuple(SimtSchedule(*tile, itype) for _, tile in _ranked(spec))
+
+
+def cycles(spec: ContractionSpec) -> float:
+    """Cycles that the best tile is estimated to take on an H200."""
+    return _ranked(spec)[0][0]
+
+
+def product_cycles(batch: int, m: int, n: int, k: int) -> float:
+    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
+    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
+
+
+def _ranked(spec: ContractionSpec) -> list[tuple[float, Tile]]:
+    """The tiles that fit, with their estimated cycles."""
     sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
     wide = spec.accumulate in ("double", "uint64")
     products, row_chunk, col_chunk = spec.products, spec.row_chunk, spec.col_chunk
@@ -70,9 +99,9 @@ def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
     size = 8 if wide else 4
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
     fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
-    ranked = sorted(fitting, key=lambda tile: _cycles(tile, *sizes, products))
-    itype = _itype(spec)
-    return tuple(SimtSchedule(*tile, itype) for tile in ranked)
+    scattered = _scattered(spec)
+    found = [(_cycles(tile, *sizes, products, size // 4, scattered), tile) for tile in fitting]
+    return sorted(found, key=lambda entry: entry[0])
 
 
 def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
@@ -82,24 +111,43 @@ def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
     return max(each, default=0) * rows * cols // CHUNK
 
 
-def _shared(tile: tuple[int, int, int, int, int], products: int) -> int:
+def _shared(tile: Tile, products: int) -> int:
     """Elements of both stages of the tiles in shared memory."""
     rows, cols, inner, _, _ = tile
     return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
 
 
-def _cycles(tile: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, products: int = 1) -> float:
-    """Cycles that products of these sizes are estimated to take in tiles."""
-    rows, cols, _, tr, tc = tile
-    blocks = batch * -(-m // rows) * -(-n // cols)
-    waves = -(-blocks // WAVE)
-    rate = LANES * tr * tc * products / (tr * tc * products + 2.0 * (tr + tc * products))
-    return waves * rows * cols * k / rate
+def _cycles(
+    tile: Tile, batch: int, m: int, n: int, k: int, products: int = 1, words: int = 1, scattered: bool = False
+) -> float:
+    """Cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that multiprocessors
+    hold, each as long as its stages.  What the next stage is made of is on its way while one is multiplied.
+    """
+    rows, cols, inner, tr, tc = tile
+    threads, sums = rows // tr * (cols // tc), tr * tc * products
+    registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
+    held = max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
+    work = rows * cols * products * inner * words / LANES
+    work *= 1 + READS * (tr + tc * products) / sums + FETCHES * (1 / rows + 1 / (cols * products))
+    tiles = batch * -(-m // rows) * -(-n // cols)
+    blocks = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
+    together = min(blocks, held)
+    stage = max(LATENCY + work / 10, together * work)
+    if scattered:  # a block has hardly asked for the next stage when it waits for it, those that began with it as well
+        stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
+    return blocks / together * (-(-k // inner) * stage + BLOCK) if tiles else 0.0
 
 
-def cycles(batch: int, m: int, n: int, k: int) -> float:
-    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
-    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
+def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
+    """Whether threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
+    over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
+    return (along == 1 and spec.inner[-1] > 1) or (over != 1 and along < over)
+
+
+def _scattered(spec: ContractionSpec) -> bool:
+    """Whether threads work out for each element that they fetch which term of the sum it belongs to."""
+    spec = merged(spec)
+    return len(spec.inner) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
 
 
 def _itype(spec: ContractionSpec) -> str:

@@ -41,6 +41,15 @@ def element_bytes(types: tuple[str, str]) -> int:
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first.  Raises Unsupported with a reason."""
+    return tuple(s for _, s in _ranked(spec, arch))
+
+
+def cycles(spec: ContractionSpec, arch: Arch) -> float:
+    """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
+    return _ranked(spec, arch)[0][0]
+
+
+def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedule]]:
     if not arch.has_wgmma:
         raise Unsupported(f"{arch} has no warpgroup matrix products")
     try:
@@ -73,7 +82,7 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
             ranked += [(_cost(spec, parts, s), s) for s in found]
     if not ranked:
         raise reason
-    return tuple(s for _, s in sorted(ranked, key=lambda entry: entry[0]))
+    return sorted(ranked, key=lambda entry: entry[0])
 
 
 def _candidates(

@@ -22,10 +22,8 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
 
-#: Bytes of device memory moved in a cycle of an H200, and cycles that another kernel takes to start.
-BYTES_PER_CYCLE = 2200
-LAUNCH_CYCLES = 5000
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
 MARGIN = 1.2
 
@@ -99,8 +97,8 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     if no is None and options.strict:
         no = "the graph is strict"
     if no is None:
-        best = min(w.TILES.values(), key=lambda tile: cycles(node, tile))
-        factor, workspace = cycles(node) / cycles(node, best), _workspace(node, best)
+        best = min(w.TILES.values(), key=lambda tile: cycles(node, graph, tile))
+        factor, workspace = cycles(node, graph) / cycles(node, graph, best), _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
         elif factor >= MARGIN:
@@ -139,14 +137,16 @@ def _workspace(node: Node, tile: int) -> int:
     return 4 * places * (terms * columns + rows * terms + rows * columns)
 
 
-def cycles(node: Node, tile: int | None = None) -> float:
-    """Cycles that a convolution is estimated to take on an H200: as Winograd's with a tile, else as the direct sum."""
+def cycles(node: Node, graph: Graph, tile: int | None = None) -> float:
+    """Cycles that a convolution is estimated to take on an H200: as Winograd's with a tile, else as the direct sum, in
+    parts if that is better.
+    """
     x, taps = node.inputs
     if tile is None:
-        shape = node.output.shape
-        return contraction_simt_schedule.cycles(1, shape[0] * shape[2] * shape[3], shape[1], 9 * x.shape[1])
+        return best_cut(node, graph)[1]
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
-    return contraction_simt_schedule.cycles(*_sizes(node, tile)) + moved / BYTES_PER_CYCLE + 3 * LAUNCH_CYCLES
+    product = contraction_simt_schedule.product_cycles(*_sizes(node, tile))
+    return START_CYCLES + product + moved / BYTES_PER_CYCLE + 2 * LAUNCH_CYCLES
 
 
 # ---- the nodes

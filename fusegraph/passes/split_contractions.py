@@ -10,61 +10,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen import contraction_simt_schedule
+from codegen import contraction
+from codegen.arch import arch
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
+from fusegraph.lowering import contraction as contraction_lowering
 from fusegraph.lowering import window
+from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.algorithms import BYTES_PER_CYCLE, LAUNCH_CYCLES
 from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.split_products import meet
 
+#: Bytes of device memory moved in a cycle of an H200; cycles that another kernel takes to start, and that the first one
+#: takes beside its work.
+BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES = 2200, 5000, 10000
+HOPPER = arch("sm_90a")
 #: How much faster it must look in parts, and the cycles that it must save at least.
-MARGIN, LEAST_SAVED = 1.3, 2 * LAUNCH_CYCLES
-MOST_PARTS = 128
-#: Estimates for tensor cores: multiprocessors, blocks of a cluster that share a tile, sides of a tile, multiply-adds a
-#: cycle by bytes of an element, cycles until a tile's first stage is there, and that a cluster takes to add up.
-SMS, CLUSTER, SIDE, RATE, LATENCY, EXCHANGE = 132, 8, 128, {1: 3300, 2: 1650, 4: 820}, 1500, 6000
+MARGIN, LEAST_SAVED = 1.1, 2 * LAUNCH_CYCLES
+MOST_PARTS = 256
 #: Products of a stage of the tensor-core kernels: parts are whole stages.
 STAGE = 64
+#: So few products are added up in about the time that adding up parts takes.
+SHORT = 256
+#: Multiprocessors of an H200, and the side of a tile; so many rounds of tiles keep them busy.
+SMS, SIDE, ROUNDS = 132, 128, 4
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """batch products of rows x inner by inner x cols; the dimension to cut has ``size`` of ``each`` products."""
+class _Cut:
+    """The dimension that can be cut: ``size`` of ``each`` products; the products that a part is made of."""
 
-    batch: int
-    rows: int
-    cols: int
     size: int
     each: int
-    tensor_cores: int  # bytes of an element, 0 for those that are multiplied without
+    unit: int
 
-    def cycles(self, parts: int) -> float:
-        inner = self.size * self.each // parts
-        moved = 0.0
-        if parts > 1:
-            moved = 2 * 4 * parts * self.batch * self.rows * self.cols / BYTES_PER_CYCLE + LAUNCH_CYCLES
-        if not self.tensor_cores:
-            return contraction_simt_schedule.cycles(self.batch * parts, self.rows, self.cols, inner) + moved
-        tiles = parts * self.batch * -(-self.rows // SIDE) * -(-self.cols // SIDE)
-        cluster = max(1, min(CLUSTER, SMS // tiles))
-        depth = SIDE * min(SIDE, self.cols) * inner / cluster / RATE[self.tensor_cores]
-        return -(-tiles // SMS) * depth + LATENCY + (EXCHANGE if cluster > 1 else 0) + moved
-
-    def parts(self) -> int:
-        """The number of parts with the least estimated time."""
-        whole = not self.tensor_cores
-        fitting = [
-            n
-            for n in range(2, min(self.size, MOST_PARTS) + 1)
-            if self.size % n == 0 and (whole or self.size // n * self.each % STAGE == 0)
-        ]
-        best = min(fitting, key=self.cycles, default=1)
-        before, after = self.cycles(1), self.cycles(best)
-        return best if before >= MARGIN * after and before - after >= LEAST_SAVED else 1
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of parts that there can be."""
+        most = min(self.size, MOST_PARTS)
+        fitting = (n for n in range(2, most + 1) if self.size % n == 0)
+        return [n for n in fitting if self.size // n * self.each % self.unit == 0]
 
 
 def split_contractions(graph: Graph) -> Simplified:
@@ -91,33 +79,74 @@ def split_contractions(graph: Graph) -> Simplified:
 
 def parts_of(node: Node, graph: Graph) -> int:
     """The parts that a node is to be summed up in; 1 for those that stay whole."""
+    return best_cut(node, graph)[0] if _may_be_cut(node, graph) else 1
+
+
+def best_cut(node: Node, graph: Graph) -> tuple[int, float]:
+    """The parts that a contraction is to be summed up in, 1 if it stays whole, and the cycles that it is estimated to
+    take then.
+    """
+    before = _cycles(node, graph, 1)
+    if before <= START_CYCLES + 2 * LEAST_SAVED or not _may_be_cut(node, graph):
+        return 1, before
+    cut = _cut(node, _common(node), graph)
+    assert cut is not None
+    estimates = {n: _cycles(node, graph, n) for n in cut.counts}
+    best = min(estimates, key=estimates.__getitem__, default=1)
+    after = estimates.get(best, before)
+    return (best, after) if before >= MARGIN * after and before - after >= LEAST_SAVED else (1, before)
+
+
+def _may_be_cut(node: Node, graph: Graph) -> bool:
+    """Whether the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
     if node.op.name not in PARTS or not node.output.size or node.attributes.get("groups", 1) > 1:
-        return 1
-    common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
+        return False
+    common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
-        return 1
+        return False
     if node.op.name != "matmul" and window.suits(node, graph) is None:
-        return 1
+        return False
     if common.is_float != node.output.dtype.is_float or (common.is_int and node.output.dtype.itemsize < 4):
-        return 1
-    problem = _problem(node, _tensor_cores(node, common, graph))
-    return problem.parts() if problem is not None else 1
+        return False
+    return _cut(node, common, graph) is not None and not _is_of_many(node, graph)
 
 
-def _problem(node: Node, cores: int) -> _Problem | None:
-    """The product that a node is, and the dimension that can be cut; None if there is none."""
+def _cycles(node: Node, graph: Graph, parts: int) -> float:
+    """Cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less than what
+    it reads and writes takes; and the kernel that adds up the parts.
+    """
+    alone = Graph("alone", graph.io_dtype, graph.compute_dtype)
+    inputs = tuple(alone._add_tensor(f"factor {n}", t.shape, t.strides, t.dtype) for n, t in enumerate(node.inputs))
+    output = alone._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
+    if parts == 1:
+        made = alone.add_node(Node(node.op, inputs, node.attributes, output)).output
+    else:
+        made = _part_sums(alone, node, inputs, output, parts)
+    alone.inputs, alone.outputs = list(inputs), [made]
+    view = GroupView(alone, alone.nodes, {n: k for k, n in enumerate(alone.nodes)})
+    spec = contraction_lowering.lower(view, Options(), "alone").spec
+    moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
+    total = START_CYCLES + max(contraction.cycles(spec, HOPPER), moved / BYTES_PER_CYCLE)
+    return total if parts == 1 else total + LAUNCH_CYCLES + (made.nbytes + output.nbytes) / BYTES_PER_CYCLE
+
+
+def _cut(node: Node, common: DType, graph: Graph) -> _Cut | None:
+    """The dimension that can be cut; None if there is none, or it cannot be worthwhile."""
     first, second = node.inputs
     shape = node.output.shape
+    unit = STAGE if _tensor_cores(node, common, graph) else 1
     if node.op.name == "matmul":
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
-        return _Problem(prod(shape[:-1]) // rows, rows, shape[-1], first.shape[-1], 1, cores)
-    if node.op.name == "conv_wgrad":
-        return _Problem(1, prod(shape[1:]), shape[0], first.shape[0], prod(second.shape[2:]), cores)
-    panel = STAGE if cores else 1  # parts have whole panels of channels
-    if first.shape[1] % panel:
-        return None
-    rows, taps = shape[0] * prod(shape[2:]), prod(second.shape[2:])
-    return _Problem(1, rows, shape[1], first.shape[1] // panel, taps * panel, cores)
+        cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
+    elif node.op.name == "conv_wgrad":
+        rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
+    else:  # parts have whole panels of channels
+        if first.shape[1] % unit:
+            return None
+        rows, cols = shape[0] * prod(shape[2:]), shape[1]
+        cut = _Cut(first.shape[1] // unit, prod(second.shape[2:]) * unit, unit)
+    tiles = prod(shape) // (rows * cols) * -(-rows // SIDE) * -(-cols // SIDE)
+    return cut if cut.size * cut.each > SHORT and tiles <= ROUNDS * SMS else None
 
 
 def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:
@@ -129,9 +158,29 @@ def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:
     return common.itemsize if common.itemsize <= 2 else 0
 
 
+def _is_of_many(node: Node, graph: Graph) -> bool:
+    """Whether products that share their first factor meet, and so are one kernel without room for the results."""
+    others = [n for n in graph.consumers(node.inputs[0]) if n.op is node.op and n.inputs[0] is node.inputs[0]]
+    alike = [n for n in others if n.output.shape == node.output.shape]
+    return len(alike) > 1 and meet(graph, alike)
+
+
+def _common(node: Node) -> DType:
+    """The dtype of the factors."""
+    return node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
+
+
 def _split(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> None:
     """Adds the node that sums up the parts and the one that adds them up."""
-    common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
+    partial = _part_sums(graph, node, inputs, output, parts)
+    op = TABLE["reduction"]
+    total = {**op.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
+    graph.add_node(Node(op, (partial,), total, output))
+
+
+def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:
+    """Adds the node that sums up the parts of what a node makes."""
+    common = _common(node)
     dtype = compute_dtype(common, graph.compute_dtype) if common.is_float else int32
     if int64 in (common, output.dtype):
         dtype = int64
@@ -143,7 +192,4 @@ def _split(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor,
     partial = graph._add_tensor(stem, shape, packed_strides(shape, (0, *(d + 1 for d in order))), dtype)
     graph._automatic.add(partial)
     attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    graph.add_node(Node(PARTS[node.op.name], inputs, attributes, partial))
-    op = TABLE["reduction"]
-    total = {**op.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
-    graph.add_node(Node(op, (partial,), total, output))
+    return graph.add_node(Node(PARTS[node.op.name], inputs, attributes, partial)).output

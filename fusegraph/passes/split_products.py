@@ -67,7 +67,7 @@ def _parts(graph: Graph, node: Node) -> Sequence[Node]:
     starts = sorted(n.attributes["starts"][axis] for n in parts)
     alike = all(_cuts(n, axis, width) for n in parts) and all(b - a >= width for a, b in pairwise(starts))
     aligned = all(x * node.inputs[1].dtype.itemsize % PART_BYTES == 0 for x in (width, *starts))
-    return parts if width and alike and aligned and _meet(graph, parts) else ()
+    return parts if width and alike and aligned and meet(graph, parts) else ()
 
 
 def _cuts(node: Node, axis: int, width: int) -> bool:
@@ -78,7 +78,7 @@ def _cuts(node: Node, axis: int, width: int) -> bool:
     return whole and steps and shape[axis] == width
 
 
-def _meet(graph: Graph, parts: Sequence[Node]) -> bool:
+def meet(graph: Graph, parts: Sequence[Node]) -> bool:
     """Whether there is a pointwise node that depends on all parts by pointwise nodes of their shape."""
     shape = parts[0].output.shape
     found = []
