@@ -15,6 +15,8 @@ THREADS = 256
 #: Blocks that keep a large GPU busy; smaller problems take shorter unrolling and vectors instead.
 ENOUGH_BLOCKS = 264
 MAX_VECTOR_BYTES = 64
+#: Bytes that a thread may read of rows that repeat, from the L1 cache, for one that memory delivers or takes.
+REPEATED_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,12 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
     wide_access = vector * max(op.dtype.itemsize for op in operands) >= 16
     scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
     unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
+    if form == "flat" and unroll == 1 and _form(program, shape, vector) == "rows":
+        # Where several repeat, the L1 cache would bind: then as many rows share them as it takes.
+        again = sum(op.dtype.itemsize for op in full if repeats(op))
+        once = sum(op.dtype.itemsize for op in full if not repeats(op))
+        while unroll < 4 and again > REPEATED_BYTES * once * unroll:
+            unroll, form = 2 * unroll, "rows"
     if form == "rows":
         unroll = min(unroll, shape[-2])
     if form == "cycles":

@@ -233,6 +233,9 @@ def test_best_schedules() -> None:
     assert best({"a": (4096, 4097), "b": (4097,)}) == PointwiseSchedule(4, 1, "flat", "uint32")
     assert best({"a": (4096, 4097), "b": (4097,)}, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
     assert best({"a": (2**22, 3), "b": (3,)}).form == "cycles"
+    several = {"a": large, **dict.fromkeys("bcde", (4096,))}
+    assert best(several, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
+    assert best({**several, "f": (4096,)}, io_dtype="bf16") == PointwiseSchedule(8, 2, "rows", "uint32")
     assert best({"a": (4096, 4097), "b": (4096, 1)}) == PointwiseSchedule(4, 1, "flat", "uint32")
     assert best({"a": (3, 4097), "b": (4097,)}).form == "flat"
     assert best({"a": (64,)}).vector == 1
