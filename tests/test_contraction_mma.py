@@ -21,6 +21,7 @@ from codegen.contraction_mma_schedule import TILES, MmaSchedule, schedules, shar
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported
 from fusegraph.lowering.base import Options
+from fusegraph.passes.simplify import same
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import nvrtc
@@ -32,6 +33,13 @@ ARCHS = ("sm_80", "sm_90a", "sm_120")
 FLOATS = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "bool")
 Chooser = Callable[[ContractionSpec], MmaSchedule]
+
+
+@pytest.fixture(autouse=True)
+def as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contractions stay as they are: copies of their factors, or splits, would take the cases from this form."""
+    monkeypatch.setattr("fusegraph.plan.lay_out", lambda graph, _: same(graph))
+    monkeypatch.setattr("fusegraph.plan.split_contractions", same)
 
 
 def best(arch: str = "sm_80", **wanted: Any) -> Chooser:
@@ -231,7 +239,9 @@ def test_batches_broadcasts_and_gaps():
 def test_copies_are_as_wide_as_addresses_allow():
     def copies(a: tuple[int, ...], dtype: str = "bfloat16", alignment: int = 16, **case: Any) -> set[str]:
         made = code(matmul((64, 64), (64, 64), dtype, a_strides=a, options=Options(alignment=alignment), **case))
-        return {text.split("(")[0] for text in made.split() if text.startswith(("copy_async<", "load<"))}
+        return {
+            text.split("(")[0] for text in made.split() if text.startswith(("copy_async<", "load<", "load_packed<"))
+        }
 
     assert copies((64, 1)) == {"copy_async<16>"}
     assert copies((68, 1)) == {"copy_async<16>", "copy_async<8>"}
@@ -241,7 +251,7 @@ def test_copies_are_as_wide_as_addresses_allow():
     assert copies((64, 1), alignment=4) == {"copy_async<4>"}
     assert copies((64, 1), alignment=1) == {"load<1>"}
     assert copies((64, 1), "int8", b_strides=(1, 64)) == {"copy_async<16>"}
-    assert copies((64, 1), second="int8") == {"copy_async<16>", "load<8>"}
+    assert copies((64, 1), second="int8") == {"copy_async<16>", "load_packed<8>"}
     cases = [
         matmul((20, 64), (64, 24), "bfloat16", a_strides=(step, 1), b_strides=(step, 1), options=Options(alignment=n))
         for step, n in ((68, 16), (66, 16), (65, 16), (64, 8), (64, 1))
@@ -526,6 +536,6 @@ def test_compiles_without_spills(arch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [*ARCHS, "sm_86", "sm_89"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_every_kind_of_schedule_compiles_without_spills(arch):
-    check_compiled(compile_graphs(True), arch, 4)
+    check_compiled(compile_graphs(True), arch, 1)
