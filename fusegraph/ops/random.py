@@ -79,8 +79,8 @@ def _normal(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
 
 
 def _radius(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
-    # Close to an angle of a multiple of pi / 2 the rounding of the angle shows, as a part of the radius.
-    return np.asarray(4 * _pair(x, seed, offset)[1])
+    # Close to an angle of a multiple of pi / 2 the rounding of a double's angle shows, as a part of the radius.
+    return np.asarray(_pair(x, seed, offset)[1])
 
 
 def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> None:
