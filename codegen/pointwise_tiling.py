@@ -253,7 +253,8 @@ def _is_possible(tiling: Tiling) -> bool:
     results = range(len(tiling.program.loads), len(operands))
     stages = [(stage, operands[n].dtype.itemsize) for n, stage in tiling.stages.items()]
     return (
-        len(tiling.col_dims) == 1
+        s.vector > 1
+        and len(tiling.col_dims) == 1
         and not tiling.program.tables
         and tiling.width > 2 * s.cols
         and s.cols % s.vector == 0

@@ -273,9 +273,10 @@ ROWS = (
     Row("softmax", softmax, "", "has no softmax", pieces=0),
     Row("layernorm", layernorm, "layernorm"),
     Row("layernorm for training", layernorm_training, "layernorm"),
-    Row("layernorm gelu", layernorm_gelu, "layernorm gelu", UNSUPPORTED),
-    Row("layernorm times x", layernorm_times_x, "layernorm mul", UNSUPPORTED),
-    Row("residual add rmsnorm", add_rmsnorm, "add rmsnorm", UNSUPPORTED),
+    # Rows described as [rows, columns, 1, 1] are accepted with these beside the norm; otherwise shaped ones are not.
+    Row("layernorm gelu", layernorm_gelu, "layernorm gelu"),
+    Row("layernorm times x", layernorm_times_x, "layernorm mul", "none of them builds and runs"),
+    Row("residual add rmsnorm", add_rmsnorm, "add rmsnorm"),
     Row("float64", doubles, "add", UNSUPPORTED, io="float64", pieces=0),
     # Sums made in float32 would be refused; those made in int32 are accepted, and stored as such they are wrong.
     Row("transpose alone", lambda g: g.transpose(rows(g)), "", "no plans for a transpose by itself", pieces=0),

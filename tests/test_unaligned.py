@@ -223,6 +223,11 @@ def test_tiles(small: None) -> None:
 
 
 @pytest.mark.slow
+def test_tiles_of_arrays_that_begin_anywhere(small: None) -> None:
+    check_all(tiles_cases(), alignment=1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
 def test_every_offset_of_tiles(small: None, dtype: str) -> None:
     graph = turned(dtype, (40, 531), (0, 1, 2))
