@@ -273,7 +273,7 @@ ROWS = (
     Row("softmax", softmax, "", "has no softmax", pieces=0),
     Row("layernorm", layernorm, "layernorm"),
     Row("layernorm for training", layernorm_training, "layernorm"),
-    # Rows described as [rows, columns, 1, 1] are accepted with these beside the norm; otherwise shaped ones are not.
+    # Seen with the rows described as [rows, columns, 1, 1], as the lowering does.
     Row("layernorm gelu", layernorm_gelu, "layernorm gelu"),
     Row("layernorm times x", layernorm_times_x, "layernorm mul", "none of them builds and runs"),
     Row("residual add rmsnorm", add_rmsnorm, "add rmsnorm"),
