@@ -9,18 +9,17 @@ up their sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 from codegen.contraction_mma_schedule import Way
 from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, TAIL, Layout, WgmmaSchedule, round_up
 from codegen.contraction_wgmma_partials import WgmmaPartials
-from codegen.contraction_wgmma_producer import Producer, tidy
+from codegen.contraction_wgmma_producer import Producer
+from codegen.contraction_wgmma_results import Results
 from codegen.contraction_wgmma_schedule import element_bytes, operand_types
-from codegen.epilogue import Epilogue, Run, placed
-from codegen.expr import Operand
-from codegen.iteration import coordinate, extent, index_type, linear
+from codegen.epilogue import Epilogue
+from codegen.iteration import extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
@@ -44,7 +43,7 @@ TAKEN = frozenset(
 )
 
 
-class _Renderer(Producer):
+class _Renderer(Producer, Results):
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.parts = schedule.factors(spec)
@@ -308,7 +307,7 @@ class _Renderer(Producer):
         w, s = self.w, self.s
         w.line(f"registers_increase<{s.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-        first_row = linear([("0" if s.turns else self._rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+        first_row = linear([("0" if s.turns else self.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
         place = f"of {GROUP_ROWS} rows" if s.turns else "in the tile"
         w.line(f"const int row = {first_row};  // of a thread's first result {place}")
         w.line(f"Ring<{s.stages}> stage;")
@@ -340,12 +339,12 @@ class _Renderer(Producer):
         across = not side.along_k
         transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
-        a_part = self._rows.removesuffix(f" * {GROUP_ROWS}") if across else self._rows.removeprefix("0")
-        self._pieces()
+        a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
+        self.pieces()
         w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-        w.line(f"    {self._sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
+        w.line(f"    {self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
         w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, k > {first} || kk > 0);")
-        self._end_pieces()
+        self.end_pieces()
         w.close()
         w.line("wgmma_commit();")
         w.open(f"if (k > {first})")
@@ -368,36 +367,14 @@ class _Renderer(Producer):
                 w.open(f"if (rank < {s.cols // s.part})")
             self._add_up()
         if self.layout.maps is not None or self.layout.carried:
-            self._staged()
+            self.through_shared_memory()
         else:
-            self._direct()
+            self.direct()
         if idle:
             w.close()
         self.end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
-
-    def _pieces(self) -> None:
-        """Opens the loop over a consumer's products of 64 rows."""
-        if self.s.pieces > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int p = 0; p < {self.s.pieces}; ++p)")
-
-    def _end_pieces(self) -> None:
-        if self.s.pieces > 1:
-            self.w.close()
-
-    @property
-    def _sum(self) -> str:
-        """The sums of 64 rows."""
-        return "sum[p]" if self.s.pieces > 1 else "sum"
-
-    @property
-    def _rows(self) -> str:
-        """Where those rows begin in the tile."""
-        if self.s.turns:
-            return f"p * {GROUP_ROWS}"
-        return f"group * {GROUP_ROWS}" if self.s.groups > 1 else "0"
 
     def _publish(self) -> None:
         """Shows the sums of a block to the others of its cluster."""
@@ -426,224 +403,3 @@ class _Renderer(Producer):
         w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
         w.close()
         w.line()
-
-    # ---- the epilogue
-
-    def _row(self, position: str, clamp: bool) -> list[str]:
-        """Writes the row m of a result; returns the C expressions of its coordinates, and of the batch's."""
-        w, layout = self.w, self.layout
-        position = f"m0 + {self._rows} + {position}" if self.s.turns else f"m0 + {position}"
-        w.line(f"const {self.t} m = {f'min({position}, {self.parts.rows - 1})' if clamp else position};")
-        batch = ["0"] * len(layout.batch)
-        if self.batch > 1:
-            several = len(layout.batch) > 1
-            batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(layout.batch)] if several else ["at.batch"]
-        rows = ["m"]
-        if len(layout.rows) > 1:
-            rows = [f"m_{d}" for d in range(len(layout.rows))]
-            for d, name in enumerate(rows):
-                w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
-        self._outside: list[str] = []
-        if self.spec.results:
-            known = [*zip(batch, layout.batch)], [*zip(rows, layout.rows)]
-            rows, self._outside = placed(w, self.t, self.spec.results, *known)
-        return [*batch, *rows]
-
-    def _column(self, position: str, clamp: bool) -> str:
-        """Writes the column n of a result, the first of two; returns its name."""
-        position = f"{self._n0} + {position} + lane % 4 * 2"
-        last = self.parts.cols - (1 if self.parts.cols % 2 else 2)
-        self.w.line(f"const {self.t} n = {f'min({position}, {last})' if clamp else position};")
-        return "n"
-
-    def _batch_coordinates(self) -> None:
-        if self.batch > 1 and len(self.layout.batch) > 1:
-            for d, size in enumerate(self.layout.batch):
-                if size > 1:
-                    self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
-
-    @property
-    def _n0(self) -> str:
-        """The first column of the tile that a block writes."""
-        return f"n0 + rank * {self.s.part}" if self.s.split > 1 else "n0"
-
-    @property
-    def _barrier(self) -> str:
-        """The named barrier of a consumer's threads (0 is that of __syncthreads)."""
-        return "group + 1" if self.s.groups > 1 else "1"
-
-    def _sums(self, element: str) -> list[str]:
-        """The sums of an element of a thread's, one a product."""
-        name = "total" if self.s.split > 1 else self._sum
-        texts = []
-        for number in range(self.spec.products):
-            start = f"{number * self.s.part // 2} + " if number else ""
-            texts.append(f"{name}[{start}{element}]")
-        return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
-
-    def _staged(self) -> None:
-        """Results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads carry it."""
-        w, s, layout = self.w, self.s, self.layout
-        if not self.parts.reduction.skips:
-            self._batch_coordinates()
-        chunks = s.part // layout.chunk
-        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
-        self._pieces()
-        self.partials.begin_tile()
-        w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
-        if ragged_n:
-            w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-        if not layout.carried:  # else the barrier of the chunk between tells that this buffer has been read
-            w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        elif self.partials.rows:
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        group = "group" if s.groups > 1 else "0"
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
-        self.partials.begin_columns()
-        values = [self.names.unique(op.name, "_v") for op in layout.stores]
-        for name, op in zip(values, layout.stores):
-            w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 4; ++f)")
-        position = self._row("row + f % 2 * 8", clamp=ragged_m)
-        if self._outside:
-            w.line(f"if ({' || '.join(self._outside)}) continue;")
-        position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
-        sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-        sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
-        self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values], sinks=sinks)
-        w.close()
-        self.partials.leave_columns()
-        for name, value in zip(self.staged, values):
-            tile = f"&shared.{name}[{group}][buffer][0][0]"
-            if layout.turned:
-                w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
-            else:
-                w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
-        w.close()
-        if layout.carried:
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-            for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
-                self._carry(name, pointer, op, group)
-        else:
-            self._copy_out(group, ragged_m)
-        self.partials.finish_columns(self._n0, layout.chunk)
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self._end_pieces()
-
-    def _carry(self, name: str, pointer: str, op: Operand, group: str) -> None:
-        """Results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
-        w, s, layout = self.w, self.s, self.layout
-        along = len(layout.batch) + len(layout.rows) - (1 if layout.turned else 0)
-        size = layout.rows[-1] if layout.turned else self.parts.cols
-        vector = 16 // op.dtype.itemsize
-        while vector > 1 and (size % vector or not self.epilogue.wide(op, vector, along)):
-            vector //= 2
-        wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
-        vector = min(vector, wide)
-        w.line("#pragma unroll 4")
-        w.open(f"for (int i = t; i < {wide * tall // vector}; i += {GROUP})")
-        slow, fast = f"i / {wide // vector}", tidy(f"i % {wide // vector} * {vector}")
-        r, c = (fast, slow) if layout.turned else (slow, fast)
-        w.line(f"const int r = {r}, c = {c};")
-        coordinates = self._row("r" if s.turns or s.groups == 1 else f"{self._rows} + r", clamp=False)
-        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
-        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
-        if outside or self._outside:
-            w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
-        place = "c, r" if layout.turned else "r, c"
-        tile = f"&shared.{name}[{group}][buffer][0][0]"
-        offset = linear(list(zip([*coordinates, "n"], op.strides)))
-        w.line(f"store({pointer} + {offset}, load_results<{vector}, {wide}>({tile}, {place}));")
-        w.close()
-
-    def _copy_out(self, group: str, ragged_m: bool) -> None:
-        """One thread tells the copy engine to take the results of a chunk."""
-        w, s, layout = self.w, self.s, self.layout
-        w.line("fence_async_shared();")
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        rows = f"m0 + {self._rows}".removesuffix(" + 0")
-        w.open("if (t == 0)")
-        # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
-        inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
-        batch: list[str] = []
-        if self.batch > 1:
-            several = len(layout.batch) > 1
-            batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
-        place = [f"{self._n0} + chunk * {layout.chunk}", rows]
-        where = ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
-        for name, tensor_map in zip(self.staged, self.store_maps):
-            w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
-        w.line("tma_commit();")
-        w.close()
-
-    @property
-    def _missing(self) -> Callable[[str], str] | None:
-        """Whether one of two columns does not exist."""
-        return (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
-
-    def _direct(self) -> None:
-        """Results from registers: outputs that no tensor map describes."""
-        w, s, layout = self.w, self.s, self.layout
-        if not self.parts.reduction.skips:
-            self._batch_coordinates()
-        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
-        self._pieces()
-        self.partials.begin_tile()
-        if self.partials.rows:
-            self._direct_by_columns()
-            return
-        w.line("#pragma unroll")
-        w.open("for (int i = 0; i < 2; ++i)")
-        coordinates = self._row("row + i * 8", clamp=False)
-        outside = [*([f"m >= {self.parts.rows}"] if ragged_m else []), *self._outside]
-        if outside:
-            w.line(f"if ({' || '.join(outside)}) continue;")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.part}; j += 8)")
-        coordinates.append(self._column("j", clamp=False))
-        if ragged_n:
-            w.line(f"if (n >= {self.parts.cols}) continue;")
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
-        sinks = self.partials.sinks("j", self._n0, False, False, row="i")
-        self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
-        w.close()
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self._end_pieces()
-
-    def _direct_by_columns(self) -> None:
-        """The same, 16 columns at a time: columns are reduced."""
-        w, s, length = self.w, self.s, self.layout.chunk
-        w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)")
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {length}; j += 16)")
-        self.partials.begin_columns()
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 4; ++f)")
-        column = f"chunk * {length} + j"
-        position = self._row("row + f % 2 * 8", clamp=False)
-        position.append(self._column(f"{column} + f / 2 * 8", clamp=False))
-        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
-        if outside:
-            w.line(f"if ({' || '.join(outside)}) continue;")
-        run = Run(2, len(position) - 1, "e", self._missing)
-        sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-        self.epilogue.results(position, sums, run, sinks=self.partials.sinks(column, self._n0, False, False))
-        w.close()
-        self.partials.leave_columns()
-        w.close()
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        self.partials.finish_columns(self._n0, length)
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self._end_pieces()
