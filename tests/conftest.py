@@ -30,3 +30,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         import shutil
 
         shutil.rmtree(Path(os.environ["FUSEGRAPH_TEST_CACHE"]), ignore_errors=True)
+
+
+@pytest.fixture
+def contractions_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sums of products are not split, however few results there are: the kernel is the one that is meant."""
+    from fusegraph.passes.simplify import same
+
+    monkeypatch.setattr("fusegraph.plan.split_contractions", same)

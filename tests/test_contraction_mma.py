@@ -36,10 +36,9 @@ Chooser = Callable[[ContractionSpec], MmaSchedule]
 
 
 @pytest.fixture(autouse=True)
-def as_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contractions stay as they are: copies of their factors, or splits, would take the cases from this form."""
+def as_given(monkeypatch: pytest.MonkeyPatch, contractions_in_one_piece: None) -> None:
+    """Contractions stay as they are: copies of their factors would take the cases from this form."""
     monkeypatch.setattr("fusegraph.plan.lay_out", lambda graph, _: same(graph))
-    monkeypatch.setattr("fusegraph.plan.split_contractions", same)
 
 
 def best(arch: str = "sm_80", **wanted: Any) -> Chooser:

@@ -23,6 +23,7 @@ from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 
+pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
 GOLDEN = Path(__file__).parent / "golden"
 ROWS, COLUMNS = ("add", "max"), ("min", "norm1")
 

@@ -26,6 +26,7 @@ from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 
 Front = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
+pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
 GOLDEN = Path(__file__).parent / "golden"
 #: The forms of kernel, and the architecture that each is run for.
 FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
