@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from benchmarks.workload import Build, Input, Workload, transposed
 from fusegraph.graph import Graph, Tensor
@@ -31,7 +31,7 @@ _OPERANDS = ("bias", "scale", "add", "mul")
 def _build(product: Build, epilogue: tuple[str, ...]) -> Build:
     """A workload's graph: the product of the first two inputs, then every step, its operand next in the inputs."""
 
-    def build(g: Graph, first: Tensor, second: Tensor, *rest: Tensor) -> Tensor:
+    def build(g: Graph, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
         y, operands = product(g, first, second), iter(rest)
         for step in epilogue:
             if step in ("bias", "add"):

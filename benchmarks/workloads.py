@@ -302,7 +302,7 @@ def in_front() -> Iterator[Workload]:
 def on_the_result() -> Iterator[Workload]:
     """Products that meet, and reductions of a result."""
     m, k, n = 4096, 4096, 14336  # a layer of Llama-8B
-    operands = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
+    operands: tuple[Input, ...] = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
     name, flops = f"swiglu {m}x{k}->{n} bf16", 4 * m * k * n
     yield Workload(name, "bfloat16", operands, (m, n), "swiglu", _swiglu, flops, "bf16")
     image = (64, 256, 56, 56)
