@@ -23,7 +23,8 @@ from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
-from fusegraph.passes.simplify import Simplified, same, simplify
+from fusegraph.passes.rewrite import Simplified, same
+from fusegraph.passes.simplify import simplify
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions

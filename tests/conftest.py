@@ -35,6 +35,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture
 def contractions_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sums of products are not split, however few results there are: the kernel is the one that is meant."""
-    from fusegraph.passes.simplify import same
+    from fusegraph.passes.rewrite import same
 
     monkeypatch.setattr("fusegraph.plan.split_contractions", same)

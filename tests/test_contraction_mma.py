@@ -21,7 +21,7 @@ from codegen.contraction_mma_schedule import TILES, MmaSchedule, schedules, shar
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported
 from fusegraph.lowering.base import Options
-from fusegraph.passes.simplify import same
+from fusegraph.passes.rewrite import same
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import nvrtc

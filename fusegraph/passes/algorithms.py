@@ -22,6 +22,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.passes.rewrite import Rewrite
 from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
@@ -58,23 +59,16 @@ def choose(graph: Graph, options: Options) -> Chosen:
     algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.name in _CONVOLUTIONS}
     if all(a.tile is None for a in algorithms.values()):
         return Chosen(graph, {t: t for t in graph.tensors.values()}, algorithms)
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        if graph.producer(tensor) is None:
-            new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-    result.inputs = [new[t] for t in graph.inputs]
-    parts = _Parts(result)
+    rewrite = Rewrite(graph)
+    parts = _Parts(rewrite.graph)
     for node in graph.nodes:
-        inputs, old = tuple(new[t] for t in node.inputs), node.output
         tile = algorithms[node.name].tile if node.name in algorithms else None
         if tile is not None:
-            new[old] = parts.convolution(node, inputs, tile)
+            rewrite.new[node.output] = parts.convolution(node, rewrite.inputs(node), tile)
         else:
-            output = result._add_tensor(old.name, old.shape, old.strides, old.dtype)
-            new[old] = result.add_node(Node(node.op, inputs, node.attributes, output)).output
-    result.outputs = [new[t] for t in graph.outputs]
-    return Chosen(result, new, algorithms)
+            rewrite.take_over(node)
+    made = rewrite.done()
+    return Chosen(made.graph, made.counterpart, algorithms)
 
 
 # ---- the choice

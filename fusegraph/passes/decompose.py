@@ -10,7 +10,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
 
 
 def decompose(graph: Graph) -> Simplified:
@@ -21,22 +21,14 @@ def decompose(graph: Graph) -> Simplified:
     """
     if not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return same(graph)
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        if graph.producer(tensor) is None:
-            new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-    result.inputs = [new[t] for t in graph.inputs]
+    rewrite = Rewrite(graph)
     for node in graph.nodes:
-        inputs = tuple(new[t] for t in node.inputs)
         if node.op.is_composite(node.attributes):
-            made = _Expansion(result, node).expand(inputs)
+            made = _Expansion(rewrite.graph, node).expand(rewrite.inputs(node))
+            rewrite.new |= dict(zip(node.outputs, made))
         else:
-            made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
-            result.add_node(Node(node.op, inputs, node.attributes, *made))
-        new |= dict(zip(node.outputs, made))
-    result.outputs = [new[t] for t in graph.outputs]
-    return Simplified(result, new)
+            rewrite.take_over(node)
+    return rewrite.done()
 
 
 def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:

@@ -16,7 +16,7 @@ from fusegraph.lowering import window
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
 
 #: Bytes at whose multiples rows should begin.
 ROW_BYTES = 16
@@ -54,26 +54,19 @@ def lay_out(graph: Graph, options: Options) -> Simplified:
     if not wanted:
         return same(graph)
     placed = {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        strides = placed.get(tensor, tensor.strides)
-        new[tensor] = result._add_tensor(tensor.name, tensor.shape, strides, tensor.dtype, tensor.value)
-        if tensor in graph._automatic:
-            result._automatic.add(new[tensor])
-    result.inputs = [new[t] for t in graph.inputs]
+    rewrite = Rewrite(graph, placed)
+    new = rewrite.new
     copies: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
     for node in graph.nodes:
-        inputs = [new[t] for t in node.inputs]
+        inputs = list(rewrite.inputs(node))
         for wish in wanted.get(node, ()):
             if wish.tensor not in placed:
                 key = wish.tensor, wish.strides
                 if key not in copies:
-                    copies[key] = _copy(result, new[wish.tensor], wish.strides)
+                    copies[key] = _copy(rewrite.graph, new[wish.tensor], wish.strides)
                 inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
-        result.add_node(Node(node.op, tuple(inputs), node.attributes, *(new[t] for t in node.outputs)))
-    result.outputs = [new[t] for t in graph.outputs]
-    return Simplified(result, new)
+        rewrite.take_over(node, inputs)
+    return rewrite.done()
 
 
 def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,7 @@ from fusegraph.lowering import contraction, partials
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
-from fusegraph.passes.simplify import Simplified
+from fusegraph.passes.rewrite import Simplified
 from fusegraph.passes.split_reductions import SHORT_BYTES, Split, can_be_split, mean_of_variance, returns, split
 
 

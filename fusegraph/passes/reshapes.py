@@ -16,7 +16,8 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.views import reshaped
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.simplify import Simplified, remove_dead, same
+from fusegraph.passes.rewrite import Simplified, same
+from fusegraph.passes.simplify import remove_dead
 
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.

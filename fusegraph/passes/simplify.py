@@ -8,8 +8,7 @@ to the same dtype, movement to the same places.  (x + 0 is not x: it turns -0 in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,25 +18,10 @@ from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
+from fusegraph.passes.rewrite import Simplified
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Simplified:
-    """An equivalent graph with the same inputs and outputs.
-
-    counterpart gives for each tensor of the old graph the one of the new graph that has its value.
-    """
-
-    graph: Graph
-    counterpart: Mapping[Tensor, Tensor]
-
-
-def same(graph: Graph) -> Simplified:
-    """The graph itself."""
-    return Simplified(graph, {t: t for t in graph.tensors.values()})
 
 
 def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:

@@ -21,7 +21,7 @@ from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
 from fusegraph.passes.split_products import meet
 
 #: Bytes of device memory moved in a cycle of an H200; cycles that another kernel takes to start, and that the first one
@@ -60,21 +60,13 @@ def split_contractions(graph: Graph) -> Simplified:
     split = {node: n for node in graph.nodes if (n := parts_of(node, graph)) > 1}
     if not split:
         return same(graph)
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-        if tensor in graph._automatic:
-            result._automatic.add(new[tensor])
-    result.inputs = [new[t] for t in graph.inputs]
+    rewrite = Rewrite(graph, tensors={})
     for node in graph.nodes:
-        inputs = tuple(new[t] for t in node.inputs)
         if node in split:
-            _split(result, node, inputs, new[node.output], split[node])
+            _split(rewrite.graph, node, rewrite.inputs(node), rewrite.new[node.output], split[node])
         else:
-            result.add_node(Node(node.op, inputs, node.attributes, *(new[t] for t in node.outputs)))
-    result.outputs = [new[t] for t in graph.outputs]
-    return Simplified(result, new)
+            rewrite.take_over(node)
+    return rewrite.done()
 
 
 def parts_of(node: Node, graph: Graph) -> int:

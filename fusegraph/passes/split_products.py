@@ -13,7 +13,7 @@ from itertools import pairwise
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.simplify import Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
 
 #: Parts that a kernel multiplies with one tile of the first factor at most.
 MOST_PARTS = 4
@@ -29,29 +29,20 @@ def split_products(graph: Graph) -> Simplified:
     if not cut:
         return same(graph)
     whole = {part: node for node, parts in cut.items() for part in parts}
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        if graph.producer(tensor) is None:
-            new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-    result.inputs = [new[t] for t in graph.inputs]
+    rewrite = Rewrite(graph)
+    result, new = rewrite.graph, rewrite.new
     for node in graph.nodes:
-        if node in cut:
-            continue
-        op, attributes = node.op, node.attributes
-        made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
         if node in whole:
-            product = whole[node]
+            product, old = whole[node], node.output
             first, second = product.inputs
-            inputs: tuple[Tensor, ...] = (new[first], _part(result, new[second], product, node))
-            op, attributes = product.op, product.attributes
-            new.setdefault(product.output, made[0])
-        else:
-            inputs = tuple(new[t] for t in node.inputs)
-        result.add_node(Node(op, inputs, attributes, *made))
-        new |= dict(zip(node.outputs, made))
-    result.outputs = [new[t] for t in graph.outputs]
-    return Simplified(result, new)
+            made = result._add_tensor(old.name, old.shape, old.strides, old.dtype)
+            inputs = new[first], _part(result, new[second], product, node)
+            result.add_node(Node(product.op, inputs, product.attributes, made))
+            new.setdefault(product.output, made)
+            new[old] = made
+        elif node not in cut:
+            rewrite.take_over(node)
+    return rewrite.done()
 
 
 def _parts(graph: Graph, node: Node) -> Sequence[Node]:

@@ -20,7 +20,8 @@ from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES
-from fusegraph.passes.simplify import Simplified, remove_dead, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.simplify import remove_dead
 
 #: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
 ENOUGH_BLOCKS = 128
@@ -60,15 +61,8 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     """The graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.tensors.values():
-        copy = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-        if tensor in graph._automatic:
-            result._automatic.add(copy)
-        new[tensor] = copy
-    result.inputs = [new[t] for t in graph.inputs]
-    writer = _Writer(result)
+    rewrite = Rewrite(graph, tensors={})
+    new, writer = rewrite.new, _Writer(rewrite.graph)
     for node in graph.nodes:
         mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
@@ -76,9 +70,8 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
         elif node in chunks:
             writer.split(node, new[node.inputs[0]], new[node.output], *chunks[node])
         else:
-            outputs = tuple(new[t] for t in node.outputs)
-            result.add_node(Node(node.op, tuple(new[t] for t in node.inputs), node.attributes, *outputs))
-    result.outputs = [new[t] for t in graph.outputs]
+            rewrite.take_over(node)
+    result = rewrite.done().graph
     remove_dead(result)
     left = set(result.tensors.values())
     return Simplified(result, {old: tensor for old, tensor in new.items() if tensor in left})
