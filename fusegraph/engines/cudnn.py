@@ -131,11 +131,8 @@ class CudnnExecutable(Executable):
         try:
             lowered = target.lower(view, options)
         except Refusal as refusal:
-            nodes = ", ".join(f"{n.op.name} {n.name!r}" for n in view.nodes[:12]) + (
-                " ..." if len(view.nodes) > 12 else ""
-            )
             raise NotSupportedError(
-                f"cuDNN refuses graph {graph.name!r} ({nodes}): {refusal}; "
+                f"cuDNN refuses graph {graph.name!r} ({_named(view.nodes)}): {refusal}; "
                 "partition=True runs the largest pieces that it takes"
             ) from None
         return Partition(graph, (Group(view.nodes, lowered),), ())
@@ -281,9 +278,13 @@ def _addresses(described: lowering.Described) -> dict[int, int]:
 
 
 def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:
-    nodes = ", ".join(n.name for n in group.nodes)
+    nodes = _named(group.nodes)
     why = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
     return NotSupportedError(f"cuDNN proposes plans for {nodes}, but none of them builds and runs: {why[:500]}")
+
+
+def _named(nodes: Sequence[Node]) -> str:
+    return ", ".join(f"{n.op.name} {n.name!r}" for n in nodes[:12]) + (" ..." if len(nodes) > 12 else "")
 
 
 def _one_line(error: Exception) -> str:
