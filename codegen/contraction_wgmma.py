@@ -123,6 +123,8 @@ class _Renderer(Producer, Results):
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
+        if self.carries_anywhere:
+            more.append("carry.cuh")
         if self.partials:
             more.append("reduce.cuh")
         heading(
