@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fusegraph.engines import ENGINES, compile
     from fusegraph.engines.base import Executable
     from fusegraph.errors import FusegraphError
+    from fusegraph.frontends.cudnn import from_cudnn
     from fusegraph.graph import Graph, Node, Tensor
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
@@ -58,6 +59,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "from_cudnn",
     "int8",
     "int32",
     "int64",
@@ -73,6 +75,7 @@ _HOME = {
     **dict.fromkeys(("Graph", "Node", "Tensor"), "fusegraph.graph"),
     "Executable": "fusegraph.engines.base",
     "FusegraphError": "fusegraph.errors",
+    "from_cudnn": "fusegraph.frontends.cudnn",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every name for one of ours

@@ -2,7 +2,8 @@
 
 What is found, in the order of its definition:
 
-- every `Graph` that is bound to a module-level name when the file has run;
+- every `Graph` that is bound to a module-level name when the file has run, and every ``pygraph`` of cudnn-frontend,
+  which is read by `fusegraph.from_cudnn`;
 - the result of every module-level function that is defined in the file itself, is public (its name starts without an
   underscore), can be called without arguments, and returns a graph: it has the return annotation ``-> Graph``, or
   none at all and a ``return`` of what it made with ``Graph(...)``.
@@ -32,6 +33,7 @@ from typing import Any
 import codegen
 import fusegraph
 from fusegraph.errors import FileError, FusegraphError
+from fusegraph.frontends.cudnn import from_cudnn, is_pygraph
 from fusegraph.graph import Graph
 
 _LOOKED_FOR = (
@@ -185,6 +187,7 @@ def _candidates(module: ModuleType) -> list[tuple[str, Any]]:
         (name, value)
         for name, value in list(vars(module).items())
         if isinstance(value, Graph)
+        or is_pygraph(value)
         or (not name.startswith("_") and _returns_graph(value, module) and not _required(value))
     ]
 
@@ -194,7 +197,7 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
         known = ", ".join(label for label, _ in _candidates(module)) or "none"
         raise FileError(f"{path} has no name {name!r}; graphs in it: {known}")
     value = vars(module)[name]
-    if not isinstance(value, Graph) and not _is_function(value):
+    if not isinstance(value, Graph) and not is_pygraph(value) and not _is_function(value):
         raise FileError(
             f"{name!r} of {path} has type {type(value).__name__}; a Graph, or a function that returns one, is wanted"
         )
@@ -208,7 +211,9 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
 def _graph_of(path: Path, name: str, value: Any) -> Graph:
     if isinstance(value, Graph):
         return value
-    result = value()
+    result = value if is_pygraph(value) else value()
+    if is_pygraph(result):
+        return from_cudnn(result)
     if not isinstance(result, Graph):
         raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
     return result
@@ -274,8 +279,8 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _required(value: Any) -> list[str]:
-    """Parameters without a default of a function; none for a Graph."""
-    if isinstance(value, Graph):
+    """Parameters without a default of a function; none for a graph."""
+    if isinstance(value, Graph) or is_pygraph(value):
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import subprocess
@@ -19,7 +20,9 @@ from fusegraph.report.check import check, check_executable
 from fusegraph.runtime import nvrtc
 
 FOLDER = Path(__file__).parent.parent / "examples"
-FILES = sorted(FOLDER.glob("*.py"))
+#: Examples that need a package which the others do not.
+NEEDS = {"from_cudnn": "cudnn"}
+FILES = sorted(f for f in FOLDER.glob("*.py") if f.stem not in NEEDS or importlib.util.find_spec(NEEDS[f.stem]))
 
 
 def graphs_of(file: Path) -> list[Graph]:
@@ -93,11 +96,18 @@ def test_fusion_is_what_the_examples_say(executables: dict[str, list[CpuExecutab
         ["conv_fprop", "bias", "add", "relu"],
     ]
     assert len(kernels_of(executables["image_filter"][0])) == 3
+    if "from_cudnn" in executables:
+        assert kernels_of(executables["from_cudnn"][0]) == [
+            ["identity", "mul", "add", "relu", "identity", "conv_fprop"]
+        ]
 
 
-@pytest.mark.parametrize("name", ["sigmoid_fma", "conv_bias_relu", "matmul_bias_gelu", "torch_style_conv2d"])
+@pytest.mark.parametrize(
+    "name", ["sigmoid_fma", "conv_bias_relu", "matmul_bias_gelu", "torch_style_conv2d", "from_cudnn"]
+)
 @pytest.mark.slow
 def test_runs_as_a_script(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS.get(name, "numpy"))
     done = run_script(FOLDER / f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -106,6 +116,7 @@ def test_runs_as_a_script(name: str, tmp_path: Path) -> None:
         "conv_bias_relu": "hidden -> conv2: not fused",
         "matmul_bias_gelu": "without fusion: 3 kernels",
         "torch_style_conv2d": "largest difference",
+        "from_cudnn": "kernel scale_bias_relu_conv_kernel: identity, mul, add, relu, identity, conv_fprop",
     }[name] in done.stdout
     assert not list(tmp_path.iterdir())
 

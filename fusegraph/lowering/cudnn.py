@@ -43,13 +43,13 @@ DATA_TYPES = {
     "bool": "BOOLEAN",
 }
 #: Convolutions: cuDNN's keywords for the operands.
-_CONVOLUTIONS = {
+CONVOLUTIONS = {
     "conv_fprop": ("image", "weight"),
     "conv_dgrad": ("loss", "filter"),
     "conv_wgrad": ("image", "loss"),
 }
 #: op -> {our attribute: cuDNN's keyword} for the attributes cuDNN's method takes.
-_KEYWORDS: dict[str, dict[str, str]] = {
+KEYWORDS: dict[str, dict[str, str]] = {
     "relu": {"negative_slope": "negative_slope", "lower_clip": "lower_clip", "upper_clip": "upper_clip"},
     "relu_backward": {"negative_slope": "negative_slope", "lower_clip": "lower_clip", "upper_clip": "upper_clip"},
     "leaky_relu": {"negative_slope": "negative_slope"},
@@ -157,7 +157,7 @@ def accept(view: GroupView, options: Options) -> None:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
             raise Refusal(f"cuDNN's graph API has {node.op.name} of floats only ({node.name!r} is {node.output.dtype})")
-        known = node.attributes if composed else _KEYWORDS.get(node.op.name, {})
+        known = node.attributes if composed else KEYWORDS.get(node.op.name, {})
         for key, value in node.attributes.items():
             structural = node.kind is not Kind.POINTWISE or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
@@ -221,7 +221,7 @@ class _Builder:
     def __init__(self, spec: CudnnSpec, handle: Any) -> None:
         self.cudnn = frontend()
         self.spec = spec
-        self.one_dimensional = any(n.op.name in _CONVOLUTIONS and n.inputs[0].rank == 3 for n in spec.nodes)
+        self.one_dimensional = any(n.op.name in CONVOLUTIONS and n.inputs[0].rank == 3 for n in spec.nodes)
         every = {t for n in spec.nodes for t in (*n.inputs, *n.outputs)}
         vectors = {t.shape[0] for t in every if t.rank == 1 and t.size > 1}
         alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
@@ -310,12 +310,12 @@ class _Builder:
         compute = self._compute_type(node)
         if node.op.name == "matmul":
             return self.graph.matmul(*operands, compute_data_type=compute, name=name)
-        if node.op.name in _CONVOLUTIONS:
+        if node.op.name in CONVOLUTIONS:
             attributes = node.attributes
             one = (1,) * self.one_dimensional
             zero = (0,) * self.one_dimensional
             return getattr(self.graph, node.op.name)(
-                **dict(zip(_CONVOLUTIONS[node.op.name], operands)),
+                **dict(zip(CONVOLUTIONS[node.op.name], operands)),
                 pre_padding=[*zero, *(p[0] for p in attributes["padding"])],
                 post_padding=[*zero, *(p[1] for p in attributes["padding"])],
                 stride=[*one, *attributes["stride"]],
@@ -334,7 +334,7 @@ class _Builder:
             return _COMPOSED[node.op.name](_Words(self, node), *operands, **node.attributes)
         keywords = {
             word: node.attributes[key]
-            for key, word in _KEYWORDS.get(node.op.name, {}).items()
+            for key, word in KEYWORDS.get(node.op.name, {}).items()
             if node.attributes[key] != node.op.attributes[key]
         }
         if node.op.name == "gen_index":

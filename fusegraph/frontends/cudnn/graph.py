@@ -1,0 +1,194 @@
+"""The graph that `from_cudnn` makes: a `Graph` that also runs as a pygraph does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fusegraph.engines.base import Executable
+from fusegraph.engines.frameworks import framework_of
+from fusegraph.errors import ArgumentError
+from fusegraph.graph import Graph, Tensor
+from fusegraph.layout import extent
+from fusegraph.lowering.cudnn import frontend
+from fusegraph.runtime.arrays import Device, DeviceArray, current_stream, to_device, view
+from fusegraph.runtime.strides import numpy_over
+
+#: How many values of scalars that were given on the host are kept on the GPU.
+_KEPT = 64
+
+
+class CudnnGraph(Graph):
+    """A graph read from cudnn-frontend, with its uids: to be compiled, explained and compared like any other.
+
+    It is run as a pygraph is, too: `execute` takes arrays by uid, by cuDNN's tensor or by name, and the calls that
+    prepare a pygraph for that are here, though nothing needs them but `build`, which compiles.
+    """
+
+    def __init__(self, name: str, io_dtype: Any, compute_dtype: Any) -> None:
+        super().__init__(name, io_dtype=io_dtype, compute_dtype=compute_dtype)
+        #: cuDNN's uid -> the tensor here, for all of cuDNN's graph.
+        self.uids: dict[int, Tensor] = {}
+        #: cuDNN's name -> its uid, where one tensor has the name.
+        self.labels: dict[str, int] = {}
+        #: Inputs that cuDNN reads on the host: numbers, or arrays of one element, on either side.
+        self.by_value: set[Tensor] = set()
+        #: Arrays that came with the graph, for the calls that give no others.
+        self.bound: dict[Tensor, Any] = {}
+        self._executable: Executable | None = None
+        self._scalars: dict[tuple[Tensor, bytes], Any] = {}
+
+    # ---- as a pygraph
+
+    def validate(self) -> None:
+        """Nothing: the graph was checked when it was read."""
+
+    def build_operation_graph(self) -> None:
+        """Nothing."""
+
+    def create_execution_plans(self, heuristics: Any = None) -> None:
+        """Nothing: schedules are chosen by `build`."""
+
+    def check_support(self) -> None:
+        """Nothing: every graph is supported."""
+
+    def build_plans(self, *policy: Any) -> None:
+        """Compiles the graph."""
+        self.build()
+
+    def build(self, heuristics: Any = None, *, engine: str | None = None, **options: Any) -> Executable:
+        """Compiles the graph for `execute`, once or for another engine or other options, which are those of
+        `Graph.compile`.  cuDNN's heuristics are not asked.
+        """
+        if self._executable is None or engine is not None or options:
+            self._executable = self.compile(engine, **options)
+            self._scalars.clear()
+        return self._executable
+
+    def get_workspace_size(self) -> int:
+        """0: `execute` needs no memory of the caller's."""
+        return 0
+
+    def execute(self, variant_pack: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
+        """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
+
+        An array is of the tensor's dtype and holds its elements where the tensor's strides say: its own shape may lack
+        or have dimensions of size 1, or be another one of as many elements without gaps.  Scalars that cuDNN reads on
+        the host may be numbers.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on the
+        stream of a handle of cuDNN's, if one is given, else on the framework's current one.
+
+        Raises ArgumentError (an array is missing or does not fit), DeviceError.
+        """
+        executable = self.build()
+        given = dict(self.bound)
+        for key, array in variant_pack.items():
+            tensor = None if key is None else self._meant(key)
+            if tensor is not None and tensor.value is not None:
+                self._check_constant(tensor, array)
+            elif tensor is not None:
+                given[tensor] = array
+        wanted = (*self.inputs, *self.outputs)
+        for tensor in wanted:
+            if given.get(tensor) is None:
+                uid = next((str(u) for u, t in self.uids.items() if t is tensor), "none")
+                raise ArgumentError(f"graph {self.name!r} needs an array for {tensor.name!r} (uid {uid})")
+        leader = next((t for t in wanted if t not in self.by_value), wanted[0])
+        if handle is not None:
+            stream = frontend().get_stream(handle)
+        else:
+            stream = current_stream(framework_of(type(given[leader])), executable.device)
+        arrays = [
+            _as_declared(t, self._staged(t, given[t], executable.device) if t in self.by_value else given[t], stream)
+            for t in wanted
+        ]
+        inputs, outputs = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
+        executable(*inputs, out=tuple(outputs), stream=stream)
+
+    # ---- what is given
+
+    def _meant(self, key: Any) -> Tensor | None:
+        """The tensor that a key of a variant pack means, None for a uid that is not of this graph."""
+        if isinstance(key, Tensor):
+            if key.graph is not self:
+                raise ArgumentError(f"tensor {key.name!r} of graph {key.graph.name!r} is not of graph {self.name!r}")
+            return key
+        if isinstance(key, str):
+            if key not in self.labels and key not in self.tensors:
+                known = sorted({*self.labels, *(t.name for t in (*self.inputs, *self.outputs))})
+                raise ArgumentError(f"graph {self.name!r} has no one tensor named {key!r}; it has {', '.join(known)}")
+            return self.uids[self.labels[key]] if key in self.labels else self.tensors[key]
+        if isinstance(key, (int, np.integer)):
+            return self.uids.get(int(key))
+        if hasattr(key, "get_uid"):
+            return self.uids.get(int(key.get_uid()))
+        raise ArgumentError(f"arrays are given by uid, tensor or name, not by {type(key).__name__}")
+
+    def _check_constant(self, tensor: Tensor, given: Any) -> None:
+        """Raises ArgumentError unless a number that is part of the graph is given as what it was when it was read."""
+        try:
+            number = np.asarray(given).reshape(-1)
+        except TypeError:  # on a GPU
+            return
+        assert tensor.value is not None
+        if number.size != 1 or number.astype(tensor.value.dtype)[0] != tensor.value.reshape(-1)[0]:
+            raise ArgumentError(
+                f"{tensor.name!r} is {tensor.value.reshape(-1)[0]} in graph {self.name!r}, got {given}; read the graph "
+                "again for another value, or leave it out of values= to give one with every call"
+            )
+
+    def _staged(self, tensor: Tensor, given: Any, device: Device) -> Any:
+        """A scalar where the engine reads it: numbers, and arrays on the host, are copied to a GPU."""
+        if isinstance(given, (bool, int, float, np.generic)):
+            given = np.array([given], tensor.dtype.numpy)
+        seen = view(given, name=tensor.name)
+        if not device.is_cuda or seen.device.is_cuda:
+            return given
+        host = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype.numpy, seen.owner)
+        if seen.dtype != tensor.dtype or host.size != 1:
+            return given  # what is wrong is said later
+        key = (tensor, host.tobytes())
+        if key not in self._scalars:
+            if len(self._scalars) >= _KEPT:
+                self._scalars.clear()
+            self._scalars[key] = to_device(np.array(host), device.index)
+        return self._scalars[key]
+
+
+def _as_declared(tensor: Tensor, array: Any, stream: int) -> Any:
+    """An array in the shape of a tensor, on the memory that it has.  Raises ArgumentError.
+
+    cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
+    """
+    seen = view(array, name=tensor.name, stream=stream)
+    if tuple(seen.shape) == tensor.shape:
+        return array  # the executable says what is wrong
+    if seen.dtype != tensor.dtype:
+        raise ArgumentError(
+            f"{tensor.name!r} of graph {tensor.graph.name!r} has dtype {tensor.dtype}, got {seen.dtype}"
+        )
+    held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
+    wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
+    alike = [n for n, _ in held] == [n for n, _ in wanted]
+    room = extent(seen.shape, seen.strides)
+    if alike and held != wanted:
+        raise ArgumentError(
+            f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(tensor.shape)} and strides "
+            f"{list(tensor.strides)}, got {list(seen.shape)} with strides {list(seen.strides)}"
+        )
+    if not alike and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
+        raise ArgumentError(
+            f"{tensor.name!r} of graph {tensor.graph.name!r} lies in {extent(tensor.shape, tensor.strides)} elements "
+            f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
+            f"{list(seen.strides)}"
+        )
+    if seen.device.is_cuda:
+        return DeviceArray(seen.pointer, tensor.shape, tensor.strides, tensor.dtype, seen.device, array, stream)
+    found = numpy_over(seen.pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, seen.owner)
+    found.flags.writeable = not seen.readonly
+    return found
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

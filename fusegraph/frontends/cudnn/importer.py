@@ -1,0 +1,126 @@
+"""`from_cudnn`: a graph built with cudnn-frontend's Python API, as a `Graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegraph.dtypes import float64
+from fusegraph.errors import DTypeError, FusegraphError, GraphError, NotSupportedError
+from fusegraph.frontends.cudnn.graph import CudnnGraph
+from fusegraph.frontends.cudnn.nodes import RULES, Rule, pointwise_op
+from fusegraph.frontends.cudnn.reading import Reading
+from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
+
+
+def is_pygraph(value: Any) -> bool:
+    """Whether a value is a graph of cudnn-frontend's; its package is not imported for that."""
+    return any(k.__module__.partition(".")[0] == "cudnn" and k.__name__ == "pygraph" for k in type(value).__mro__)
+
+
+def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: bool = False) -> CudnnGraph:
+    """The graph of a ``cudnn.pygraph``, which must have all its nodes and need not have been validated or built; needs
+    neither a driver nor a GPU.
+
+    Tensors keep their uids, names (where these are unique), shapes, strides and data types; those that are not virtual
+    are the inputs and outputs, in the order in which the nodes take and make them.  Where strides were not set they are
+    those that cuDNN infers.  A node computes in floats of 32 bits, or 64 if one node of the graph does, and its result
+    is rounded to the data type that it has.  Booleans are bytes.
+
+    values  numbers for scalars that cuDNN reads on the host (``is_pass_by_value``), by uid, tensor or name: they become
+            part of the graph.  The others are inputs, and may change with every call; those made with
+            ``tensor_scalar``, or given as arrays when the node was made, are known already.
+    tf32    lets products of float32 be rounded to tf32, as cuDNN does unless it is told otherwise.
+
+    The result runs as the pygraph does (`CudnnGraph.execute`) and is a `Graph` for everything else.
+
+    Raises NotSupportedError naming all nodes that there is nothing for, or everything of a node that is not
+    understood; GraphError (ShapeError, ...) naming the node whose tensors do not fit.
+    """
+    if not is_pygraph(pygraph):
+        raise GraphError(f"from_cudnn takes a cudnn.pygraph, got {type(pygraph).__module__}.{type(pygraph).__name__}")
+    if not isinstance(getattr(pygraph, "nodes", None), list):
+        raise GraphError(
+            "this cudnn-frontend does not show the nodes of its graphs; install nvidia-cudnn-frontend>=1.32"
+        )
+    nodes = pygraph.nodes
+    label = label_of(getattr(pygraph, "_cpp_graph_kwargs", {}).get("name")) or "cudnn_graph"
+    if not nodes:
+        raise GraphError(f"pygraph {label!r} has no nodes; one that was deserialized cannot be read")
+    lacking = [reason for node in nodes for reason in _lacking(node)]
+    if lacking:
+        raise NotSupportedError(f"pygraph {label!r} cannot be read: {'; '.join(dict.fromkeys(lacking))}")
+    doubles = any(computed(n.compute_data_type) == float64 for n in nodes)
+    compute = float64 if doubles else "tf32" if tf32 else "float32"
+    graph = CudnnGraph(label, dtype_of(pygraph.context.io_data_type) or "float32", compute)
+    reading = Reading(pygraph, graph, {_uid(pygraph, key): value for key, value in (values or {}).items()})
+    for node in nodes:
+        try:
+            results = RULES[node.node_type.name].make(reading, node)
+            for port, tensor in node.outputs.items():
+                if port not in results:
+                    raise GraphError(f"there is no result {port} ({tensor.name!r})")
+                reading.finish(node, port, results[port])
+        except FusegraphError as error:
+            raise type(error)(f"pygraph {label!r}, {_called(node)}: {error}") from None
+    if not graph.outputs:
+        raise GraphError(f"pygraph {label!r} has no output; mark one with set_output(True)")
+    names = [(t.name, uid) for uid, t in _tensors(pygraph).items() if uid in graph.uids]
+    graph.labels = {name: uid for name, uid in names if sum(n == name for n, _ in names) == 1}
+    return graph
+
+
+def _tensors(pygraph: Any) -> dict[int, Any]:
+    """All tensors that nodes take or make, by uid."""
+    every = (t for n in pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values()) if t is not None)
+    return {t.uid: t for t in every}
+
+
+def _uid(pygraph: Any, key: Any) -> int:
+    """The uid that a key of ``values`` means.  Raises GraphError for one that no node takes."""
+    every = _tensors(pygraph)
+    if isinstance(key, str):
+        named = [uid for uid, t in every.items() if t.name == key]
+        if len(named) != 1:
+            raise GraphError(f"values= names {key!r}, which {len(named)} tensors of the pygraph are called")
+        return named[0]
+    uid = int(key.get_uid()) if hasattr(key, "get_uid") else key
+    if not isinstance(uid, int) or uid not in every:
+        raise GraphError(f"values= has {key!r}, which is no tensor that a node of the pygraph takes")
+    if not every[uid].is_pass_by_value:
+        raise GraphError(f"values= has {every[uid].name!r}, which is not passed by value")
+    return uid
+
+
+# ---- what there is nothing for
+
+
+def _called(node: Any) -> str:
+    kind = node.params.get("mode") if node.node_type.name == "POINTWISE" else node.node_type.name.lower()
+    return f"{kind} {node.name!r}"
+
+
+def _lacking(node: Any) -> list[str]:
+    """What of a node is not known, each in a few words with the node's name; nothing if all is."""
+    rule = RULES.get(node.node_type.name)
+    if rule is None or (node.node_type.name == "POINTWISE" and pointwise_op(node) is None):
+        return [f"there is no op for {_called(node)}"]
+    found = [f"{_called(node)}: {port}" for port in node.inputs if not _known(rule, port)]
+    found += [f"{_called(node)}: {key}" for key, v in node.params.items() if key not in rule.params and v is not None]
+    for tensor in (*node.inputs.values(), *node.outputs.values()):
+        if tensor is None:
+            continue
+        what = f"tensor {tensor.name!r} (uid {tensor.uid})"
+        try:
+            dtype_of(tensor.data_type)
+        except DTypeError as error:
+            found.append(f"{what}: {error}")
+        if tensor.ragged_offset is not None:
+            found.append(f"{what}: ragged_offset")
+        if tensor.reordering_type is not None:
+            found.append(f"{what}: reordering_type {getattr(tensor.reordering_type, 'name', tensor.reordering_type)}")
+    return found
+
+
+def _known(rule: Rule, port: str) -> bool:
+    return port in rule.ports or any(p.endswith("*") and port.startswith(p[:-1]) for p in rule.ports)

@@ -1,0 +1,55 @@
+"""Where cuDNN's results lie in memory if their strides were not set.
+
+The rules are those of cudnn-frontend's C++ nodes (include/cudnn_frontend/node/*.h, `infer_properties_node`); what the
+Python graph shows before cuDNN has seen it is row-major throughout, and provisional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusegraph.layout import packed_strides, stride_order
+
+Shape = tuple[int, ...]
+
+#: Node types whose results are channels last whatever their operands are.
+_CHANNELS_LAST = frozenset({"CONV_FPROP", "CONV_DGRAD", "CONV_WGRAD", "REDUCTION"})
+
+
+def channels_last(shape: Shape) -> Shape:
+    """Packed strides with the second dimension the fastest."""
+    rank = len(shape)
+    return packed_strides(shape, (0, *range(2, rank), 1) if rank > 2 else None)
+
+
+def in_order_of(shape: Shape, like: Shape, strides: Shape) -> Shape:
+    """Packed strides, the dimensions in memory in the order of another tensor's of the same rank."""
+    return packed_strides(shape, stride_order(like, strides) if len(like) == len(shape) else None)
+
+
+def result_strides(
+    kind: str, params: Mapping[str, object], shape: Shape, operands: Sequence[tuple[Shape, Shape]]
+) -> Shape:
+    """The strides cuDNN gives a result of a shape; operands are the (shape, strides) of the node's, in order."""
+    if kind in _CHANNELS_LAST:
+        return channels_last(shape)
+    if kind == "MATMUL" or not operands:
+        return packed_strides(shape)
+    first, strides = operands[0]
+    if kind == "RESHAPE":
+        return packed_strides(shape) if is_logical(params) else channels_last(shape)
+    if kind == "TRANSPOSE":
+        order = params["permutation"]
+        assert isinstance(order, (list, tuple))
+        return tuple(strides[d] for d in order)
+    if kind == "SLICE":
+        return strides
+    for like, found in operands if kind == "POINTWISE" else operands[:1]:
+        if like == shape:
+            return found
+    return in_order_of(shape, first, strides)
+
+
+def is_logical(params: Mapping[str, object]) -> bool:
+    """Whether a reshape keeps the elements in row-major order of the dimensions; else it keeps the memory."""
+    return getattr(params.get("reshape_mode"), "name", None) == "LOGICAL"

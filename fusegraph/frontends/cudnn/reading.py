@@ -1,0 +1,179 @@
+"""A pygraph while it is read: which tensor here stands for which of cuDNN's, with its dtype, shape and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType, float32, float64, int32, int64
+from fusegraph.errors import DTypeError, GraphError, ShapeError
+from fusegraph.frontends.cudnn.graph import CudnnGraph
+from fusegraph.frontends.cudnn.layouts import result_strides
+from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
+from fusegraph.graph import Tensor
+from fusegraph.layout import packed_strides
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Op
+
+#: Node types that move elements: their results have their operand's type where none was set.
+_MOVEMENT = frozenset({"RESHAPE", "TRANSPOSE", "SLICE", "CONCATENATE"})
+
+
+class Reading:
+    """Builds a `CudnnGraph`.
+
+    values  numbers for scalars that cuDNN reads on the host, by uid: they become part of the graph.
+    """
+
+    def __init__(self, pygraph: Any, graph: CudnnGraph, values: Mapping[int, Any]) -> None:
+        self.graph = graph
+        self._context, self._values = pygraph.context, values
+        self._arrays: Mapping[int, Any] = getattr(pygraph, "_data_bindings", {})
+        #: Once cuDNN has inferred what was not set, what the Python graph shows is what it is.
+        self._inferred = bool(getattr(pygraph, "_cpp_bog_done", False))
+        self._producer = {t.uid: (n, port) for n in pygraph.nodes for port, t in n.outputs.items() if t is not None}
+        self._strides: dict[int, tuple[int, ...]] = {}
+        self._casts: dict[tuple[Tensor, DType], Tensor] = {}
+
+    # ---- what cuDNN's graph says
+
+    def operand(self, node: Any, port: str) -> Tensor:
+        """What a node takes; an input is added to the graph when it is first taken."""
+        if port not in node.inputs:
+            raise GraphError(f"{port} is missing")
+        tensor = node.inputs[port]
+        if tensor.uid not in self.graph.uids:
+            self._keep(tensor, self._input(tensor))
+        return self.graph.uids[tensor.uid]
+
+    def dtype(self, node: Any, port: str) -> DType:
+        """That of a result of a node: float32, as cuDNN's, where neither it nor the graph says."""
+        tensor = node.outputs[port]
+        found = dtype_of(tensor.data_type)
+        if found is None and node.node_type.name in _MOVEMENT:
+            return self.operand(node, next(iter(node.inputs))).dtype
+        if found is None:
+            default = self._context.intermediate_data_type if tensor.is_virtual else self._context.io_data_type
+            found = dtype_of(default)
+        return found or float32
+
+    def computes_in(self, node: Any) -> DType:
+        """The dtype in which a node computes."""
+        kind = node.compute_data_type
+        return computed(self._context.compute_data_type if kind is None else kind)
+
+    def shape(self, node: Any, port: str) -> tuple[int, ...] | None:
+        """The shape of a result, if the pygraph says it."""
+        dim = node.outputs[port].dim
+        return tuple(map(int, dim)) if dim else None
+
+    def strides(self, tensor: Any) -> tuple[int, ...]:
+        """How a tensor of cuDNN's lies in memory: as it was set, else as cuDNN infers it."""
+        if tensor.uid not in self._strides:
+            self._strides[tensor.uid] = self._find_strides(tensor)
+        return self._strides[tensor.uid]
+
+    def _find_strides(self, tensor: Any) -> tuple[int, ...]:
+        given = tuple(map(int, tensor.stride or ()))
+        if tensor.uid not in self._producer:
+            return given or packed_strides(tuple(map(int, tensor.dim)))
+        if given and (self._inferred or tensor.stride_assigned):
+            return given
+        node, port = self._producer[tensor.uid]
+        made = self.graph.uids.get(tensor.uid)
+        shape = made.shape if made is not None else self.shape(node, port)
+        assert shape is not None, "asked for before it is made"
+        ports = ["input"] if "input" in node.inputs else list(node.inputs)
+        operands = [(self.operand(node, p).shape, self.strides(node.inputs[p])) for p in ports]
+        return result_strides(node.node_type.name, node.params, shape, operands)
+
+    # ---- what is made of it
+
+    def number(self, node: Any, port: str) -> float | Tensor:
+        """A scalar operand: a number if it is known now, else the input that will bring it."""
+        tensor = self.operand(node, port)
+        return tensor if tensor.value is None else float(tensor.value.reshape(-1)[0])
+
+    def number_tensor(self, value: float, rank: int) -> Tensor:
+        """A constant of float32 that broadcasts to tensors of a rank."""
+        return self.graph.constant(np.full((1,) * rank, value, np.float32))
+
+    def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """A tensor in another dtype, made once."""
+        if tensor.dtype == dtype:
+            return tensor
+        if (tensor, dtype) not in self._casts:
+            self._casts[tensor, dtype] = self.graph.cast(tensor, dtype)
+        return self._casts[tensor, dtype]
+
+    def composite(self, op: Op, operands: Sequence[Tensor], values: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The results of a composite; written out here if a number of it, such as epsilon, comes with every call."""
+        if not any(isinstance(v, Tensor) for v in values.values()):
+            return self.graph.apply_node(op, operands, values).outputs
+        assert op.expand is not None
+
+        def write(name: str, part: str, *parts: Any, **attributes: Any) -> Tensor:
+            return self.graph.apply(TABLE[name], parts, attributes)
+
+        widest = float64 if any(t.dtype == float64 for t in operands) else float32
+        found = op.expand(write, *(self.cast(t, widest) for t in operands), **{**op.attributes, **values})
+        return found if isinstance(found, tuple) else (found,)
+
+    def finish(self, node: Any, port: str, result: Tensor) -> None:
+        """A node's result as cuDNN has it: its dtype, shape and name; an output if it is not virtual."""
+        tensor, dtype = node.outputs[port], self.dtype(node, port)
+        if result.dtype != dtype:
+            result = self.graph.apply(TABLE["identity"], (result,), {"dtype": dtype})
+        shape = self.shape(node, port)
+        if shape is not None and (tensor.dim_assigned or self._inferred) and shape != result.shape:
+            if np.broadcast_shapes(shape, (1,)) != shape or _misfit(result.shape, shape):
+                raise ShapeError(f"{port} was set to {list(shape)}, but is {list(result.shape)}")
+            result = self.graph.broadcast(result, shape=shape)
+        if result in self.graph.uids.values():  # one that has a name already
+            result = self.graph.identity(result)
+        self._keep(tensor, result)
+        if not tensor.is_virtual:
+            self.graph.output(result, strides=self.strides(tensor))
+
+    def _keep(self, tensor: Any, made: Tensor) -> None:
+        self.graph.uids[tensor.uid] = made
+        label = label_of(tensor.name)
+        if label and made.name != label:
+            self.graph._rename(made, self.graph._unique(label))
+
+    def _input(self, tensor: Any) -> Tensor:
+        dtype = dtype_of(tensor.data_type)
+        shape = tuple(map(int, tensor.dim)) or (1,)
+        name = self.graph._unique(label_of(tensor.name) or "input")
+        value = tensor.pass_by_value
+        if value is None:
+            value = self._values.get(tensor.uid)
+        bound = self._arrays.get(tensor.uid)
+        by_value = tensor.is_pass_by_value and prod(shape) == 1  # arrays on the host are called so whatever their size
+        if value is None and by_value:
+            value = bound
+        if value is not None:
+            number = np.asarray(value).reshape(-1)
+            if number.size != 1:
+                raise ShapeError(f"{tensor.name!r} is one number, got {number.size}")
+            kind = dtype or (float32 if number.dtype.kind == "f" else int64 if abs(number[0]) > int32.max else int32)
+            return self.graph.constant(np.full(shape, number[0]), name=name, dtype=kind)
+        if dtype is None:
+            raise DTypeError(f"input {tensor.name!r} (uid {tensor.uid}) has no data type")
+        made = self.graph.tensor(name, shape, dtype, strides=self.strides(tensor) or packed_strides(shape))
+        if by_value:
+            self.graph.by_value.add(made)
+        if bound is not None:
+            self.graph.bound[made] = bound
+        return made
+
+
+def _misfit(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a shape does not broadcast to another."""
+    try:
+        return np.broadcast_shapes(shape, target) != target
+    except ValueError:
+        return True

@@ -1,0 +1,39 @@
+"""cuDNN's data types and labels as this package has them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fusegraph.dtypes import BY_NAME, DType, as_dtype, float32
+from fusegraph.errors import DTypeError
+from fusegraph.lowering.cudnn import DATA_TYPES
+
+_DTYPES = {cudnn: BY_NAME[name] for name, cudnn in DATA_TYPES.items()}
+
+
+def dtype_of(kind: Any) -> DType | None:
+    """The dtype of a member of cudnn.data_type or a torch dtype; None where none was set.  Raises DTypeError for what
+    there is no dtype for.
+    """
+    name = getattr(kind, "name", None)
+    if kind is None or name == "NOT_SET":
+        return None
+    if isinstance(name, str):
+        if name not in _DTYPES:
+            raise DTypeError(f"data type {name}, which fusegraph does not have")
+        return _DTYPES[name]
+    return as_dtype(kind)
+
+
+def computed(kind: Any) -> DType:
+    """The dtype in which a node computes: float32 where cuDNN is told a smaller float, or nothing."""
+    if getattr(kind, "name", None) == "FAST_FLOAT_FOR_FP8":
+        return float32
+    found = dtype_of(kind)
+    return float32 if found is None or (found.is_float and found.itemsize < 4) or found.is_bool else found
+
+
+def label_of(text: Any) -> str:
+    """A label of cuDNN's, any text, as a name; "" if nothing is left of it."""
+    return re.sub(r"[^\w .:/\[\](),+@#-]", "_", str(text or ""), flags=re.ASCII)[:180].strip()
