@@ -36,6 +36,7 @@ class Workload:
                  rate that bounds them.
     extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
     output_strides  in elements, where the result does not lie as the graph would have it.
+    output_dtype  of the (first) result, where it is not the workload's.
     """
 
     name: str
@@ -50,12 +51,14 @@ class Workload:
     missing: str = ""
     output_strides: tuple[int, ...] | None = None
     also: tuple[tuple[int, ...], ...] = ()
+    output_dtype: str | None = None
 
     @property
     def bytes(self) -> int:
         """Device-memory traffic that no implementation can avoid."""
         each = [prod(i.shape) * as_dtype(i.dtype or self.dtype).itemsize for i in self.inputs]
-        written = sum(map(prod, (self.output, *self.also))) * as_dtype(self.dtype).itemsize
+        written = prod(self.output) * as_dtype(self.output_dtype or self.dtype).itemsize
+        written += sum(map(prod, self.also)) * as_dtype(self.dtype).itemsize
         return sum(each) + written + self.extra_bytes
 
     def graph(self) -> Graph | None:

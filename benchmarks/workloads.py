@@ -12,6 +12,7 @@ from math import prod
 
 from benchmarks import models
 from benchmarks.layouts import calls, layouts
+from benchmarks.refused import refused
 from benchmarks.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
 
@@ -326,4 +327,5 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "layers": models.layers,
     "layouts": layouts,
     "calls": calls,
+    "refused": refused,
 }

@@ -56,7 +56,15 @@ class FileError(FusegraphError):
 
 
 class NotSupportedError(FusegraphError):
-    """An engine that cannot run every graph (cuDNN) refuses this one; the message has its reason and the nodes."""
+    """An engine that cannot run every graph (cuDNN) refuses this one, or a front door has nothing for some nodes; the
+    message has the reason and the nodes.
+
+    reason  the reason alone, in the engine's own words; "" where the message is no more than that.
+    """
+
+    def __init__(self, message: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class KernelError(FusegraphError):

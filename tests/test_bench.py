@@ -24,6 +24,7 @@ from benchmarks import models, summary
 from benchmarks.layouts import calls, layouts
 from benchmarks.models import NETWORKS, Conv, Linear
 from benchmarks.peers import alone, functions
+from benchmarks.refused import refused
 from benchmarks.workloads import SUITES, board
 from codegen.arch import arch
 from fusegraph.cli import main
@@ -54,7 +55,7 @@ ENVIRONMENT = {
 
 
 def test_every_workload_is_whole():
-    workloads = [*board(), *models.layers(), *layouts(), *calls()]
+    workloads = [*board(), *models.layers(), *layouts(), *calls(), *refused()]
     names = [w.name for w in workloads]
     assert len(set(names)) == len(names) > 50
     torch = SimpleNamespace(nn=SimpleNamespace(functional=None))
@@ -318,6 +319,7 @@ def test_rows(pretended):
         0.5,
     )
     assert (ours.note, cudnn.note) == ("k1, k2", "engine 3")
+    assert (ours.kernels, cudnn.kernels) == (2, 1)
     assert ours.build_s >= 0
     assert ours.host_us > 0
     assert ours.cached_s > 0
@@ -333,13 +335,13 @@ def test_rows(pretended):
 
 def test_rows_of_what_does_not_run(pretended, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    pretended.made["cudnn"] = NotSupportedError("cuDNN refuses\n graph 'add'")
+    pretended.made["cudnn"] = NotSupportedError("cuDNN refuses graph 'add' (add 'y')", "no plans\n for it")
     pretended.made["cuda"] = Executable(ZeroDivisionError("a defect"))
     rows = list(Bench().rows(add(), ["cudnn", "torch", "cupy"]))
     assert [r.median_us for r in rows] == [None] * 4
     assert {r.floor_us for r in rows} == {10.0}
     assert rows[0].note == "ZeroDivisionError: a defect"
-    assert rows[1].note == "cuDNN refuses graph 'add'"
+    assert rows[1].note == "no plans for it"
     assert rows[2].note.startswith("torch is not installed")
     later = next(w for w in board() if w.name == "softmax 8192x8192 bf16")
     if later.graph() is None:
@@ -740,6 +742,48 @@ def test_the_table_of_calls(tool):
     assert "| w | cupy |" not in text
 
 
+def test_the_table_of_cudnns_answers(tool):
+    rows = [
+        Row("softmax", "cuda", 20.0, 18.0, 0.9, 0.1, 5.0, "k", kernels=1),
+        Row("softmax", "cudnn", None, 18.0, None, None, None, "cuDNN's graph API has no softmax ('out')"),
+        Row("relu|mul", "cuda", 30.0, 15.0, 0.5, 0.1, 5.0, "k, l", kernels=2),
+        Row("relu|mul", "cudnn", None, 15.0, None, None, None, "[cudnn_frontend] Error: No valid engine configs " * 4),
+        Row("taken", "cuda", 40.0, 10.0, 0.25, 0.1, 5.0, "k"),
+        Row("taken", "cudnn", 50.0, 10.0, 0.2, 0.1, 5.0, "eng0", kernels=1),
+        Row("failed", "cuda", None, 10.0, None, None, None, "a defect"),
+    ]
+    told = document(ENVIRONMENT, "--suite refused --peers cudnn", 15, rows, complete=True)
+    (tool.results / "gpu.json").write_text(artifacts.json_text(told))
+    assert tool.main([]) == 0
+    lines = [line for line in tool.readme.read_text().splitlines() if line.startswith("| ")]
+    assert lines == [
+        "| graph | cuDNN's answer | kernels here | fusegraph us | floor us | of the floor |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| softmax | refused: cuDNN's graph API has no softmax ('out') | 1 | 20.0 | 18.0 | 0.90 |",
+        "| relu\\|mul | refused: " + " ".join(["No valid engine configs"] * 4) + " | 2 | 30.0 | 15.0 | 0.50 |",
+        "| taken | runs: 50.0 us | - | 40.0 | 10.0 | 0.25 |",
+        "| failed | not asked | - | - | - | - |",
+    ]
+
+
+#: Graphs that cuDNN refuses and that are two kernels: two products in a row; a product of so many columns that to
+#: compute its factor again for all of them costs more than a kernel of its own.
+SEVERAL = dict.fromkeys(
+    [
+        "conv 3x3(relu(conv 3x3)) 64x64x56x56 NHWC",
+        "gelu(x @ up) @ down 8192x1024->4096->1024",
+        "conv 3x3(relu(x * scale + bias)) 64x256x56x56->256 NHWC",
+        "relu(a) @ b 4096x4096x4096",
+    ],
+    2,
+)
+
+
+def test_what_cudnn_refuses_takes_few_kernels():
+    kernels = {w.name: len(plan(w.graph(), choose=by_cost_model(arch("sm_90a"))).kernels) for w in refused()}
+    assert kernels == {name: SEVERAL.get(name, 1) for name in kernels}
+
+
 def test_several_results_of_a_device(tool):
     """Each file has its table, its picture and its command, in the order of their names."""
     rest = [row for row in result()["rows"] if row["engine"] != "plain"]
@@ -774,7 +818,7 @@ def test_committed_results_are_whole():
         assert set(told) - {"options"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
         assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
         for row in told["rows"]:
-            assert set(row) == ROW_KEYS
+            assert set(row) | {"kernels"} == ROW_KEYS  # which the first results did not count
             if row["median_us"] is not None:
                 assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
 

@@ -146,11 +146,11 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         f"![Bars of the table below]({picture})",
         "",
         *(_call_table(document["rows"]) if "--suite calls" in options else []),
-        _cells(headings),
-        _cells(rules),
-        *(_table_row(s, parts) for s in every),
-        "",
     ]
+    if "--suite refused" in options:
+        lines += _answers(every, document["rows"])
+    else:
+        lines += [_cells(headings), _cells(rules), *(_table_row(s, parts) for s in every), ""]
     ran = [s.ours for s in every if s.ours is not None]
     if ran:
         ratios = runpy.run_path(str(ROOT / "benchmarks" / "summary.py"))["sentence"](document["rows"])
@@ -174,6 +174,39 @@ def _call_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if row["median_us"] is not None:
             shown = ["-" if row.get(key) is None else format(row[key], digits) for key, digits in columns.values()]
             lines.append(_cells([row["workload"], row["engine"], *shown]))
+    return [*lines, ""]
+
+
+#: What begins or ends cuDNN's reasons and says nothing.
+_NOISE = re.compile(r"\[cudnn_frontend\] Error: |CUDNN_BACKEND_\w+: |cudnn\w*Error: |;? *at: .*")
+_LONGEST_REASON = 120
+
+
+def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What cuDNN answers to each graph, and what runs here."""
+    told = {row["workload"]: row for row in rows if row["engine"] == "cudnn"}
+    headings = ["graph", "cuDNN's answer", "kernels here", "fusegraph us", "floor us", "of the floor"]
+    lines = [_cells(headings), _cells(["---", "---", *["---:"] * 4])]
+    for standing in every:
+        ours, answer = standing.ours, told.get(standing.workload)
+        if answer is None:
+            said = "not asked"
+        elif answer["median_us"] is not None:
+            said = f"runs: {answer['median_us']:.1f} us"
+        else:
+            reason = _NOISE.sub("", answer["note"]).strip()
+            cut = reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON].rpartition(" ")[0] + " ..."
+            said = f"refused: {cut}"
+        cells = ["-"] * 4
+        if ours is not None:
+            count = "-" if ours.get("kernels") is None else str(ours["kernels"])
+            cells = [
+                count,
+                f"{ours['median_us']:.1f}",
+                f"{ours['floor_us']:.1f}",
+                f"{ours['floor_fraction']:.2f}",
+            ]
+        lines.append(_cells([standing.workload, said, *cells]))
     return [*lines, ""]
 
 

@@ -125,7 +125,9 @@ class CudnnExecutable(Executable):
             try:
                 return fuse(graph, options, target=target)
             except Refusal as refusal:
-                raise NotSupportedError(f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}") from None
+                raise NotSupportedError(
+                    f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}", str(refusal)
+                ) from None
         order = {n: k for k, n in enumerate(graph.nodes)}
         view = GroupView(graph, graph.nodes, order)
         try:
@@ -133,7 +135,8 @@ class CudnnExecutable(Executable):
         except Refusal as refusal:
             raise NotSupportedError(
                 f"cuDNN refuses graph {graph.name!r} ({_named(view.nodes)}): {refusal}; "
-                "partition=True runs the largest pieces that it takes"
+                "partition=True runs the largest pieces that it takes",
+                str(refusal),
             ) from None
         return Partition(graph, (Group(view.nodes, lowered),), ())
 
@@ -280,7 +283,10 @@ def _addresses(described: lowering.Described) -> dict[int, int]:
 def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:
     nodes = _named(group.nodes)
     why = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
-    return NotSupportedError(f"cuDNN proposes plans for {nodes}, but none of them builds and runs: {why[:500]}")
+    failed = "none of them builds and runs"
+    return NotSupportedError(
+        f"cuDNN proposes plans for {nodes}, but {failed}: {why[:500]}", f"proposes plans, but {failed}: {why[:200]}"
+    )
 
 
 def _named(nodes: Sequence[Node]) -> str:

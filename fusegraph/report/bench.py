@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
-from fusegraph.errors import FusegraphError
+from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent, layout_strides
 from fusegraph.ops.base import Kind
@@ -141,6 +141,7 @@ class Row:
     note            what ran: our kernels, cuDNN's plans, how torch ran.
     cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
     replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
+    kernels         how many kernels of ours, or plans of cuDNN's, a call runs.
     """
 
     workload: str
@@ -153,14 +154,17 @@ class Row:
     note: str = ""
     cached_s: float | None = None
     replay_us: float | None = None
+    kernels: int | None = None
 
 
 @dataclass(frozen=True)
 class _Built:
-    """A workload built on an engine: a call, what runs; ours also how to build it again and to record a call."""
+    """A workload built on an engine: a call, what runs, in how many kernels where that is known; ours also how to build
+    it again and to record a call."""
 
     run: Callable[[], Any]
     note: str
+    kernels: int | None = None
     again: Callable[[], Any] | None = None
     record: Callable[[], Callable[[], Any]] | None = None
 
@@ -275,13 +279,15 @@ class Bench:
             with contextlib.suppress(FusegraphError):
                 driver.synchronize(0, self.device)  # what it has queued is no part of the next row
             text = f"not {doing} within {LIMIT_S:g} s"
+        except NotSupportedError as error:
+            text = error.reason or str(error)
         except (NotImplementedError, FusegraphError) as error:
             text = str(error)
         except Exception as error:  # a peer's own failure is a row of the table, not ours
             text = f"{type(error).__name__}: {error}"
         else:
             return Row(
-                workload.name, engine, us, floor, floor / us, build, host, built.note, cached_s=cached, replay_us=replay
+                workload.name, engine, us, floor, floor / us, build, host, built.note, cached, replay, built.kernels
             )
         return Row(workload.name, engine, None, floor, None, None, None, " ".join(text.split())[:300])
 
@@ -334,6 +340,7 @@ class Bench:
         return _Built(
             lambda: executable(*arrays, out=out),
             names,
+            len(kernels) if executable.plan else None,
             lambda: build()(*arrays, out=out),
             lambda: executable.record(*arrays, out=out)[1],
         )
@@ -341,8 +348,8 @@ class Bench:
     def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
         executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
         out = executable(*arrays)
-        names = ", ".join(p.name for p in executable.plans)  # type: ignore[attr-defined]
-        return _Built(lambda: executable(*arrays, out=out), names)
+        plans = executable.plans  # type: ignore[attr-defined]
+        return _Built(lambda: executable(*arrays, out=out), ", ".join(p.name for p in plans), len(plans))
 
     def _torch_call(
         self, workload: Workload, arrays: Sequence[DeviceArray], which: str = "functions"
