@@ -18,8 +18,9 @@ RESERVED = frozenset(
     int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert round_to infinity quiet_nan math load store
     APPROXIMATE_MATH
     load_shared store_shared threadIdx blockIdx blockDim
-    gridDim warpSize dim3 main abs ceil cos exp exp2 expm1 erf floor fmod log log1p log2 max min pow rint
-    round sin sqrt rsqrt tan tanh isnan isinf signbit half NULL INFINITY NAN M N K signed_ size lane warp
+    gridDim warpSize dim3 main abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf floor fmod log
+    log1p log2 max min pow rint round sin sinh sqrt rsqrt tan tanh trunc isnan isinf
+    signbit half NULL INFINITY NAN M N K signed_ size lane warp
     asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write
     close open printf assert linux unix near far
     barrier_init barrier_fence_init barrier_arrive barrier_expect barrier_wait barrier_arrive_cluster tma_load

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusegraph import errors
+    from fusegraph import errors, onnx
     from fusegraph.dtypes import (
         DType,
         bfloat16,
@@ -63,6 +63,7 @@ __all__ = [
     "int8",
     "int32",
     "int64",
+    "onnx",
     "to_device",
     "to_numpy",
     "uint8",
@@ -83,8 +84,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would take every name for 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "errors":
-            return import_module("fusegraph.errors")
+        if name in ("errors", "onnx"):
+            return import_module(f"fusegraph.{name}")
         value = getattr(import_module(_HOME.get(name, "fusegraph.dtypes")), name)
         globals()[name] = value
         return value

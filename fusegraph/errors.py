@@ -67,6 +67,23 @@ class NotSupportedError(FusegraphError):
         self.reason = reason
 
 
+class ModelError(FusegraphError):
+    """A model that an importer cannot read: no such file, cut short, malformed, or beyond a limit.  The message names
+    the file and the node.
+    """
+
+
+class UnsupportedModelError(ModelError, NotSupportedError):
+    """A model uses operators, types or values of attributes that its importer does not have; the message lists all.
+
+    ``reasons`` has each of them once, such as "operator LSTM" or "type int16".
+    """
+
+    def __init__(self, message: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
 class KernelError(FusegraphError):
     """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of
     bounds.

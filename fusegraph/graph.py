@@ -306,7 +306,9 @@ class Graph:
             kind = self.io_dtype if not self.io_dtype.is_bool else int32
         else:
             kind = self.io_dtype if self.io_dtype.is_float else float32
-        stored = np.array(from_reference(convert(to_reference(value, source), source, kind), kind), order="C")
+        if kind != source:
+            value = from_reference(convert(to_reference(value, source), source, kind), kind)
+        stored = np.array(value, order="C")
         stored.setflags(write=False)
         tensor = self._add_tensor(
             name or self._unique("constant"), stored.shape, packed_strides(stored.shape), kind, value=stored
@@ -346,9 +348,16 @@ class Graph:
                 raise LayoutError(f"strides {tensor.strides} of shape {tensor.shape} make elements share an address")
         except LayoutError as error:
             raise LayoutError(f"output {tensor.name!r}: {error}") from None
-        if name is not None and name != tensor.name:
-            self._rename(tensor, name)
+        if name is not None:
+            self.rename(tensor, name)
         self.outputs.append(tensor)
+        return tensor
+
+    def rename(self, tensor: Tensor, name: str) -> Tensor:
+        """Gives a tensor another name and returns it.  Raises GraphError (name taken or not allowed)."""
+        self._own(tensor, "rename")
+        if name != tensor.name:
+            self._rename(tensor, name)
         return tensor
 
     # ---- nodes

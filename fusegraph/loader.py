@@ -1,6 +1,6 @@
-"""The graphs of a Python file, for the command line.
+"""The graphs of a file, for the command line: of a Python file, or the one of an ONNX model.
 
-What is found, in the order of its definition:
+What is found in a Python file, in the order of its definition:
 
 - every `Graph` that is bound to a module-level name when the file has run, and every ``pygraph`` of cudnn-frontend,
   which is read by `fusegraph.from_cudnn`;
@@ -13,6 +13,9 @@ A graph found twice is listed once: the same object under two names, or a functi
 
 The file runs as ``python FILE`` would run it, its folder first on ``sys.path``, but ``__name__`` is not ``"__main__"``.
 What it prints goes to stderr, as stdout is the command's own.
+
+``model.onnx`` holds one graph; ``model.onnx:batch=8,x=1x3x224x224`` gives sizes of dimensions and shapes of inputs that
+the model leaves open.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import contextlib
 import inspect
 import itertools
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -44,11 +48,17 @@ _numbers = itertools.count()
 
 
 def load_graphs(file: str) -> list[Graph]:
-    """The graphs of ``FILE`` or ``FILE:name``, at least one.
+    """The graphs of ``FILE`` or ``FILE:name``, or of ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``, at least one.
 
     Raises FileError where the file is missing, a folder, no text, no Python, raises, exits, or holds no graph (or none
-    of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.
+    of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.  Of
+    ONNX models: what `fusegraph.onnx.load` raises, FileError for sizes that are none.
     """
+    model = _ONNX.fullmatch(file)
+    if model is not None:
+        from fusegraph.frontends.onnx import load
+
+        return [load(model[1], _shapes(model[2] or "")).graph]
     path, name = _split(file)
     code = _compiled(path)
     module = ModuleType(f"fusegraph_file_{next(_numbers)}")
@@ -71,6 +81,21 @@ def load_graphs(file: str) -> list[Graph]:
 
 
 # --- reading
+
+#: A model, and the sizes behind a colon.
+_ONNX = re.compile(r"(.*\.onnx)(?::([^/]*=[^/]*))?", re.IGNORECASE | re.DOTALL)
+
+
+def _shapes(text: str) -> dict[str, int | list[int]]:
+    """Sizes and shapes from ``batch=8,x=1x3x224x224``.  Raises FileError."""
+    found: dict[str, int | list[int]] = {}
+    for part in text.split(",") if text else ():
+        name, _, sizes = part.rpartition("=")
+        if not name or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", sizes):
+            raise FileError(f"{part!r} is no size: give batch=8 for a dimension, x=1x3x224x224 for an input")
+        numbers = [int(n) for n in sizes.split("x")]
+        found[name] = numbers[0] if len(numbers) == 1 else numbers
+    return found
 
 
 def _split(file: str) -> tuple[Path, str | None]:

@@ -48,7 +48,7 @@ def executables() -> dict[str, list[CpuExecutable]]:
 
 
 def test_every_example_is_there() -> None:
-    wanted = {"sigmoid_fma", "conv_bias_relu", "matmul_bias_gelu", "image_filter", "torch_style_conv2d"}
+    wanted = {"sigmoid_fma", "conv_bias_relu", "matmul_bias_gelu", "image_filter", "torch_style_conv2d", "onnx_model"}
     assert wanted <= {file.stem for file in FILES}
 
 

@@ -20,6 +20,9 @@ VALUES = np.concatenate([
     [1e300, -1e300, 5e-324, np.inf, -np.inf, np.nan], np.linspace(-12, 12, 97), np.linspace(-700, 700, 29),
 ])  # fmt: skip
 PAIRS = np.meshgrid(VALUES, VALUES)
+INTEGERS = np.array([0, 1, -1, 2, -3, 5, 7, 31, 32, 33, -100, 12345, 2**31 - 1, -(2**31)], np.int32)
+#: Ops of which the formulas are less accurate than the references.
+INEXACT = ("sin", "cos", "tan", "exp", "tanh", "sinh", "cosh", "atanh", "asin", "acos")
 #: All but random numbers, which are in test_random.
 POINTWISE = {name: op for name, op in TABLE.items() if op.kind is Kind.POINTWISE and not op.integers}
 
@@ -47,6 +50,19 @@ def fmod(a: Any, b: Any) -> Any:
             return np.nan
 
     return np.vectorize(one, otypes=[float])(a, b)
+
+
+def asinh_values(x: Any) -> Any:
+    a = np.minimum(abs(x), 1e150)
+    return np.copysign(
+        np.where(abs(x) > 1e150, np.log(abs(x)) + np.log(2), np.log1p(a + a * a / (1 + np.hypot(1, a)))), x
+    )
+
+
+def shifted(a: Any, b: Any, shift: Callable[[int, int], int]) -> Any:
+    """Of int32, by exact integers; by all bits, and more, where b is not one of the 32."""
+    exact = [shift(int(x), int(n) if 0 <= n < 32 else 64) for x, n in zip(a, b)]
+    return np.array([(e + 2**31) % 2**32 - 2**31 for e in exact])
 
 
 def power(a: Any, b: Any) -> Any:
@@ -104,6 +120,22 @@ CASES: dict[str, list[tuple[dict[str, Any], Formula]]] = {
     "sin": [({}, lambda x: np.imag(np.exp(1j * x)))],
     "cos": [({}, lambda x: np.real(np.exp(1j * x)))],
     "tan": [({}, lambda x: np.sin(x) / np.cos(x))],
+    "asin": [({}, lambda x: np.arctan2(x, np.sqrt((1 - x) * (1 + x))))],
+    "acos": [({}, lambda x: np.arctan2(np.sqrt((1 - x) * (1 + x)), x))],
+    "atan": [({}, lambda x: np.arctan2(x, 1))],
+    "sinh": [({}, lambda x: np.copysign(0.5, x) * (np.expm1(abs(x)) + 1 - np.exp(-abs(x))))],
+    "cosh": [({}, lambda x: 0.5 * np.exp(x) + 0.5 * np.exp(-x))],
+    "asinh": [({}, asinh_values)],
+    "acosh": [({}, lambda x: np.log(x) + np.log1p(np.sqrt(1 - 1 / x) * np.sqrt(1 + 1 / x)))],
+    "atanh": [({}, lambda x: 0.5 * (np.log1p(x) - np.log1p(-x)))],
+    "trunc": [({}, lambda x: np.copysign(np.floor(abs(x)), x))],
+    "quotient": [({}, lambda a, b: np.where(b == 0, 0, a / np.where(b == 0, 1, b)).astype(np.int64).astype(np.int32))],
+    "bitwise_and": [({}, lambda a, b: ~(~a | ~b))],
+    "bitwise_or": [({}, lambda a, b: ~(~a & ~b))],
+    "bitwise_xor": [({}, lambda a, b: (a | b) - (a & b))],
+    "bitwise_not": [({}, lambda x: -1 - x)],
+    "shift_left": [({}, lambda a, b: shifted(a, b, lambda x, n: x * 2**n))],
+    "shift_right": [({}, lambda a, b: shifted(a, b, lambda x, n: x // 2**n))],
     "erf": [({}, special.erf)],
     "cmp_eq": [({}, lambda a, b: a == b)],
     "cmp_neq": [({}, lambda a, b: ~(a == b))],
@@ -178,8 +210,10 @@ def test_every_op_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name: str) -> None:
-    arity = len(TABLE[name].operands)
-    if arity == 1:
+    arity, floats = len(TABLE[name].operands), "float" in TABLE[name].cuda or not TABLE[name].reads_values
+    if not floats:
+        arrays = [p.ravel() for p in np.meshgrid(*[INTEGERS] * arity)]
+    elif arity == 1:
         arrays = [VALUES]
     elif name.endswith("_backward"):
         arrays = [np.full_like(VALUES, -1.25), VALUES]
@@ -190,9 +224,9 @@ def test_reference(name: str) -> None:
     for attributes, formula in CASES[name]:
         with np.errstate(all="ignore"):
             expected = formula(*arrays)
-        result = run(name, attributes, *arrays)
+        result = run(name, attributes, *arrays, dtype=dt.float64 if floats else dt.int32)
         tolerance = {"rtol": 1e-13, "atol": 1e-300}
-        if name in ("sin", "cos", "tan", "exp", "tanh"):  # the formulas are less accurate than the references
+        if name in INEXACT:
             tolerance = {"rtol": 1e-11, "atol": 1e-15}
         if "backward" in name or name.startswith("hard"):
             tolerance["atol"] = 1e-15
@@ -246,6 +280,14 @@ def truncated_remainder(a: Any, b: Any) -> Any:
         ("scale", lambda a, b: a * b),
         ("add_square", lambda a, b: a + b * b),
         ("mod", truncated_remainder),
+        ("quotient", lambda a, b: np.where(b == 0, 0, np.sign(a * b) * (abs(a) // np.where(b == 0, 1, abs(b))))),
+        ("bitwise_and", lambda a, b: (a + b - (a ^ b)) // 2),
+        ("bitwise_or", lambda a, b: (a + b + (a ^ b)) // 2),
+        ("bitwise_xor", lambda a, b: a + b - 2 * (a & b)),
+        ("bitwise_not", lambda a, b: -1 - a),
+        ("shift_left", lambda a, b: np.where((b >= 0) & (b < 8), a * 2 ** np.clip(b, 0, 8), 0)),
+        ("shift_right", lambda a, b: a // 2 ** np.where((b >= 0) & (b < 8), b, 8)),
+        ("trunc", lambda a, b: a),
         ("max", lambda a, b: np.where(a > b, a, b)),
         ("min", lambda a, b: np.where(a < b, a, b)),
         ("neg", lambda a, b: -a),

@@ -44,6 +44,23 @@ __device__ __forceinline__ T remainder(T a, T b) {
   const bool minus_one = T(-1) < T(0) && b == T(-1);  // the most negative number % -1 is undefined
   return b == T(0) || minus_one ? T(0) : T(a % b);
 }
+// C's quotient, rounded towards zero; 0 where b is 0.
+template <class T>
+__device__ __forceinline__ T quotient(T a, T b) {
+  const bool minus_one = T(-1) < T(0) && b == T(-1);  // the most negative number / -1 is undefined
+  return b == T(0) ? T(0) : minus_one ? wrapping_neg(a) : T(a / b);
+}
+// a << b, 0 where b is not one of the type's bits.
+template <class T>
+__device__ __forceinline__ T shift_left(T a, T b) {
+  typedef typename Modular<T>::type U;
+  return b < T(0) || b >= T(8 * sizeof(T)) ? T(0) : T(U(a) << int(b));
+}
+// a >> b, which keeps the sign; where b is not one of the type's bits as if all were shifted out.
+template <class T>
+__device__ __forceinline__ T shift_right(T a, T b) {
+  return b < T(0) || b >= T(8 * sizeof(T)) ? T(a < T(0) ? -1 : 0) : T(a >> int(b));
+}
 template <class T>
 __device__ __forceinline__ T maximum(T a, T b) {
   return a > b ? a : b;

@@ -25,8 +25,15 @@ namespace math {
 // ---- the C library's functions
 
 UNARY_MATH(abs, fabs)
+UNARY_MATH(acos, acos)
+UNARY_MATH(acosh, acosh)
+UNARY_MATH(asin, asin)
+UNARY_MATH(asinh, asinh)
+UNARY_MATH(atan, atan)
+UNARY_MATH(atanh, atanh)
 UNARY_MATH(ceil, ceil)
 UNARY_MATH(cos, cos)
+UNARY_MATH(cosh, cosh)
 UNARY_MATH(exp2, exp2)
 UNARY_MATH(floor, floor)
 UNARY_MATH(log, log)
@@ -34,7 +41,9 @@ UNARY_MATH(log1p, log1p)
 UNARY_MATH(log2, log2)
 UNARY_MATH(round, rint)  // halfway cases to even
 UNARY_MATH(sin, sin)
+UNARY_MATH(sinh, sinh)
 UNARY_MATH(tan, tan)
+UNARY_MATH(trunc, trunc)
 BINARY_MATH(fmod, fmod)
 BINARY_MATH(pow, pow)
 

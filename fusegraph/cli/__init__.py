@@ -42,7 +42,7 @@ File = Annotated[
     typer.Argument(
         metavar="FILE[:NAME]",
         help="Python file: every module-level Graph and every public function that needs no arguments and returns "
-        "one; or the one named.",
+        "one; or the one named. Or an ONNX model, with sizes that it leaves open: model.onnx:batch=8,x=1x3x224x224.",
         show_default=False,
     ),
 ]

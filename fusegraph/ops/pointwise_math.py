@@ -172,6 +172,7 @@ unary(
     ulps=0,
     cudnn="floor",
 )
+unary("trunc", _floats_only(np.trunc), "The integer towards zero.", float="math::trunc({x})", int="{x}", ulps=0)
 unary(
     "round",
     _floats_only(np.rint),
@@ -234,6 +235,14 @@ unary("log1p", np.log1p, "log(1 + x), accurate for small x.", float="math::log1p
 unary("sin", np.sin, "Sine of x in radians.", float="math::sin({x})", ulps=2, cudnn="sin")
 unary("cos", np.cos, "Cosine of x in radians.", float="math::cos({x})", ulps=2, cudnn="cos")
 unary("tan", np.tan, "Tangent of x in radians.", float="math::tan({x})", ulps=4, cudnn="tan")
+unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", float="math::asin({x})", ulps=3)
+unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", float="math::acos({x})", ulps=3)
+unary("atan", np.arctan, "Arc tangent in radians.", float="math::atan({x})", ulps=3)
+unary("sinh", np.sinh, "Hyperbolic sine.", float="math::sinh({x})", ulps=4)
+unary("cosh", np.cosh, "Hyperbolic cosine.", float="math::cosh({x})", ulps=3)
+unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", float="math::asinh({x})", ulps=4)
+unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", float="math::acosh({x})", ulps=5)
+unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", float="math::atanh({x})", ulps=4)
 unary("erf", _erf, "Error function.", float="math::erf({x})", ulps=3, cudnn="erf")
 
 # ---- comparisons and logic

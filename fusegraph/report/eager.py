@@ -37,7 +37,7 @@ DTYPES = {
     "bool": ("bool", np.bool_),
 }
 #: Ops written as several torch functions, or that torch itself computes in steps on the CPU.
-COMPOSED = frozenset({"relu", "swish", "mod", "sign", "add_square", "rsqrt"})
+COMPOSED = frozenset({"relu", "swish", "mod", "quotient", "shift_left", "shift_right", "sign", "add_square", "rsqrt"})
 #: Operands of norms that torch wants in the type in which it computes, whatever the others are.
 STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_var"})
 
@@ -71,8 +71,21 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
         shape[axis] = -1
         return torch.arange(x.shape[axis], dtype=torch.int32, device=x.device).reshape(shape).expand(x.shape)
 
-    plain = "abs ceil cos erf exp exp2 expm1 floor isnan log log1p log2 logical_not neg reciprocal round rsqrt sigmoid"
-    table = {name: getattr(torch, name) for name in (plain + " sin sqrt tan tanh pow logical_and logical_or").split()}
+    def quotient(a: Any, b: Any) -> Any:
+        whole = torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
+        return torch.where(b == 0, torch.zeros_like(a), whole)
+
+    def shift(function: Any, beyond: Any) -> Any:
+        def shifted(a: Any, b: Any) -> Any:
+            inside = (b >= 0) & (b < 8 * a.element_size())
+            return torch.where(inside, function(a, torch.where(inside, b, torch.zeros_like(b))), beyond(a))
+
+        return shifted
+
+    plain = """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor isnan log log1p log2
+        logical_not neg reciprocal round rsqrt sigmoid sin sinh sqrt tan tanh trunc pow logical_and logical_or
+        bitwise_and bitwise_or bitwise_xor bitwise_not"""
+    table = {name: getattr(torch, name) for name in plain.split()}
     table |= {f"cmp_{name}": getattr(torch, name) for name in ("eq", "gt", "ge", "lt", "le")}
     table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish")}
     return table | {
@@ -85,6 +98,9 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
         "max": torch.maximum,
         "min": torch.minimum,
         "mod": mod,
+        "quotient": quotient,
+        "shift_left": shift(torch.bitwise_left_shift, torch.zeros_like),
+        "shift_right": shift(torch.bitwise_right_shift, lambda a: -(a < 0).to(a.dtype)),
         "cmp_neq": torch.ne,
         "add_square": lambda a, b: a + b * b,
         "sign": lambda x: torch.where(torch.isnan(x), x, torch.sign(x)),

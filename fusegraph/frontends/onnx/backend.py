@@ -1,0 +1,77 @@
+"""The importer as a backend of the package ``onnx``, as its test suite and programs for any backend call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx.backend.base
+from onnx import ModelProto
+
+from fusegraph.engines import default_engine
+from fusegraph.engines.base import Executable
+from fusegraph.errors import ArgumentError
+from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
+
+
+class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
+    """A model, compiled anew for each combination of shapes, and of values that shapes follow from."""
+
+    def __init__(self, model: ModelProto, engine: str, options: Mapping[str, Any]) -> None:
+        self._model, self._engine, self._options = model, engine, dict(options)
+        self._names = [v.name for v in model.graph.input if v.name not in {t.name for t in model.graph.initializer}]
+        #: Inputs whose values decide on shapes, as far as they are known.
+        self._deciding: tuple[str, ...] = ()
+        self._compiled: dict[Any, tuple[Model, Executable]] = {}
+
+    def run(self, inputs: Any, **_: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        """The outputs, from arrays in the order of the inputs or by name."""
+        if not isinstance(inputs, Mapping):
+            given = inputs if isinstance(inputs, Sequence) else [inputs]
+            if len(given) > len(self._names):
+                raise ArgumentError(f"the model has {len(self._names)} inputs, got {len(given)}")
+            inputs = dict(zip(self._names, given))
+        arrays = {name: np.asarray(x) for name, x in inputs.items() if not isinstance(x, list | tuple | None)}
+        model, executable = self._built(arrays)
+        results = executable(*(arrays[name] for name in model.inputs))
+        return results if isinstance(results, tuple) else (results,)
+
+    def _built(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Model, Executable]:
+        while True:
+            values = {name: arrays[name] for name in self._deciding if name in arrays}
+            key = (
+                tuple((name, a.shape) for name, a in arrays.items()),
+                tuple((name, a.tobytes()) for name, a in values.items()),
+            )
+            if key in self._compiled:
+                return self._compiled[key]
+            try:
+                model = from_proto(self._model, {name: a.shape for name, a in arrays.items()}, values)
+            except InputValueError as error:
+                if not set(error.inputs) - set(self._deciding) or not set(error.inputs) <= set(arrays):
+                    raise
+                self._deciding += tuple(name for name in error.inputs if name not in self._deciding)
+                continue
+            self._compiled[key] = model, model.compile(self._engine, **self._options)
+            return self._compiled[key]
+
+
+class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
+    """ONNX's interface: device CPU is engine cpu, CUDA is engine cuda; ``engine=`` says another, such as reference."""
+
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> BackendRep:
+        """A model that can be run.  Options but ``engine`` are those of `fusegraph.compile`."""
+        engine = options.pop("engine", None) or ("cuda" if device.startswith("CUDA") else "cpu")
+        return BackendRep(model, engine, options)
+
+    @classmethod
+    def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
+        """The outputs of a model."""
+        return cls.prepare(model, device, **options).run(inputs)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether there is such a device: CPU always, CUDA with a driver and a GPU."""
+        return device == "CPU" or (device.startswith("CUDA") and default_engine() == "cuda")

@@ -1,0 +1,133 @@
+"""What ONNX's own schemas say: how many inputs an operator has, which attributes, and what it is made of.
+
+An operator that the table does not have is written out if ONNX defines it as a function of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.tensors import DTYPES
+from fusegraph.graph import Tensor
+
+#: The operator set whose operators, and all newer ones, the table's functions take.
+OLDEST = 13
+#: Operators of which older versions take fewer types, and differ in nothing else.
+_TYPES_ONLY = ("Constant", "If")
+_ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
+
+
+def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
+    """The schema of an operator in a version of its operator set, None if there is none."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
+    """Whether an operator of an older operator set is still defined so in `OLDEST`."""
+    later = schema_of(node, OLDEST)
+    if schema.name in _TYPES_ONLY:
+        return True
+    return later is not None and later.since_version == schema.since_version
+
+
+def defaults(schema: onnx.defs.OpSchema) -> dict[str, AttributeProto]:
+    """The attributes that have a value where none is given."""
+    every = {name: known.default_value for name, known in schema.attributes.items()}
+    return {name: value for name, value in every.items() if value.type != AttributeProto.UNDEFINED}
+
+
+def has_body(schema: onnx.defs.OpSchema) -> bool:
+    """Whether an operator is defined as a function of others."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def check_counts(node: NodeProto, schema: onnx.defs.OpSchema, wanted: int) -> None:
+    """Raises ModelError for more or fewer inputs and outputs than the schema has."""
+    given = len(node.input)
+    if not schema.min_input <= given <= schema.max_input:
+        raise ModelError(f"it has {schema.min_input} to {schema.max_input} inputs, got {given}")
+    if wanted > schema.max_output:
+        raise ModelError(f"it has at most {schema.max_output} outputs, got {wanted}")
+    for number, formal in enumerate(schema.inputs):
+        optional = formal.option != onnx.defs.OpSchema.FormalParameterOption.Single
+        if not optional and (number >= given or not node.input[number]):
+            raise ModelError(f"its input {formal.name!r} is left out")
+    variadic = schema.inputs and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    if variadic and not all(node.input[len(schema.inputs) - 1 :]):
+        raise ModelError(f"one of its inputs {schema.inputs[-1].name!r} is left out")
+
+
+def check_attributes(node: NodeProto, schema: onnx.defs.OpSchema, given: Mapping[str, AttributeProto]) -> None:
+    """Raises ModelError for attributes that are unknown, of another type, or missing."""
+    for name, attribute in given.items():
+        if name not in schema.attributes:
+            raise ModelError(f"it has no attribute {name[:80]!r} in version {schema.since_version}")
+        wanted = schema.attributes[name].type
+        if int(attribute.type) != int(wanted.value):
+            raise ModelError(f"attribute {name!r} has type {attribute.type}, not {int(wanted.value)}")
+    for name, known in schema.attributes.items():
+        if known.required and name not in given:
+            raise ModelError(f"its attribute {name!r} is missing")
+
+
+def body_of(
+    node: NodeProto, schema: onnx.defs.OpSchema, version: int, inputs: Sequence[Tensor | None]
+) -> FunctionProto | None:
+    """What an operator is made of, for inputs of these types; None if ONNX does not say."""
+    if schema.has_context_dependent_function:
+        types = [_type(tensor).SerializeToString() for tensor in inputs]
+        versions = schema.context_dependent_function_opset_versions
+        best = max((v for v in versions if v <= version), default=min(versions))
+        try:
+            text = schema.get_context_dependent_function_with_opset_version(best, node.SerializeToString(), types)
+        except Exception:  # whatever ONNX's own builder of bodies finds wrong with the node
+            return None
+        body = FunctionProto()
+        body.ParseFromString(text)
+        return body if body.node else None
+    if not schema.has_function:
+        return None
+    versions = schema.function_opset_versions
+    best = max((v for v in versions if v <= version), default=min(versions))
+    found = schema.get_function_with_opset_version(best)
+    body = FunctionProto()
+    body.ParseFromString(found if isinstance(found, bytes) else found.SerializeToString())
+    return body
+
+
+def _type(tensor: Tensor | None) -> TypeProto:
+    """A tensor's type as ONNX has it; none at all for one that is left out."""
+    if tensor is None:
+        return TypeProto()
+    return onnx.helper.make_tensor_type_proto(_ELEMENTS[tensor.dtype], tensor.shape)
+
+
+def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list[NodeProto]:
+    """The nodes of a function with its inputs that are left out left out there, too."""
+    absent = {name for number, name in enumerate(body.input) if number >= len(inputs) or inputs[number] is None}
+    nodes = []
+    for node in body.node:
+        if absent.intersection(node.input):
+            changed = NodeProto()
+            changed.CopyFrom(node)
+            changed.input[:] = ["" if name in absent else name for name in node.input]
+            node = changed
+        nodes.append(node)
+    return nodes
+
+
+def renamed(attribute: AttributeProto, name: str) -> AttributeProto:
+    """An attribute under another name."""
+    result = AttributeProto()
+    result.CopyFrom(attribute)
+    result.name = name
+    return result

@@ -1,0 +1,337 @@
+"""Nodes of an ONNX graph, one after another, as nodes of ours.
+
+Every body (the model's graph, a branch of If, a function) is a scope of its own, which maps names to tensors.  What the
+table does not have is collected, so that one error names all of it; what follows from it is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+
+from fusegraph.errors import FusegraphError, ModelError
+from fusegraph.frontends.onnx import functions
+from fusegraph.frontends.onnx.table import TABLE, Call, Unknown, Unsupported
+from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
+from fusegraph.frontends.onnx.values import Values
+from fusegraph.graph import Graph, Tensor
+
+#: Nodes that a model may have once its functions are written out.
+MAX_NODES = 50_000
+#: Bodies within one another.
+MAX_DEPTH = 32
+#: Domains that are names of the same one.
+_DEFAULT_DOMAIN = ("", "ai.onnx")
+
+
+def domain_of(name: str) -> str:
+    """A domain's name, the default one's being empty."""
+    return "" if name in _DEFAULT_DOMAIN else name
+
+
+def short(text: str, most: int = 80) -> str:
+    """A text of the file's as messages show it."""
+    return repr(text if len(text) <= most else f"{text[:most]}...")
+
+
+class Missing(Tensor):
+    """Stands for a tensor that what is unsupported would have made."""
+
+    def __init__(self) -> None:
+        pass
+
+
+MISSING = Missing()
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names that nodes of a body see.
+
+    values      name -> tensor, of this body; outer: the body around it, for branches.
+    opsets      domain -> version.
+    attributes  of the call of a function, for its nodes that refer to them.
+    depth       how many bodies are around this one.
+    """
+
+    values: dict[str, Tensor]
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
+    depth: int = 0
+
+    def find(self, name: str) -> Tensor | None:
+        """The tensor of a name, None if there is none."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+
+class Importer:
+    """Writes bodies to a graph; ``functions`` are the model's own, ``folder`` is where its external data is."""
+
+    def __init__(self, graph: Graph, functions: Iterable[FunctionProto], folder: Path | None) -> None:
+        self.graph = graph
+        self.values = Values(graph)
+        #: What is unsupported -> the nodes that need it, as messages name them.
+        self.refused: dict[str, list[str]] = {}
+        #: Values that are to be known -> the inputs that they depend on.
+        self.unknown: dict[str, tuple[str, ...]] = {}
+        self._functions = {(domain_of(f.domain), f.name, f.overload): f for f in functions}
+        self._folder = folder
+        self._nodes = 0
+        self._names: set[str] = set()
+
+    # ---- bodies
+
+    def body(self, graph: GraphProto, scope: Scope) -> None:
+        """The initialisers and nodes of a graph; what it is given is in the scope already."""
+        for tensor in graph.initializer:
+            if tensor.name not in scope.values:  # an input that has a default, and was given
+                self._define(scope, tensor.name, self.initialiser(tensor))
+        for sparse in graph.sparse_initializer:
+            self.refuse("sparse tensors", f"initialiser {short(sparse.values.name)}")
+            self._define(scope, sparse.values.name, MISSING)
+        self.nodes(graph.node, scope)
+
+    def initialiser(self, tensor: TensorProto) -> Tensor:
+        """An initialiser as a constant of the graph."""
+        what = f"initialiser {short(tensor.name)}"
+        if tensor.data_type not in DTYPES:
+            return self.refuse(f"type {type_name(tensor.data_type)}", what)
+        return self._constant(to_array(tensor, what, self._folder), tensor.name)
+
+    def nodes(self, nodes: Sequence[NodeProto], scope: Scope) -> None:
+        """Nodes in their order, which must be topological."""
+        for node in nodes:
+            self._nodes += 1
+            if self._nodes > MAX_NODES:
+                raise ModelError(f"there are more than {MAX_NODES} nodes, those of functions included")
+            outputs = list(node.output)
+            while outputs and not outputs[-1]:
+                outputs.pop()
+            with self._blamed_on(node):
+                inputs = [self._input(scope, name) for name in node.input]
+                results = self._results(node, inputs, len(outputs), scope)
+                if len(results) < len(outputs):
+                    results += [self.refuse(f"{node.op_type}: output {len(results)}", label(node))] * len(outputs)
+                for name, tensor in zip(outputs, results):
+                    if name:
+                        self._define(scope, name, self._named(tensor, name))
+
+    @contextmanager
+    def _blamed_on(self, node: NodeProto) -> Iterator[None]:
+        """Puts the node in front of what its attributes, inputs or the builder complain of."""
+        try:
+            yield
+        except (FusegraphError, OverflowError) as error:
+            raise ModelError(f"{label(node)}: {str(error)[:1000]}") from None
+
+    def _input(self, scope: Scope, name: str) -> Tensor | None:
+        if not name:
+            return None
+        found = scope.find(name)
+        if found is None:
+            raise ModelError(
+                f"its input {short(name)} is no input of the graph, no initialiser and no output of a node before it"
+            )
+        return found
+
+    def _define(self, scope: Scope, name: str, tensor: Tensor) -> None:
+        if name in scope.values:
+            raise ModelError(f"{short(name)} is defined twice")
+        scope.values[name] = tensor
+
+    # ---- nodes
+
+    def _results(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
+        """The outputs of a node; stands-in for them where it is unsupported."""
+        try:
+            if MISSING in inputs:
+                if self._handled(node, scope):
+                    return [MISSING] * wanted
+                raise Unsupported(f"operator {operator_name(node)}")
+            return self._written(node, inputs, wanted, scope)
+        except Unsupported as refusal:
+            self.refuse(str(refusal), label(node))
+        except Unknown as unknown:
+            self.unknown[f"{label(node)}: {unknown}"] = unknown.inputs
+        return [MISSING] * wanted
+
+    def _handled(self, node: NodeProto, scope: Scope) -> bool:
+        """Whether there is something for an operator, whatever its inputs are."""
+        domain = domain_of(node.domain)
+        key = (domain, node.op_type)
+        if key in TABLE or key == ("", "If") or (*key, node.overload) in self._functions:
+            return True
+        schema = functions.schema_of(node, scope.opsets.get(domain, 0))
+        return schema is not None and functions.has_body(schema)
+
+    def _written(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
+        domain = domain_of(node.domain)
+        own = self._functions.get((domain, node.op_type, node.overload))
+        if own is not None:
+            return self._function(own, node, inputs, wanted, scope, {})
+        if domain not in scope.opsets:
+            raise ModelError(f"the model imports no operator set of domain {short(node.domain or 'ai.onnx')}")
+        version = scope.opsets[domain]
+        schema = functions.schema_of(node, version)
+        if schema is None:
+            raise Unsupported(f"operator {operator_name(node)}")
+        if version < functions.OLDEST and not functions.same_since(schema, node):
+            raise Unsupported(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
+        attributes = self._attributes(node, schema, scope)
+        functions.check_counts(node, schema, wanted)
+        if (domain, node.op_type) == ("", "If"):
+            return self._if(node, inputs, attributes, wanted, scope)
+        handler = TABLE.get((domain, node.op_type))
+        if handler is None:
+            body = functions.body_of(node, schema, version, inputs)
+            if body is None:
+                raise Unsupported(f"operator {operator_name(node)}")
+            return self._function(body, node, inputs, wanted, scope, functions.defaults(schema))
+        for attribute in node.attribute:
+            if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+                raise ModelError(f"attribute {short(attribute.name)} is a graph")
+        call = Call(self.graph, node, version, attributes, wanted, self.values)
+        result = handler(call, *inputs)
+        results = [result] if isinstance(result, Tensor) else list(result)
+        for tensor in results:
+            if tensor.rank > MAX_RANK:
+                raise ModelError(f"its result has {tensor.rank} dimensions; at most {MAX_RANK} are possible")
+        return results
+
+    def _attributes(self, node: NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> dict[str, Any]:
+        """The attributes of a node by name, those of the function around it and the schema's defaults filled in."""
+        given: dict[str, AttributeProto] = {}
+        for attribute in node.attribute:
+            if attribute.name in given:
+                raise ModelError(f"attribute {short(attribute.name)} is given twice")
+            if attribute.ref_attr_name:
+                outer = scope.attributes.get(attribute.ref_attr_name)
+                if outer is None:
+                    continue
+                attribute = functions.renamed(outer, attribute.name)
+            given[attribute.name] = attribute
+        functions.check_attributes(node, schema, given)
+        found = {name: self._attribute(attribute) for name, attribute in given.items()}
+        return {name: self._attribute(a) for name, a in functions.defaults(schema).items() if name not in found} | found
+
+    def _attribute(self, attribute: AttributeProto) -> Any:
+        """An attribute's value as Python and NumPy have it; graphs as they are."""
+        if attribute.type == AttributeProto.STRING:
+            return decoded(attribute.s)
+        if attribute.type == AttributeProto.STRINGS:
+            return [decoded(s) for s in attribute.strings]
+        if attribute.type == AttributeProto.TENSOR:
+            if attribute.t.data_type not in DTYPES:
+                raise Unsupported(f"type {type_name(attribute.t.data_type)}")
+            return to_array(attribute.t, f"attribute {short(attribute.name)}", self._folder)
+        value = onnx.helper.get_attribute_value(attribute)
+        return list(value) if isinstance(value, Sequence) else value
+
+    def _function(
+        self,
+        body: FunctionProto,
+        node: NodeProto,
+        inputs: list[Tensor | None],
+        wanted: int,
+        scope: Scope,
+        defaults: Mapping[str, AttributeProto],
+    ) -> list[Tensor]:
+        """The outputs of a function's body, as far as they are wanted; defaults are those of its attributes."""
+        if len(inputs) > len(body.input):
+            raise ModelError(f"function {short(body.name)} takes {len(body.input)} inputs, got {len(inputs)}")
+        attributes = {**defaults, **{a.name: a for a in body.attribute_proto}}
+        for attribute in node.attribute:
+            outer = scope.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+            if outer is not None:
+                attributes[attribute.name] = outer
+        opsets = {**scope.opsets, **{domain_of(o.domain): o.version for o in body.opset_import}}
+        inner = Scope({}, opsets, None, attributes, self._deeper(scope))
+        for name, tensor in zip(body.input, inputs):
+            if tensor is not None:
+                inner.values[name] = tensor
+        self.nodes(functions.without_absent(body, inputs), inner)
+        named = [name if node.output[number] else "" for number, name in enumerate(body.output[:wanted])]
+        return [self._output(inner, name) if name else MISSING for name in named]
+
+    def _if(
+        self, node: NodeProto, inputs: list[Tensor | None], attributes: Mapping[str, Any], wanted: int, scope: Scope
+    ) -> list[Tensor]:
+        """One branch of a node whose condition is known."""
+        call = Call(self.graph, node, 0, attributes, wanted, self.values)
+        (condition,) = inputs
+        if condition is None:
+            raise ModelError("its condition is left out")
+        branch = attributes["then_branch" if call.number(condition, "its condition") else "else_branch"]
+        inner = Scope({}, scope.opsets, scope, scope.attributes, self._deeper(scope))
+        self.body(branch, inner)
+        return [self._output(inner, value.name) for value in branch.output]
+
+    def _output(self, scope: Scope, name: str) -> Tensor:
+        found = scope.find(name) if name else None
+        if found is None:
+            raise ModelError(f"no node makes the output {short(name)}")
+        return found
+
+    def _deeper(self, scope: Scope) -> int:
+        if scope.depth >= MAX_DEPTH:
+            raise ModelError(f"functions and branches are more than {MAX_DEPTH} deep, or call themselves")
+        return scope.depth + 1
+
+    # ---- helpers
+
+    def refuse(self, what: str, where: str) -> Tensor:
+        self.refused.setdefault(what, []).append(where)
+        return MISSING
+
+    def _constant(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
+        return self.graph.constant(array, name=self.free_name(name))
+
+    def _named(self, tensor: Tensor, name: str) -> Tensor:
+        """A result named after the model's value, unless it has a name from there already."""
+        if tensor is not MISSING and tensor.name not in self._names:
+            self.graph.rename(tensor, self.free_name(name))
+        return tensor
+
+    def free_name(self, name: str) -> str:
+        """A name of a value as a tensor of the graph may have it, and has none."""
+        allowed = (c if c.isascii() and (c.isalnum() or c in "_.:/[](),+@#-") else "_" for c in name[:120].lstrip("/"))
+        stem = "".join(allowed) or "value"
+        result, count = stem, len(self._names)
+        while result in self._names:
+            count += 1
+            result = f"{stem}_{count}"
+        self._names.add(result)
+        return result
+
+
+def decoded(text: bytes) -> str:
+    """A string attribute.  Raises ModelError if it is no UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise ModelError("a string attribute is no UTF-8") from None
+
+
+def operator_name(node: NodeProto) -> str:
+    """An operator as messages name it, with its domain if that is not the default one."""
+    domain = domain_of(node.domain)
+    return f"{domain[:80]}.{node.op_type[:80]}" if domain else node.op_type[:80]
+
+
+def label(node: NodeProto) -> str:
+    """A node as messages name it: by its name or, as that may be empty, its first output."""
+    named = f"node {short(node.name)}" if node.name else f"the node of {short(next(iter(node.output), ''))}"
+    return f"{named} ({operator_name(node)})"

@@ -1,0 +1,290 @@
+"""ONNX models as graphs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, ValueInfoProto
+
+from fusegraph.dtypes import DType
+from fusegraph.engines.base import Executable
+from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
+from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, domain_of, short
+from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
+from fusegraph.graph import Graph, Tensor
+
+#: Protocol buffers are not larger.
+MAX_BYTES = 2**31 - 1
+
+#: Sizes of dimensions by their names, or shapes of inputs by theirs.
+Shapes = Mapping[str, int | Sequence[int]]
+
+
+class InputValueError(ModelError):
+    """The values of these inputs must be known while the graph is built: give them as ``values``."""
+
+    def __init__(self, message: str, inputs: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.inputs = inputs
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a graph.
+
+    graph      what was built: its inputs are those of the model, initialisers are constants.
+    inputs, outputs, constants  the model's names -> tensors of the graph, whose names may differ: they are shorter,
+               and have fewer kinds of characters.  An input whose value was given is not among the inputs.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    constants: Mapping[str, Tensor]
+
+    def compile(self, engine: str | None = None, **options: Any) -> Executable:
+        """Compiles the graph, as `Graph.compile`; call the result with one array an input, in their order."""
+        return self.graph.compile(engine, **options)
+
+
+def load(
+    path: str | os.PathLike[str],
+    shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    *,
+    compute_dtype: Any = "float32",
+) -> Model:
+    """The model in a file.
+
+    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.
+    values         arrays for inputs that the graph is built for, as shapes and axes are: they become constants.
+    compute_dtype  of the graph: float32, float64 or tf32.
+
+    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, or dimensions without a size;
+    UnsupportedModelError, which lists all operators and types that there is nothing for.  No data outside of the
+    file's folder is read.
+    """
+    file = Path(os.path.abspath(path))
+    if not file.is_file():
+        raise ModelError(f"{file} is {'a folder' if file.is_dir() else 'no file'}; give an ONNX model")
+    if file.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{file} has {file.stat().st_size} bytes; an ONNX model has at most {MAX_BYTES}")
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
+    model = ModelProto()
+    try:
+        model.ParseFromString(text)
+    except DecodeError:
+        raise ModelError(f"{file} is no ONNX model, or is cut short") from None
+    return from_proto(
+        model, shapes, values, folder=file.parent, where=str(file), name=file.stem, compute_dtype=compute_dtype
+    )
+
+
+def from_proto(
+    model: ModelProto,
+    shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    *,
+    folder: Path | None = None,
+    where: str = "the model",
+    name: str | None = None,
+    compute_dtype: Any = "float32",
+) -> Model:
+    """A model that is in memory.  folder is where its external data is, where names it in errors, name the graph; the
+    rest is as for `load`.
+    """
+    try:
+        return _Building(model, shapes or {}, values or {}, folder, name, compute_dtype).built()
+    except InputValueError as error:
+        raise InputValueError(f"{where}: {error}", error.inputs) from None
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{where} {error}", error.reasons) from None
+    except (FusegraphError, RecursionError) as error:
+        raise ModelError(f"{where}: {error}") from None
+
+
+class _Building:
+    """What is built of a model."""
+
+    def __init__(
+        self,
+        model: ModelProto,
+        shapes: Shapes,
+        values: Mapping[str, Any],
+        folder: Path | None,
+        name: str | None,
+        compute_dtype: Any,
+    ) -> None:
+        self._model, self._shapes, self._values = model, shapes, values
+        self._graph = Graph("model", compute_dtype=compute_dtype)
+        self._importer = Importer(self._graph, model.functions, folder)
+        self._graph.name = self._importer.free_name(name or model.graph.name or "model").replace("/", "_")
+
+    def built(self) -> Model:
+        opsets = self._opsets()
+        scope = Scope({}, opsets)
+        inputs, constants = self._inputs(scope)
+        self._importer.body(self._model.graph, scope)
+        if self._importer.refused:
+            raise self._unsupported()
+        if self._importer.unknown:
+            raise self._unknown(inputs)
+        constants |= {t.name: scope.values[t.name] for t in self._model.graph.initializer if t.name in scope.values}
+        outputs = self._outputs(scope)
+        if self._importer.refused:
+            raise self._unsupported()
+        return Model(self._graph, inputs, outputs, {k: v for k, v in constants.items() if k not in inputs})
+
+    def _opsets(self) -> dict[str, int]:
+        """The versions of the operator sets.  Raises ModelError for one that is too new."""
+        if not self._model.HasField("graph"):
+            raise ModelError("it has no graph: is it an ONNX model?")
+        opsets = {domain_of(o.domain): o.version for o in self._model.opset_import}
+        newest = onnx.defs.onnx_opset_version()
+        version = opsets.get("", newest)
+        if not 1 <= version <= newest:
+            raise ModelError(f"it is of operator set {version}; the installed package onnx knows those up to {newest}")
+        return opsets
+
+    # ---- inputs
+
+    def _inputs(self, scope: Scope) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The inputs of the graph, and those that are constants."""
+        defaults = {t.name for t in self._model.graph.initializer}
+        declared = [v for v in self._model.graph.input if v.name not in defaults or v.name in self._values]
+        unsized: list[str] = []
+        inputs: dict[str, Tensor] = {}
+        constants: dict[str, Tensor] = {}
+        for value in declared:
+            if not value.name or value.name in scope.values:
+                raise ModelError(f"two inputs have the name {short(value.name)}")
+            scope.values[value.name] = MISSING
+            dtype = self._dtype(value, f"input {short(value.name)}")
+            shape = self._shape(value, unsized) if dtype is not None else None
+            if dtype is None or shape is None:
+                continue
+            if value.name in self._values:
+                scope.values[value.name] = constants[value.name] = self._given(value.name, dtype, shape)
+            else:
+                name = self._importer.free_name(value.name)
+                sizes = [size for size in shape if size is not None]
+                if len(sizes) == len(shape):
+                    scope.values[value.name] = inputs[value.name] = self._graph.tensor(name, sizes, dtype)
+        if unsized:
+            raise ModelError(
+                f"give sizes for {', '.join(dict.fromkeys(unsized))}: shapes={{'a dimension': size, 'an input': (size, "
+                "...)}; on the command line model.onnx:dimension=8,input=1x3x224x224"
+            )
+        named = {v.name for v in declared} | {d.dim_param for v in declared for d in v.type.tensor_type.shape.dim}
+        for key in (*self._shapes, *self._values):
+            if key not in named:
+                raise ModelError(f"it has no input and no dimension {short(str(key))}")
+        return inputs, constants
+
+    def _dtype(self, value: ValueInfoProto, what: str) -> DType | None:
+        """The dtype of an input or output, None (and noted as unsupported) where there is none of ours."""
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type":
+            self._importer.refuse(f"type {(kind or 'none').removesuffix('_type')}", what)
+            return None
+        element = value.type.tensor_type.elem_type
+        if element not in DTYPES:
+            self._importer.refuse(f"type {type_name(element)}", what)
+            return None
+        return DTYPES[element]
+
+    def _shape(self, value: ValueInfoProto, unsized: list[str]) -> list[int | None] | None:
+        """An input's shape; sizes that are not known are None, and listed in ``unsized``."""
+        what = f"input {short(value.name)}"
+        dims = value.type.tensor_type.shape.dim
+        has_shape = value.type.tensor_type.HasField("shape")
+        given = self._shapes.get(value.name)
+        if given is None and value.name in self._values:
+            given = np.shape(self._values[value.name])
+        if given is not None:
+            sizes: list[int | None] = list(checked_shape(what, [given] if isinstance(given, int) else given))
+            if has_shape and len(sizes) != len(dims):
+                raise ModelError(f"{what} has {len(dims)} dimensions, the shape given has {len(sizes)}")
+            for d, (dim, size) in enumerate(zip(dims, sizes)):
+                fixed = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param, size)
+                if fixed != size:
+                    raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {size}")
+            return sizes
+        if not has_shape:
+            unsized.append(f"input {short(value.name)}, which has no shape")
+            return None
+        found: list[int | None] = []
+        for d, dim in enumerate(dims):
+            if dim.HasField("dim_value"):
+                found.append(dim.dim_value)
+            elif dim.dim_param and isinstance(self._shapes.get(dim.dim_param), int):
+                found.append(int(self._shapes[dim.dim_param]))  # type: ignore[arg-type]
+            else:
+                found.append(None)
+                unsized.append(
+                    f"dimension {short(dim.dim_param)}"
+                    if dim.dim_param
+                    else f"dimension {d} of input {short(value.name)}"
+                )
+        checked_shape(what, [size for size in found if size is not None] + [0] * found.count(None))
+        return found
+
+    def _given(self, name: str, dtype: DType, shape: Sequence[int | None]) -> Tensor:
+        """An input whose value was given, as a constant."""
+        array = np.asarray(self._values[name])
+        if array.dtype != dtype.numpy:
+            raise ModelError(f"input {short(name)} is {dtype}, the value given {array.dtype}")
+        return self._graph.constant(array, name=self._importer.free_name(name))
+
+    # ---- outputs and errors
+
+    def _outputs(self, scope: Scope) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = {}
+        for value in self._model.graph.output:
+            tensor = scope.find(value.name)
+            if tensor is None:
+                raise ModelError(f"no node makes the output {short(value.name)}")
+            if value.name in outputs:
+                raise ModelError(f"two outputs have the name {short(value.name)}")
+            if value.type.tensor_type.elem_type and DTYPES.get(value.type.tensor_type.elem_type) != tensor.dtype:
+                declared = type_name(value.type.tensor_type.elem_type)
+                raise ModelError(f"output {short(value.name)} is declared as {declared}, but is {tensor.dtype}")
+            if tensor in self._graph.outputs:
+                tensor = self._graph.identity(tensor, name=self._importer.free_name(value.name))
+            outputs[value.name] = self._graph.output(tensor)
+        if not outputs:
+            raise ModelError("it has no outputs")
+        return outputs
+
+    def _unsupported(self) -> UnsupportedModelError:
+        reasons = self._importer.refused
+        lines = [
+            f"  {what}: {', '.join(where[:6])}{', ...' if len(where) > 6 else ''}" for what, where in reasons.items()
+        ]
+        more = [f"  and {len(lines) - 40} more"] if len(lines) > 40 else []
+        return UnsupportedModelError(
+            "\n".join(["uses what fusegraph does not have:", *lines[:40], *more]), tuple(reasons)
+        )
+
+    def _unknown(self, inputs: Mapping[str, Tensor]) -> ModelError:
+        names = {tensor.name: name for name, tensor in inputs.items()}
+        needed = dict.fromkeys(names[n] for roots in self._importer.unknown.values() for n in roots)
+        what = "; ".join(list(self._importer.unknown)[:6])
+        if not needed:
+            return ModelError(f"{what}, but follows from tensors that are too large to be computed before")
+        listed = ", ".join(short(n) for n in needed)
+        return InputValueError(
+            f"{what}, and follows from the values of inputs: a graph is built for one shape; give them as "
+            f"values={{{listed}: array}}",
+            tuple(needed),
+        )

@@ -1,0 +1,259 @@
+"""Operators that compute each element by itself: arithmetic, comparisons, activations, casts."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from math import inf
+
+from onnx import TensorProto
+
+from fusegraph.dtypes import float64
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.table import Call, Handler, operator
+from fusegraph.graph import Tensor
+
+#: Operators whose operands are those of one method, without attributes.
+_METHODS = {
+    "Abs": "abs",
+    "Acos": "acos",
+    "Acosh": "acosh",
+    "Add": "add",
+    "And": "logical_and",
+    "Asin": "asin",
+    "Asinh": "asinh",
+    "Atan": "atan",
+    "Atanh": "atanh",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseNot": "bitwise_not",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Equal": "cmp_eq",
+    "Erf": "erf",
+    "Exp": "exp",
+    "Floor": "floor",
+    "Greater": "cmp_gt",
+    "GreaterOrEqual": "cmp_ge",
+    "HardSwish": "hardswish",
+    "IsNaN": "isnan",
+    "Less": "cmp_lt",
+    "LessOrEqual": "cmp_le",
+    "Log": "log",
+    "Mish": "mish",
+    "Mul": "mul",
+    "Neg": "neg",
+    "Not": "logical_not",
+    "Or": "logical_or",
+    "Reciprocal": "reciprocal",
+    "Relu": "relu",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Softplus": "softplus",
+    "Sqrt": "sqrt",
+    "Sub": "sub",
+    "Tan": "tan",
+    "Tanh": "tanh",
+    "Xor": "cmp_neq",
+}
+
+
+def _method(name: str) -> Handler:
+    def handler(call: Call, *operands: Tensor) -> Tensor:
+        result: Tensor = getattr(call.graph, name)(*operands)
+        return result
+
+    return handler
+
+
+for _operator, _name in _METHODS.items():
+    operator(_operator)(_method(_name))
+
+
+@operator("Identity")
+def identity(_: Call, x: Tensor) -> Tensor:
+    return x
+
+
+# ---- arithmetic
+
+
+@operator("Div")
+def divide(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """Integers are rounded towards zero."""
+    return call.graph.div(a, b) if a.dtype.is_float else call.graph.quotient(a, b)
+
+
+@operator("BitShift")
+def bit_shift(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    if call["direction"] not in ("LEFT", "RIGHT"):
+        raise ModelError(f"direction is LEFT or RIGHT, got {call['direction'][:40]!r}")
+    return call.graph.shift_left(a, b) if call["direction"] == "LEFT" else call.graph.shift_right(a, b)
+
+
+@operator("Pow")
+def power(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
+    graph = call.graph
+    if x.dtype.is_float:
+        return graph.cast(graph.pow(x, exponent), x.dtype)
+    return graph.cast(graph.pow(graph.cast(x, float64), exponent), x.dtype)  # exact up to 2^53
+
+
+@operator("Mod")
+def modulo(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """C's remainder with fmod, else one with the divisor's sign."""
+    graph = call.graph
+    rest = graph.mod(a, b)
+    if call["fmod"] or a.dtype.name == "uint8":
+        return rest
+    other = graph.logical_and(graph.cmp_neq(rest, 0), graph.cmp_neq(graph.cmp_lt(rest, 0), graph.cmp_lt(b, 0)))
+    return graph.binary_select(graph.add(rest, b), rest, other)
+
+
+def _all_of(method: str, call: Call, first: Tensor, *others: Tensor) -> Tensor:
+    return reduce(getattr(call.graph, method), others, first)
+
+
+operator("Max")(partial(_all_of, "max"))
+operator("Min")(partial(_all_of, "min"))
+operator("Sum")(partial(_all_of, "add"))
+
+
+@operator("Mean")
+def mean(call: Call, *operands: Tensor) -> Tensor:
+    return call.graph.div(_all_of("add", call, *operands), len(operands))
+
+
+@operator("Clip")
+def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """max(min(x, high), low) as ONNX orders them: where low is above high, the result is high."""
+    graph = call.graph
+    for bound in (low, high):
+        if bound is not None and bound.size != 1:
+            raise ModelError(f"a bound is one number, got {list(bound.shape)}")
+    known = [None if b is None else call.values.known(b) for b in (low, high)]
+    if all((b is None) == (k is None) for b, k in zip((low, high), known)):
+        least, most = (None if k is None else k.reshape(()).astype(float if x.dtype.is_float else int) for k in known)
+        if least is None and most is None:
+            return x
+        finite = all(v is None or abs(v) < inf for v in (least, most))
+        if finite and (least is None or most is None or least <= most):
+            bounds = {"min": least, "max": most}
+            return graph.clamp(x, **{k: v if v is None else v.item() for k, v in bounds.items()})
+    if low is not None:
+        x = graph.max(x, graph.reshape(low, ()))
+    return x if high is None else graph.min(x, graph.reshape(high, ()))
+
+
+# ---- comparisons and logic
+
+
+@operator("IsInf")
+def is_inf(call: Call, x: Tensor) -> Tensor:
+    graph = call.graph
+    if call["detect_negative"] and call["detect_positive"]:
+        return graph.cmp_eq(graph.abs(x), inf)
+    if call["detect_negative"] or call["detect_positive"]:
+        return graph.cmp_eq(x, inf if call["detect_positive"] else -inf)
+    return graph.broadcast(graph.constant(False), x.shape)
+
+
+@operator("Where")
+def where(call: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return call.graph.binary_select(x, y, condition)
+
+
+# ---- activations
+
+
+@operator("LeakyRelu")
+def leaky_relu(call: Call, x: Tensor) -> Tensor:
+    return call.graph.leaky_relu(x, call["alpha"])
+
+
+@operator("Elu")
+def elu(call: Call, x: Tensor) -> Tensor:
+    return call.graph.elu(x, call["alpha"])
+
+
+@operator("Selu")
+def selu(call: Call, x: Tensor) -> Tensor:
+    return call.graph.mul(call.graph.elu(x, call["alpha"]), call["gamma"])
+
+
+@operator("Celu")
+def celu(call: Call, x: Tensor) -> Tensor:
+    return call.graph.mul(call.graph.elu(call.graph.div(x, call["alpha"]), 1.0), call["alpha"])
+
+
+@operator("Gelu")
+def gelu(call: Call, x: Tensor) -> Tensor:
+    if call["approximate"] not in ("none", "tanh"):
+        raise call.refuse(f"approximate {call['approximate'][:40]}")
+    return call.graph.gelu_approx_tanh(x) if call["approximate"] == "tanh" else call.graph.gelu(x)
+
+
+@operator("Swish")
+def swish(call: Call, x: Tensor) -> Tensor:
+    return call.graph.swish(x, call["alpha"])
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(call: Call, x: Tensor) -> Tensor:
+    return call.graph.clamp(call.graph.add(call.graph.mul(x, call["alpha"]), call["beta"]), 0.0, 1.0)
+
+
+@operator("PRelu")
+def prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
+    return call.graph.binary_select(call.graph.mul(x, slope), x, call.graph.cmp_lt(x, 0))
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(call: Call, x: Tensor) -> Tensor:
+    return call.graph.binary_select(x, 0.0, call.graph.cmp_gt(x, call["alpha"]))
+
+
+@operator("Shrink")
+def shrink(call: Call, x: Tensor) -> Tensor:
+    graph, edge, bias = call.graph, call["lambd"], call["bias"]
+    if not x.dtype.is_float:
+        raise call.refuse(f"type {x.dtype}")
+    above = graph.binary_select(graph.sub(x, bias), 0.0, graph.cmp_gt(x, edge))
+    return graph.binary_select(graph.add(x, bias), above, graph.cmp_lt(x, -edge))
+
+
+@operator("Softsign")
+def softsign(call: Call, x: Tensor) -> Tensor:
+    return call.graph.div(x, call.graph.add(call.graph.abs(x), 1.0))
+
+
+@operator("Dropout")
+def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> list[Tensor]:
+    """Inference: everything is kept."""
+    trained = training is not None and call.number(training, "training_mode")
+    if trained and (ratio is None or call.number(ratio, "ratio")):
+        raise call.refuse("training mode")
+    return [x, call.graph.broadcast(call.graph.constant(True), x.shape)]
+
+
+# ---- casts
+
+_EIGHT_BITS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
+
+
+@operator("Cast")
+def cast(call: Call, x: Tensor) -> Tensor:
+    if call["to"] in _EIGHT_BITS and call["saturate"] == 0:
+        raise call.refuse("saturate 0")
+    return call.graph.cast(x, call.dtype(call["to"]))
+
+
+@operator("CastLike")
+def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
+    if like.dtype.is_float and like.dtype.itemsize == 1 and call["saturate"] == 0:
+        raise call.refuse("saturate 0")
+    return call.graph.cast(x, like.dtype)

@@ -1,0 +1,168 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegraph.dtypes import int32
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.operators.norms import per_channel
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.graph import Tensor
+
+Pads = list[tuple[int, int]]
+
+
+# ---- matrix products
+
+
+def product(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """NumPy's matmul: vectors are rows on the left and columns on the right, and go again."""
+    graph = call.graph
+    left = graph.unsqueeze(a, 0) if a.rank == 1 else a
+    right = graph.unsqueeze(b, 1) if b.rank == 1 else b
+    result = graph.matmul(left, right)
+    dropped = [-2] * (a.rank == 1) + [-1] * (b.rank == 1)
+    return graph.squeeze(result, dropped) if dropped else result
+
+
+@operator("MatMul")
+def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return product(call, a, b)
+
+
+@operator("Gemm")
+def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    graph = call.graph
+    left = graph.transpose(a) if call["transA"] else a
+    right = graph.transpose(b) if call["transB"] else b
+    if left.rank != 2 or right.rank != 2:
+        raise ModelError(f"it takes two matrices, got {list(a.shape)} and {list(b.shape)}")
+    y = graph.matmul(left, right)
+    if call["alpha"] != 1:
+        y = graph.mul(y, _factor(call, "alpha", y))
+    if c is None or call["beta"] == 0:
+        return y
+    return graph.add(y, c if call["beta"] == 1 else graph.mul(c, _factor(call, "beta", c)))
+
+
+def _factor(call: Call, name: str, x: Tensor) -> float:
+    value: float = call[name]
+    if x.dtype.is_float:
+        return value
+    if value != int(value):
+        raise call.refuse(f"{name} {value} of {x.dtype}")
+    return int(value)
+
+
+# ---- windows of convolutions and pooling
+
+
+def pads_of(
+    call: Call, sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Pads:
+    """(before, after) of each spatial dimension, as pads or auto_pad say."""
+    rank, mode, pads = len(sizes), call["auto_pad"], call["pads"] or [0] * (2 * len(sizes))
+    if mode in ("NOTSET", None):
+        if len(pads) != 2 * rank:
+            raise ModelError(f"pads has {2 * rank} numbers, got {len(pads)}")
+        return list(zip(pads[:rank], pads[rank:]))
+    if mode == "VALID":
+        return [(0, 0)] * rank
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, got {mode[:40]!r}")
+    result = []
+    for n, k, s, d in zip(sizes, taps, stride, dilation):
+        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        less, more = total // 2, total - total // 2
+        result.append((less, more) if mode == "SAME_UPPER" else (more, less))
+    return result
+
+
+def per_axis(call: Call, name: str, rank: int) -> list[int]:
+    """strides or dilations: a positive number for each spatial dimension, by default 1."""
+    values = call[name] or [1] * rank
+    if len(values) != rank or min(values) < 1:
+        raise ModelError(f"{name} has {rank} numbers of at least 1, got {values[:8]}")
+    return list(values)
+
+
+def taps_of(call: Call, x: Tensor, w: Tensor) -> tuple[int, ...]:
+    """The spatial sizes of a filter, which kernel_shape may repeat."""
+    if w.rank != x.rank or x.rank < 3:
+        raise ModelError(f"an image and a filter of one rank of at least 3 are wanted, got {x.rank} and {w.rank}")
+    taps = w.shape[2:]
+    if call["kernel_shape"] not in (None, [], list(taps)):
+        raise ModelError(f"kernel_shape {call['kernel_shape'][:8]} is not that of the filter, {list(taps)}")
+    if x.rank > 5:
+        raise call.refuse(f"{x.rank - 2} spatial dimensions")
+    return taps
+
+
+def convolution(call: Call, x: Tensor, w: Tensor, **more: object) -> Tensor:
+    taps, rank = taps_of(call, x, w), x.rank - 2
+    stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
+    padding = pads_of(call, x.shape[2:], taps, stride, dilation)
+    return call.graph.conv_fprop(x, w, stride, padding, dilation, call["group"], **more)
+
+
+@operator("Conv")
+def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = convolution(call, x, w)
+    return y if bias is None else call.graph.add(y, per_channel(call, y, bias))
+
+
+@operator("ConvTranspose")
+def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The gradient of a convolution's input: of the size that output_padding or output_shape says."""
+    graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
+    stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
+    more, wanted, mode = call["output_padding"] or [0] * rank, call["output_shape"], call["auto_pad"]
+    if len(more) != rank or min(more) < 0:
+        raise ModelError(f"output_padding has {rank} numbers of at least 0, got {more[:8]}")
+    if wanted and len(wanted) != rank:
+        raise ModelError(f"output_shape has {rank} sizes, got {wanted[:8]}")
+    full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(x.shape[2:], taps, stride, dilation)]
+    if mode in ("SAME_UPPER", "SAME_LOWER") and not wanted:
+        wanted = [n * s for n, s in zip(x.shape[2:], stride)]
+    if wanted:
+        padding = []
+        for reach, extra, size in zip(full, more, wanted):
+            total = max(reach + extra - size, 0)
+            less, greater = total // 2, total - total // 2
+            padding.append((less, greater) if mode == "SAME_UPPER" else (greater, less))
+    else:
+        padding = pads_of(call, x.shape[2:], taps, stride, dilation)
+    sizes = list(wanted) if wanted else [f + extra - sum(pads) for f, extra, pads in zip(full, more, padding)]
+    # Beyond what the last position and the stride behind it reach there is nothing but zeros.
+    fitting = [min(size, f - sum(p) + s - 1) for size, f, p, s in zip(sizes, full, padding, stride)]
+    y = graph.conv_dgrad(x, w, fitting, stride, padding, dilation, call["group"])
+    if fitting != sizes:
+        y = graph.pad(y, [(0, 0), (0, 0), *((0, size - most) for size, most in zip(sizes, fitting))])
+    return y if bias is None else graph.add(y, per_channel(call, y, bias))
+
+
+# ---- products of quantized numbers
+
+
+def _without_zero(call: Call, x: Tensor, zero: Tensor | None, shape: Sequence[int] | None = None) -> Tensor:
+    wide = call.graph.cast(x, int32)
+    if zero is None:
+        return wide
+    return call.graph.sub(wide, call.graph.cast(zero if shape is None else call.graph.reshape(zero, shape), int32))
+
+
+@operator("MatMulInteger")
+def matmul_integer(
+    call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
+    rows = None if a_zero is None or a_zero.rank != 1 or a_zero.size == 1 else [a_zero.size, 1]
+    return product(call, _without_zero(call, a, a_zero, rows), _without_zero(call, b, b_zero))
+
+
+@operator("ConvInteger")
+def conv_integer(
+    call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
+) -> Tensor:
+    each = None if w_zero is None or w_zero.rank != 1 else [w_zero.size, *(1 for _ in w.shape[1:])]
+    return convolution(call, _without_zero(call, x, x_zero), _without_zero(call, w, w_zero, each))

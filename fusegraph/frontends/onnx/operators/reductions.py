@@ -1,0 +1,125 @@
+"""Operators that combine the elements along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+
+from fusegraph.dtypes import int32, int64
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.graph import Tensor
+from fusegraph.ops.reduction import normal_axes
+
+
+def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
+    """The axes, which older versions have as an attribute; those of none are all, or none if the node says so."""
+    axes = call["axes"] if given is None else call.integers(given, "axes")
+    if axes:
+        return normal_axes(axes, x.rank)
+    return () if call["noop_with_empty_axes"] else tuple(range(x.rank))
+
+
+def _reduction(write: Callable[[Call, Tensor, tuple[int, ...], bool], Tensor], call: Call, *inputs: Tensor) -> Tensor:
+    x, axes = inputs[0], inputs[1] if len(inputs) > 1 else None
+    return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
+
+
+def _mode(mode: str) -> Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]:
+    def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        return call.graph.cast(call.graph.reduction(x, mode, axes, keepdims), x.dtype)
+
+    return write
+
+
+def _extreme(mode: str) -> Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]:
+    """The largest or smallest; of no elements the number that all others win over."""
+
+    def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        graph = call.graph
+        if x.dtype.is_bool:
+            return graph.reduction(x, "any" if mode == "max" else "all", axes, keepdims)
+        if any(x.shape[d] == 0 for d in axes):
+            least = (
+                (-inf if mode == "max" else inf) if x.dtype.is_float else x.dtype.min if mode == "max" else x.dtype.max
+            )
+            shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+            return graph.broadcast(graph.constant(least, dtype=x.dtype), shape)
+        return graph.reduction(x, mode, axes, keepdims)
+
+    return write
+
+
+def _sum_square(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return _mode("add")(call, call.graph.mul(x, x), axes, keepdims)
+
+
+def _log_sum(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return call.graph.log(_mode("add")(call, x, axes, keepdims))
+
+
+def _log_sum_exp(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if any(x.shape[d] == 0 for d in axes):
+        return _log_sum(call, x, axes, keepdims)
+    return call.graph.logsumexp(x, axes, keepdims)
+
+
+for _name, _write in {
+    "ReduceL1": _mode("norm1"),
+    "ReduceL2": _mode("norm2"),
+    "ReduceLogSum": _log_sum,
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": _extreme("max"),
+    "ReduceMean": _mode("avg"),
+    "ReduceMin": _extreme("min"),
+    "ReduceProd": _mode("mul"),
+    "ReduceSum": _mode("add"),
+    "ReduceSumSquare": _sum_square,
+}.items():
+    operator(_name)(partial(_reduction, _write))
+
+
+def _position(mode: str, call: Call, x: Tensor) -> Tensor:
+    """Where the first extreme is, or the last."""
+    (axis,) = normal_axes(call["axis"], x.rank)
+    if not call["select_last_index"]:
+        return call.graph.reduction(x, mode, axis, bool(call["keepdims"]), dtype=int64)
+    found = call.graph.reduction(call.graph.flip(x, axis), mode, axis, bool(call["keepdims"]), dtype=int64)
+    return call.graph.sub(x.shape[axis] - 1, found)
+
+
+operator("ArgMax")(partial(_position, "argmax"))
+operator("ArgMin")(partial(_position, "argmin"))
+
+
+@operator("Softmax")
+def softmax(call: Call, x: Tensor) -> Tensor:
+    return x if 0 in x.shape else call.graph.softmax(x, call["axis"])
+
+
+@operator("LogSoftmax")
+def log_softmax(call: Call, x: Tensor) -> Tensor:
+    return x if 0 in x.shape else call.graph.log_softmax(x, call["axis"])
+
+
+@operator("Hardmax")
+def hardmax(call: Call, x: Tensor) -> Tensor:
+    """1 where the first of the largest elements is, else 0."""
+    graph = call.graph
+    (axis,) = normal_axes(call["axis"], x.rank)
+    first = graph.reduction(x, "argmax", axis, dtype=int32)
+    return graph.cast(graph.cmp_eq(graph.gen_index(x, axis), first), x.dtype)
+
+
+@operator("CumSum")
+def cumsum(call: Call, x: Tensor, axis: Tensor) -> Tensor:
+    (along,) = normal_axes(int(call.number(axis, "axis")), x.rank)
+    reverse = bool(call["reverse"])
+    if call["exclusive"] and x.shape[along]:
+        # Of the others alone: the elements one place on, and a zero.
+        starts, stops = [None] * x.rank, [None] * x.rank  # type: list[int | None], list[int | None]
+        starts[along], stops[along] = (1, None) if reverse else (None, -1)
+        padding = [(0, 0)] * x.rank
+        padding[along] = (0, 1) if reverse else (1, 0)
+        x = call.graph.pad(call.graph.slice(x, starts, stops), padding)
+    return call.graph.cumsum(x, along, reverse, dtype=x.dtype)

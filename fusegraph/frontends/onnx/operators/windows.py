@@ -1,0 +1,113 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+from math import prod
+
+from fusegraph.dtypes import int64
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.operators.products import Pads, pads_of, per_axis
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.graph import Tensor
+
+
+def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], Pads]:
+    """Taps, stride, dilation and padding."""
+    rank, taps = x.rank - 2, call["kernel_shape"]
+    if rank < 1 or len(taps) != rank or min(taps) < 1:
+        raise ModelError(f"kernel_shape {taps[:8]} is not one of an image {list(x.shape)}")
+    if rank > 3:
+        raise call.refuse(f"{rank} spatial dimensions")
+    stride, dilation = per_axis(call, "strides", rank), per_axis(call, "dilations", rank)
+    return taps, stride, dilation, pads_of(call, x.shape[2:], taps, stride, dilation)
+
+
+def _ceil(call: Call) -> bool:
+    """Whether a last window may hang over the end; with auto_pad the number of windows is given."""
+    return bool(call["ceil_mode"]) and call["auto_pad"] in (None, "NOTSET")
+
+
+@operator("MaxPool")
+def max_pool(call: Call, x: Tensor) -> list[Tensor]:
+    graph = call.graph
+    taps, stride, dilation, padding = _window(call, x)
+    y = graph.max_pool(x, taps, stride, padding, dilation, _ceil(call))
+    if call.wanted == 1:
+        return [y]
+    where = graph.max_pool_index(x, taps, stride, padding, dilation, _ceil(call), dtype=int64)
+    if call["storage_order"] and x.rank > 3:
+        raise call.refuse("storage_order 1")
+    # Ours are positions in one image and channel, these in the whole tensor.
+    images, channels = (graph.cast(graph.gen_index(where, axis), int64) for axis in (0, 1))
+    plane = prod(x.shape[2:])
+    start = graph.add(graph.mul(images, x.shape[1] * plane), graph.mul(channels, plane))
+    return [y, graph.add(where, start)]
+
+
+@operator("AveragePool")
+def average_pool(call: Call, x: Tensor) -> Tensor:
+    taps, stride, dilation, padding = _window(call, x)
+    count = bool(call["count_include_pad"])
+    if set(dilation) == {1}:
+        return call.graph.avg_pool(x, taps, stride, padding, _ceil(call), count)
+    if _ceil(call):
+        raise call.refuse("dilations with ceil_mode")
+    total = window_sums(call, x, taps, stride, dilation, padding)
+    if count:
+        return call.graph.div(total, prod(taps))
+    ones = call.graph.broadcast(call.graph.constant(1, dtype=x.dtype), [1, 1, *x.shape[2:]])
+    return call.graph.div(total, window_sums(call, ones, taps, stride, dilation, padding))
+
+
+def window_sums(
+    call: Call, x: Tensor, taps: list[int], stride: list[int], dilation: list[int], padding: Pads
+) -> Tensor:
+    """The sum of every window: a convolution of each channel with ones."""
+    graph = call.graph
+    planes = graph.reshape(x, [x.shape[0] * x.shape[1], 1, *x.shape[2:]])
+    ones = graph.broadcast(graph.constant(1, dtype=x.dtype), [1, 1, *taps])
+    y = graph.conv_fprop(planes, ones, stride, padding, dilation)
+    return graph.reshape(y, [*x.shape[:2], *y.shape[2:]])
+
+
+@operator("LpPool")
+def lp_pool(call: Call, x: Tensor) -> Tensor:
+    """The p-th root of the sum of the p-th powers in every window."""
+    graph, p = call.graph, call["p"]
+    taps, stride, dilation, padding = _window(call, x)
+    powers = _power(call, x, p)
+    if set(dilation) == {1}:
+        sums = graph.mul(graph.avg_pool(powers, taps, stride, padding, _ceil(call)), prod(taps))
+    elif _ceil(call):
+        raise call.refuse("dilations with ceil_mode")
+    else:
+        sums = window_sums(call, powers, taps, stride, dilation, padding)
+    return _root(call, sums, p)
+
+
+def _power(call: Call, x: Tensor, p: int) -> Tensor:
+    if p < 1:
+        raise ModelError(f"p is at least 1, got {p}")
+    return call.graph.mul(x, x) if p == 2 else call.graph.pow(call.graph.abs(x), p) if p != 1 else call.graph.abs(x)
+
+
+def _root(call: Call, x: Tensor, p: int) -> Tensor:
+    return call.graph.sqrt(x) if p == 2 else call.graph.pow(x, 1 / p) if p != 1 else x
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(call: Call, x: Tensor) -> Tensor:
+    return call.graph.global_avg_pool(x)
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(call: Call, x: Tensor) -> Tensor:
+    return call.graph.global_max_pool(x)
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(call: Call, x: Tensor) -> Tensor:
+    if x.rank < 3:
+        raise ModelError(f"an image (N, C, spatial...) is wanted, got {list(x.shape)}")
+    sums = call.graph.reduction(_power(call, x, call["p"]), "add", range(2, x.rank))
+    return _root(call, sums, call["p"])

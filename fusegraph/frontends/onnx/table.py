@@ -1,0 +1,111 @@
+"""The table of ONNX operators: each has a function that writes it with the builder's methods.
+
+    @operator("LeakyRelu")
+    def leaky_relu(call: Call, x: Tensor) -> Tensor:
+        return call.graph.leaky_relu(x, call["alpha"])
+
+A function takes the call and its inputs, None for one that is left out, and returns the outputs, of which those behind
+the last that it has may be left out.  What it does not have it refuses with `Call.refuse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.tensors import DTYPES, type_name
+from fusegraph.frontends.onnx.values import Values
+from fusegraph.graph import Graph, Tensor
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+Array = np.ndarray[Any, Any]
+#: What a function of the table returns: an output, or several.
+Result = Tensor | Sequence[Tensor]
+Handler = Callable[..., Result]
+
+#: (domain, operator) -> function.
+TABLE: dict[tuple[str, str], Handler] = {}
+
+
+class Unsupported(Exception):
+    """Something in a model that there is nothing for; caught where all of them are collected."""
+
+
+class Unknown(Exception):
+    """A value that must be known while the graph is built but depends on these inputs of the graph."""
+
+    def __init__(self, what: str, inputs: tuple[str, ...]) -> None:
+        super().__init__(what)
+        self.inputs = inputs
+
+
+def operator(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
+    """Enters a function for operators of a domain."""
+
+    def enter(function: Handler) -> Handler:
+        for name in names:
+            assert (domain, name) not in TABLE, name
+            TABLE[domain, name] = function
+        return function
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node of a model while it is written.
+
+    graph       the graph it is written to.
+    node        the node; its attributes are those of ``attributes``, defaults of the operator's schema included.
+    version     of the operator set that it is of.
+    wanted      how many outputs are named, up to the last of them.
+    """
+
+    graph: Graph
+    node: NodeProto
+    version: int
+    attributes: Mapping[str, Any]
+    wanted: int
+    values: Values
+
+    def __getitem__(self, attribute: str) -> Any:
+        """An attribute's value, None if it is absent and has no default."""
+        return self.attributes.get(attribute)
+
+    def refuse(self, what: str) -> Unsupported:
+        """The refusal of a use of this operator: what it is about, such as "mode cubic"."""
+        return Unsupported(f"{self.node.op_type}: {what}")
+
+    def known(self, tensor: Tensor, what: str) -> Array:
+        """The value of a tensor that must not depend on an input of the graph, as shapes."""
+        found = self.values.known(tensor)
+        if found is None:
+            raise Unknown(f"{self.node.op_type}: {what} must be known", self.values.roots(tensor))
+        return found
+
+    def integers(self, tensor: Tensor, what: str) -> list[int]:
+        """A known tensor of integers, of one dimension at most, as a list."""
+        value = self.known(tensor, what)
+        if value.dtype.kind not in "iu" or value.ndim > 1:
+            raise ModelError(f"{what} is a list of integers, got {value.dtype} {list(value.shape)}")
+        return [int(v) for v in value.reshape(-1)]
+
+    def number(self, tensor: Tensor, what: str) -> Any:
+        """A known tensor of one element as a Python number."""
+        value = self.known(tensor, what)
+        if value.size != 1:
+            raise ModelError(f"{what} is one number, got {list(value.shape)}")
+        return value.reshape(-1)[0].item() if value.dtype.kind in "fiub" else float(value.reshape(-1)[0])
+
+    def dtype(self, element: int) -> DType:
+        """Our dtype of an element type."""
+        if element not in DTYPES:
+            raise Unsupported(f"type {type_name(element)}")
+        return DTYPES[element]

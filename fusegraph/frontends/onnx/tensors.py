@@ -1,0 +1,130 @@
+"""Types and tensors of ONNX as NumPy has them.  Sizes are checked against the bytes there are before any is taken."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from fusegraph.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int32,
+    int64,
+    uint8,
+)
+from fusegraph.errors import ModelError
+
+Array = np.ndarray[Any, Any]
+
+#: ONNX's element type -> ours.  Others have none.
+DTYPES: dict[int, DType] = {
+    TensorProto.FLOAT: float32,
+    TensorProto.DOUBLE: float64,
+    TensorProto.FLOAT16: float16,
+    TensorProto.BFLOAT16: bfloat16,
+    TensorProto.FLOAT8E4M3FN: float8_e4m3,
+    TensorProto.FLOAT8E5M2: float8_e5m2,
+    TensorProto.INT8: int8,
+    TensorProto.UINT8: uint8,
+    TensorProto.INT32: int32,
+    TensorProto.INT64: int64,
+    TensorProto.BOOL: bool_,
+}
+#: NumPy keeps no more dimensions.
+MAX_RANK = 64
+#: Our dtype -> the field that has its values where there are no raw bytes, and how NumPy reads one of the field.
+_FIELDS: dict[DType, tuple[str, Any]] = {
+    float32: ("float_data", np.float32),
+    float64: ("double_data", np.float64),
+    int64: ("int64_data", np.int64),
+    **dict.fromkeys((int32, int8, uint8, bool_, float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
+}
+
+
+def type_name(element: int) -> str:
+    """An element type as messages call it: int16, string, ..."""
+    try:
+        return str(TensorProto.DataType.Name(element)).lower()
+    except ValueError:
+        return f"number {element}"
+
+
+def checked_shape(what: str, sizes: Any) -> tuple[int, ...]:
+    """A shape as a tuple.  Raises ModelError for negative sizes and more dimensions than NumPy has."""
+    if len(sizes) > MAX_RANK:
+        raise ModelError(f"{what} has {len(sizes)} dimensions; at most {MAX_RANK} are possible")
+    shape = tuple(int(size) for size in sizes)
+    if any(size < 0 for size in shape):
+        raise ModelError(f"{what} has a negative size: {list(shape)}")
+    return shape
+
+
+def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
+    """A tensor of one of `DTYPES` as an array; ``folder`` is where external data is, None where none may be.
+
+    Raises ModelError where the data does not have as many bytes as the shape says.
+    """
+    shape, dtype = checked_shape(what, tensor.dims), DTYPES[tensor.data_type]
+    count = prod(shape)
+    if tensor.HasField("segment"):
+        raise ModelError(f"{what} is stored in segments, which no version of ONNX defines")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raw: bytes | None = external(tensor, what, folder, count * dtype.itemsize)
+    else:
+        raw = tensor.raw_data if tensor.HasField("raw_data") else None
+    if raw is not None:
+        if len(raw) != count * dtype.itemsize:
+            raise ModelError(f"{what} {list(shape)} of {dtype} has {len(raw)} bytes, not {count * dtype.itemsize}")
+        if dtype.is_bool:
+            return np.asarray(np.frombuffer(raw, np.uint8) != 0).reshape(shape)
+        little = np.frombuffer(raw, dtype.numpy.newbyteorder("<"))
+        return little.astype(dtype.numpy, copy=False).reshape(shape)
+    field, stored = _FIELDS[dtype]
+    values = getattr(tensor, field)
+    if len(values) != count:
+        raise ModelError(f"{what} {list(shape)} of {dtype} has {len(values)} elements, not {count}")
+    array = np.fromiter(values, stored, count)
+    if dtype in (float16, bfloat16, float8_e4m3, float8_e5m2):  # their bits, each in an integer
+        return array.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
+    return array.astype(dtype.numpy).reshape(shape)
+
+
+def external(tensor: TensorProto, what: str, folder: Path | None, expected: int) -> bytes:
+    """The bytes of a tensor that lie in another file, which must be inside of the model's folder."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ModelError(f"{what} lies in another file, {location[:200]!r}; load the model from its file")
+    try:
+        offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))
+        root = os.path.realpath(folder)
+        path = os.path.realpath(os.path.join(root, location))
+        inside = not os.path.isabs(location) and os.path.commonpath([root, path]) == root
+    except ValueError:  # numbers that are none, NUL in the path
+        raise ModelError(f"{what} has external data with malformed entries") from None
+    if not location or not inside:
+        raise ModelError(f"{what}: external data {location[:200]!r} is not inside of the model's folder {root}")
+    if not os.path.isfile(path):
+        raise ModelError(f"{what}: external data {location[:200]!r} is no file in {root}")
+    if length != expected:
+        raise ModelError(f"{what} has {length} bytes of external data, not {expected}")
+    if offset < 0 or offset + length > os.path.getsize(path):
+        raise ModelError(f"{what}: bytes {offset} to {offset + length} are not all in {location[:200]!r}")
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+    except OSError as error:
+        raise ModelError(f"{what}: {location[:200]!r} cannot be read: {error.strerror or error}") from None

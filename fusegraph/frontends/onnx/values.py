@@ -1,0 +1,86 @@
+"""What is known of a tensor before the graph runs: the value of what follows from constants alone.
+
+Models compute shapes with nodes (Shape, Gather, Concat, Reshape); a graph's shapes are fixed when it is built, so these
+nodes are evaluated then, by the reference of the op table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusegraph.engines.reference import apply_all
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops.base import Kind
+from fusegraph.ops.convert import from_reference, to_reference
+
+Array = np.ndarray[Any, Any]
+
+#: Elements: what is larger is no shape, and is not evaluated; nor is more than so much in all.
+MAX_KNOWN = 1 << 20
+MAX_KNOWN_IN_ALL = 1 << 25
+#: Kinds whose nodes cost no more than their operands and results have elements.
+_CHEAP = (Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.SCAN)
+
+
+class Values:
+    """The values known of one graph's tensors; each is evaluated once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._found: dict[Tensor, Array] = {}
+        self._evaluated = 0
+
+    def known(self, tensor: Tensor) -> Array | None:
+        """A tensor's value, None if it depends on an input, or on what is too large to be evaluated here."""
+        stack = [tensor]
+        while stack:
+            top = stack[-1]
+            if top in self._found:
+                stack.pop()
+                continue
+            if top.value is not None:
+                self._found[top] = top.value
+                continue
+            node = self._graph.producer(top)
+            if node is None or node.kind not in _CHEAP or any(t.size > MAX_KNOWN for t in node.outputs):
+                return None
+            if self._evaluated > MAX_KNOWN_IN_ALL:
+                return None
+            missing = [t for t in _read(node) if t not in self._found]
+            if missing:
+                stack += missing
+            else:
+                self._evaluate(node)
+        return self._found[tensor]
+
+    def _evaluate(self, node: Node) -> None:
+        operands = [
+            to_reference(self._found[t], t.dtype)
+            if t in self._found
+            else np.broadcast_to(t.dtype.numpy.type(0), t.shape)
+            for t in node.inputs
+        ]
+        for tensor, value in zip(node.outputs, apply_all(node, operands)):
+            self._found[tensor] = from_reference(np.broadcast_to(value, tensor.shape), tensor.dtype)
+            self._evaluated += tensor.size
+
+    def roots(self, tensor: Tensor) -> tuple[str, ...]:
+        """The names of the inputs of the graph that a tensor's value depends on."""
+        seen, stack, found = {tensor}, [tensor], []
+        while stack:
+            top = stack.pop()
+            node = self._graph.producer(top)
+            if node is None and not top.is_constant:
+                found.append(top.name)
+            for operand in _read(node) if node is not None else ():
+                if operand not in seen:
+                    seen.add(operand)
+                    stack.append(operand)
+        return tuple(found)
+
+
+def _read(node: Node) -> list[Tensor]:
+    """The operands of which a node reads the values, and not the shape alone."""
+    return [t for name, t in zip(node.op.names(len(node.inputs)), node.inputs) if name not in node.op.shapes]

@@ -1,0 +1,62 @@
+"""Pointwise ops of integers: quotients, bits and shifts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusegraph.ops.pointwise import Array, binary, unary
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    divisor = np.where(b == 0, np.ones_like(b), b)
+    down = np.floor_divide(a, divisor)
+    up = (np.remainder(a, divisor) != 0) & ((a < 0) != (b < 0))
+    return np.where(b == 0, np.zeros_like(a), down + up.astype(a.dtype))
+
+
+binary(
+    "quotient",
+    _quotient,
+    "a / b of integers, rounded towards zero as C does; 0 where b is 0.  The quotient that belongs to mod.",
+    int="math::quotient({a}, {b})",
+    ulps=0,
+)
+for _name, _ufunc, _sign in (
+    ("bitwise_and", np.bitwise_and, "&"),
+    ("bitwise_or", np.bitwise_or, "|"),
+    ("bitwise_xor", np.bitwise_xor, "^"),
+):
+    _truth = {"&": "{a} && {b}", "|": "{a} || {b}", "^": "{a} != {b}"}[_sign]
+    binary(_name, _ufunc, f"a {_sign} b, bit by bit.", int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
+unary("bitwise_not", np.invert, "~x, every bit the other way.", int="~{x}", bool="!{x}", ulps=0)
+
+
+def _bits(a: Array) -> int:
+    return int(8 * a.dtype.itemsize)
+
+
+def _shift_left(a: Array, b: Array) -> Array:
+    inside = (b >= 0) & (b < _bits(a))
+    return np.where(inside, np.left_shift(a, np.where(inside, b, 0).astype(a.dtype)), np.zeros_like(a))
+
+
+def _shift_right(a: Array, b: Array) -> Array:
+    inside = (b >= 0) & (b < _bits(a))
+    shifted = np.right_shift(a, np.where(inside, b, _bits(a) - 1).astype(a.dtype))
+    return np.where(inside | (a < 0), shifted, np.zeros_like(a))
+
+
+binary(
+    "shift_left",
+    _shift_left,
+    "a << b, what leaves the type being lost; 0 where b is negative or all of the type's bits.",
+    int="math::shift_left({a}, {b})",
+    ulps=0,
+)
+binary(
+    "shift_right",
+    _shift_right,
+    "a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a.",
+    int="math::shift_right({a}, {b})",
+    ulps=0,
+)
