@@ -12,8 +12,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from codegen.computed_tiles import Computed
 from codegen.contraction_mma_schedule import Way
-from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, TAIL, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_computed import GRID_CONSTANT, ComputedFactor
+from codegen.contraction_wgmma_computed import own_names as computed_names
+from codegen.contraction_wgmma_layout import (
+    GROUP,
+    GROUP_ROWS,
+    STAGING,
+    TAIL,
+    Layout,
+    WgmmaSchedule,
+    ring_bytes,
+    round_up,
+    row_bytes,
+)
 from codegen.contraction_wgmma_partials import WgmmaPartials
 from codegen.contraction_wgmma_producer import Producer
 from codegen.contraction_wgmma_results import Results
@@ -47,15 +60,17 @@ class _Renderer(Producer, Results):
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.parts = schedule.factors(spec)
-        self.types = operand_types(spec, bool(schedule.fillers))
+        self.types = operand_types(spec, bool(schedule.fillers) or schedule.computes)
         self.layout = Layout(spec, self.parts, schedule)
         rank = range(8)
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in "tobmp" for d in rank), *own_names((spec.a, spec.b))]
+        first = self.parts.a
+        own = computed_names(first) if isinstance(first, Computed) else ()
+        taken = [spec.name, *TAKEN, *own, *(f"{x}{d}" for x in "tobmp" for d in rank), *own_names((spec.a, spec.b))]
         self.names, self.w = Names(taken), Writer()
         self.itemsize = element_bytes(self.types)
         self.t = self._index_type()
         a, b = (
-            Prologue(self.w, side.gather if isinstance(side, Way) else gather, self.names, p, others)
+            Prologue(self.w, side.gather if isinstance(side, Way | Computed) else gather, self.names, p, others)
             for p, side, gather, others in (
                 ("a", self.parts.a, spec.a, ()),
                 ("b", self.parts.b, spec.b, spec.others),
@@ -71,13 +86,19 @@ class _Renderer(Producer, Results):
         self.batch = prod(self.parts.batch)
         self.work = self.batch * self.tiles_m * self.tiles_n
         self.partials = WgmmaPartials(self.w, spec, schedule, self.parts, self.names, self.t)
+        self.computed = (
+            ComputedFactor(self.w, first, a, self.names, schedule, self.parts, self.t)
+            if isinstance(first, Computed)
+            else None
+        )
+        self.brought = self.computed.brought if self.computed is not None else []
         self.loaders = (
             self._loader(self.parts.a, "a", a, schedule.rows, self.parts.rows),
             self._loader(self.parts.b, "b", b, schedule.cols, self.parts.cols),
         )
 
     def _loader(
-        self, side: Side | Gathered | Way, label: str, prologue: Prologue, size: int, total: int
+        self, side: Side | Gathered | Way | Computed, label: str, prologue: Prologue, size: int, total: int
     ) -> TileLoader | None:
         """What fills the tiles of a factor."""
         if not isinstance(side, Way):
@@ -114,6 +135,8 @@ class _Renderer(Producer, Results):
             f"{self._bringers()}, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
+        if s.computes:
+            details.append(f"the consumers compute {self.a} in registers")
         if s.turns:
             details.append("the consumers take turns: each computes every second tile of the block")
         if s.split > 1:
@@ -125,6 +148,8 @@ class _Renderer(Producer, Results):
             more.insert(-1, "async_copy.cuh")
         if self.carries_anywhere:
             more.append("carry.cuh")
+        if self.computed is not None:
+            more.append("computed.cuh")
         if self.partials:
             more.append("reduce.cuh")
         heading(
@@ -140,20 +165,22 @@ class _Renderer(Producer, Results):
         maps = layout.maps
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
         a_map, *b_maps = (self.names.unique(name, "_map") for name in (self.a, *self.seconds))
-        grid_constant = "const __grid_constant__ TensorMap "
         parameters = []
         for side, loader, maps_ in ((self.parts.a, self.loaders[0], [a_map]), (self.parts.b, self.loaders[1], b_maps)):
             if loader is not None:
                 parameters += loader.prologue.parameters()
+            elif isinstance(side, Computed):
+                assert self.computed is not None
+                parameters += self.computed.parameters()
             elif isinstance(side, Gathered):
                 parameters.append(parameter(spec.a.operand, self.a))
             else:
-                parameters += [grid_constant + name for name in maps_]
+                parameters += [GRID_CONSTANT + name for name in maps_]
         parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
         else:
-            parameters += [grid_constant + name for name in store_maps]
+            parameters += [GRID_CONSTANT + name for name in store_maps]
         parameters += self.partials.parameters()
         self.a_map, self.b_maps, self.store_maps = a_map, b_maps, store_maps
         signature(w, spec.name, s.threads, parameters, 1)
@@ -165,8 +192,7 @@ class _Renderer(Producer, Results):
         elif s.fillers:
             self.filling_producer(k.stages)
         else:
-            assert isinstance(self.parts.a, Side)
-            self.copying_producer(self.parts.a, k.stages)
+            self.copying_producer(k.stages)
         if s.split > 1:
             w.line("cluster_sync();")
         w.close("} else {")
@@ -182,6 +208,10 @@ class _Renderer(Producer, Results):
             (self.parts.a, spec.a.operands, s.rows),
             (self.parts.b, spec.arguments[len(spec.a.operands) :], s.cols),
         ):
+            if isinstance(side, Computed):
+                assert self.computed is not None
+                factors += [argument for argument, _ in zip(self.computed.arguments(), numbers)]
+                continue
             for _, number in zip(operands, numbers):
                 factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
         loads = range(len(factors), len(factors) + len(program.loads))
@@ -223,11 +253,11 @@ class _Renderer(Producer, Results):
         return replace(side.map, box=box, swizzle=width if width >= 32 else 0)
 
     def _ring_bytes(self) -> int:
-        return self.s.stages * ROW_BYTES * (self.s.rows + self.columns)
+        return self.s.stages * ring_bytes(self.parts, self.s, self.spec.products)
 
     def _shared_bytes(self) -> int:
         ring = max(self._ring_bytes(), self.layout.sums_bytes)
-        tail = 16 * (self.s.stages + 1) + self.layout.exchange_bytes
+        tail = 16 * (self.s.stages + 1) + self.layout.exchange_bytes + self.s.stages * row_bytes(self.parts)
         return ring + self.layout.staging_bytes + round_up(tail, TAIL)
 
     # ---- shared memory and barriers
@@ -248,6 +278,10 @@ class _Renderer(Producer, Results):
             ("a", self.parts.a, self.spec.a, s.rows),
             ("b", self.parts.b, self.spec.b, self.columns),
         ):
+            if isinstance(side, Computed):
+                assert self.computed is not None
+                self.computed.members(rows=False)
+                continue
             tile = self._tile_type(side, size)
             ctype = side.element if isinstance(side, Way) else gather.operand.dtype.ctype
             text = f"alignas(1024) {ctype} {name}[{s.stages}]{tile};"
@@ -261,6 +295,8 @@ class _Renderer(Producer, Results):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
                 dims = f"[{s.groups}][{STAGING}][{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
+        if self.computed is not None:
+            self.computed.members(rows=True)
         self.partials.members(layout.chunk)
         turn = ", turn[2]" if s.turns else ""
         w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
@@ -273,7 +309,7 @@ class _Renderer(Producer, Results):
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        copied = int(any(isinstance(side, Side) for side in (self.parts.a, self.parts.b)))
+        copied = int(any(isinstance(side, Side | Computed) for side in (self.parts.a, self.parts.b)))
         arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32
         w.line(f"barrier_init(shared.full[i], {copied + arrivals});")
         w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
@@ -314,6 +350,8 @@ class _Renderer(Producer, Results):
         w.line(f"const int row = {first_row};  // of a thread's first result {place}")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
+        if self.computed is not None:
+            self.computed.begin()
         if self.layout.maps is not None or self.layout.carried:
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
@@ -327,17 +365,24 @@ class _Renderer(Producer, Results):
         pieces = f"[{s.pieces}]" if s.pieces > 1 else ""
         w.line(f"{self.register_type} sum{pieces}[{self.columns // 2}]{' = {}' if phased else ''};")
         w.line("int previous = 0;")
+        if self.computed is not None:
+            self.computed.begin_tile()
         if s.turns:
             w.line("barrier_wait(shared.turn[group], turn);")
             w.line("turn ^= 1;")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+        if self.computed is not None:
+            self._computed_stage(self.computed, first)
+            self._end_consumers(phased)
+            return
         if s.gather:
             w.line("fence_async_shared();  // the producer's copies are ordinary writes")
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open("for (int kk = 0; kk < 4; ++kk)")
         side = self.parts.a
+        assert not isinstance(side, Computed)
         across = not side.along_k
         transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
         flags = f", {', '.join(transposed)}" if "1" in transposed else ""
@@ -355,6 +400,30 @@ class _Renderer(Producer, Results):
         w.close()
         w.line("previous = stage.index;")
         w.close()
+        self._end_consumers(phased)
+
+    def _computed_stage(self, factor: ComputedFactor, first: str) -> None:
+        """The products of a stage whose first factor is computed: a fragment while the one before is multiplied."""
+        w = self.w
+        factor.begin_stage()
+        w.line("#pragma unroll")
+        w.open("for (int kk = 0; kk < 4; ++kk)")
+        factor.fragment()
+        w.line("wgmma_fence();")
+        flags = "" if self.parts.b.along_k else ", 1"
+        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
+        w.line(f"    sum, part[kk % 2], {self._descriptor(self.parts.b, 'b', self.columns, '')},")
+        w.line(f"    k > {first} || kk > 0);")
+        w.line("wgmma_commit();")
+        w.line("wgmma_wait<1>();  // the product before is done: its fragment, and at first its stage, are free")
+        w.line(f"if (kk == 0 && k > {first} && t == 0) barrier_arrive(shared.empty[previous]);")
+        w.close()
+        w.line("previous = stage.index;")
+        w.close()
+
+    def _end_consumers(self, phased: bool) -> None:
+        """Waits for the sums of a tile, and makes the results of them."""
+        w, s = self.w, self.s
         if s.turns:
             w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")
         w.line("wgmma_wait<0>();")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from codegen.computed_tiles import Computed, computed
 from codegen.expr import Operand, Program, Store
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse
@@ -39,6 +40,7 @@ class WgmmaSchedule:
     cols    a multiple of 16; times the second factors at most 256.
     gather  whether the producer's threads gather the first factor rather than the copy engine.
     fillers  warpgroups of the producer that fill tiles of a factor that is computed or converted; 0 for none.
+    computes  whether the consumers compute the first factor in registers.
     stages  of the ring, each 128 bytes along the reduction.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
@@ -54,9 +56,12 @@ class WgmmaSchedule:
     gather: bool = False
     turns: bool = False
     fillers: int = 0
+    computes: bool = False
 
     def factors(self, spec: ContractionSpec) -> Factors:
         """How the tiles of a spec come to shared memory."""
+        if self.computes:
+            return computed(spec)
         return filled(spec) if self.fillers else gathered(spec) if self.gather else factors(spec)
 
     @property
@@ -94,6 +99,18 @@ class WgmmaSchedule:
 
 def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+def ring_bytes(parts: Factors, s: WgmmaSchedule, products: int) -> int:
+    """Shared memory of a stage's tiles."""
+    first = sum(b.bytes(s.rows) for b in parts.a.brought if not b.row) if isinstance(parts.a, Computed) else None
+    return (ROW_BYTES * s.rows if first is None else first) + ROW_BYTES * s.cols * products
+
+
+def row_bytes(parts: Factors) -> int:
+    """Shared memory of what all rows of a stage have in common."""
+    rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, Computed) else []
+    return sum(round_up(b.bytes(1), ROW_BYTES) for b in rows)
 
 
 class Layout:

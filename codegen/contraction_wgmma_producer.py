@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from codegen.computed_tiles import Brought
 from codegen.contraction_wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, round_up
 from codegen.epilogue import Epilogue
 from codegen.iteration import coordinate, linear
@@ -29,6 +30,8 @@ class Producer:
     epilogue: Epilogue
     #: what fills the tiles of the factors, None for those that the copy engine brings
     loaders: tuple[TileLoader | None, TileLoader | None]
+    #: of a first factor that the consumers compute: what is brought, its place in a stage, and its tensor map
+    brought: list[tuple[Brought, str, str]]
     #: tiles along rows and columns, batches, and tiles in all
     tiles_m: int
     tiles_n: int
@@ -88,7 +91,7 @@ class Producer:
         self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
         return "first", "last"
 
-    def copying_producer(self, side: Side, stages: int) -> None:
+    def copying_producer(self, stages: int) -> None:
         w, s = self.w, self.s
         k = self.parts.reduction
         w.line(f"registers_decrease<{s.registers[0]}>();")
@@ -102,13 +105,16 @@ class Producer:
                     w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
         if k.skips:
             first, last = self.phase_range()
-        if side.im2col and side.along_k:
+        first_factor = self.parts.a
+        sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
+        if any(side.im2col and side.along_k for side in sides):
             for d in range(len(self.spec.rows)):
                 w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        w.line(f"barrier_expect(full, {ROW_BYTES * (s.rows + s.cols * len(self.b_maps))});")
+        first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * s.rows
+        w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * s.cols * len(self.b_maps)});")
         item = "k"
         if k.per_stage > 1:
             w.line("#pragma unroll")
@@ -116,9 +122,18 @@ class Producer:
             w.line(f"const int item = k * {k.per_stage} + u;")
             item = "item"
         self._walk(item)
-        for d in range(len(side.pixels)):
-            w.line(f"const int p{d} = {coordinate('c', side.pixels, d)};")
-        self._load(side, "a", self.a_map, "m0", s.rows)
+        if isinstance(first_factor, Side):
+            for d in range(len(first_factor.pixels)):
+                w.line(f"const int p{d} = {coordinate('c', first_factor.pixels, d)};")
+            self._load(first_factor, "a", self.a_map, "m0", s.rows)
+        for b, member, tensor_map in self.brought:
+            if b.panels > 1:
+                w.line("#pragma unroll")
+                w.open(f"for (int u = 0; u < {b.panels}; ++u)")
+                self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel)
+                w.close()
+            else:
+                self._load(b.side, member, tensor_map, "m0", s.rows)
         self._load_seconds()
         if k.per_stage > 1:
             w.close()
@@ -287,10 +302,14 @@ class Producer:
         for number, tensor_map in enumerate(self.b_maps):
             self._load(side, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
 
-    def _load(self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0) -> None:
-        """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage."""
+    def _load(
+        self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
+    ) -> None:
+        """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage, or its part u, of so many
+        columns.
+        """
         w, k = self.w, self.parts.reduction
-        values = {"c": "c", "o": origin}
+        values = {"c": f"c + u * {part}" if part else "c", "o": origin}
         for d, tap in enumerate(k.taps):
             values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
         values |= self.batch_values()
@@ -308,12 +327,12 @@ class Producer:
         if side.im2col:
             coordinates = ", ".join(text(term) for term in side.terms)
             offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
-            target = f"{at}[u]" if k.per_stage > 1 else at
+            target = f"{at}[u]" if k.per_stage > 1 or part else at
             w.line(f"tma_load_im2col({target}, {tensor_map}, full,")
             w.line(f"                {coordinates}, {offsets});")
             return
         if side.along_k:
-            target = f"{at}[u]" if k.per_stage > 1 else at
+            target = f"{at}[u]" if k.per_stage > 1 or part else at
             target = f"{target}[{start}]" if start else target
             coordinates = ", ".join(text(term) for term in side.terms)
             w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")

@@ -8,8 +8,9 @@ from dataclasses import replace
 from math import prod
 
 from codegen.arch import Arch
+from codegen.computed_tiles import computed
 from codegen.contraction_mma_schedule import ELEMENTS, Way, held_registers, product_types
-from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, TAIL, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, TAIL, Layout, WgmmaSchedule, ring_bytes, round_up, row_bytes
 from codegen.filled_tiles import filled
 from codegen.spec import ContractionSpec
 from codegen.tiles import ROW_BYTES, Factors, Unsupported, factors, gathered
@@ -61,24 +62,24 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedul
     if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
         raise Unsupported("there is nothing to multiply")
     ranked: list[tuple[float, WgmmaSchedule]] = []
-    computed = any(gather.program is not None for gather in (spec.a, spec.b))
+    fronted = any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Unsupported("no tile fits the shared memory of a block")
-    for form in (factors, gathered, filled):
+    for form in (factors, gathered, computed, filled):
         try:
-            if form is not filled:
+            if form not in (computed, filled):
                 operand_types(spec)
             parts = form(spec)
         except Unsupported as refusal:
             # Of a factor that threads must bring, the reason why they do not says more.
-            reason = refusal if form is factors or (form is filled and computed) else reason
+            reason = refusal if form is factors or (form is filled and fronted) else reason
             continue
-        if form is filled and computed:
+        if form is filled and fronted:
             reason = Unsupported("threads cannot fill a tile that fits the shared memory and registers of a block")
         if spec.partials and prod(parts.batch) != prod(spec.batch):
             reason = Unsupported("parts are reduced of rows that do not lie at equal distances")
             continue
         for fillers in (1, 2) if form is filled else (0,):
-            found = _candidates(spec, parts, arch, form is gathered, fillers)
+            found = _candidates(spec, parts, arch, form is gathered, fillers, form is computed)
             ranked += [(_cost(spec, parts, s), s) for s in found]
     if not ranked:
         raise reason
@@ -86,14 +87,17 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedul
 
 
 def _candidates(
-    spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int
+    spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int, computes: bool
 ) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
     unit = max(16 if parts.b.along_k else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             held = _registers(spec, cols)
-            if cols * spec.products > (most := _most_cols(groups, gather, fillers)) or held > most // 2 + SPARE:
+            most = _most_cols(groups, gather, fillers)
+            if computes and groups == 3:
+                most = 128
+            if cols * spec.products > most or held > most // 2 + SPARE:
                 continue
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
@@ -104,10 +108,10 @@ def _candidates(
                     not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
                 ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers)
+                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
-                for turns in (False, True) if even and groups == 2 and split == 1 and not fillers else (False,):
+                for turns in (False, True) if even and groups == 2 and split == 1 and not (fillers or computes) else (False,):
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
@@ -150,12 +154,12 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
 
 
 def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
-    stage = ROW_BYTES * (s.rows + s.cols * spec.products)
+    stage = ring_bytes(parts, s, spec.products)
     layout = Layout(spec, parts, s)
     room = arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
-    stages = min(8, max(room // (stage + 16), 0), max(2, useful))
+    stages = min(8, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 

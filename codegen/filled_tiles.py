@@ -21,7 +21,7 @@ from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, chec
 def filled(spec: ContractionSpec) -> Factors:
     """The factors of a contraction of which threads fill at least one.  Raises Unsupported where there is none."""
     types = product_types(spec, widen=False)
-    if all(_as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
+    if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
         raise Unsupported("both factors are multiplied as they lie in memory")
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
         raise Unsupported("phases of a strided convolution, or a filter turned around")
@@ -47,7 +47,7 @@ def filled(spec: ContractionSpec) -> Factors:
     return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, a, b)
 
 
-def _as_it_lies(gather: Gather, product: str) -> bool:
+def as_it_lies(gather: Gather, product: str) -> bool:
     """Whether a factor is multiplied as it lies in memory."""
     name = gather.operand.dtype.name
     return gather.program is None and (name == product or (name, product) == ("float32", "tf32"))
@@ -58,7 +58,7 @@ def _side(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seque
     gather = (spec.a, spec.b)[number]
     way = replace(way_of(spec, gather, sizes, order, product), held=True)
     side: Way | Side = way
-    if _as_it_lies(gather, product):
+    if as_it_lies(gather, product):
         with suppress(Unsupported):  # else threads bring it as well
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:

@@ -19,6 +19,7 @@ from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
 if TYPE_CHECKING:
+    from codegen.computed_tiles import Computed
     from codegen.contraction_mma_schedule import Way
 
 ROW_BYTES = 128
@@ -118,14 +119,14 @@ class Gathered:
 class Factors:
     """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
 
-    Those of a `Way` are filled by threads (`codegen.filled_tiles`).
+    Those of a `Way` are filled by threads (`codegen.filled_tiles`), one that is `Computed` is so by the consumers.
     """
 
     batch: tuple[int, ...]
     rows: int
     cols: int
     reduction: Reduction
-    a: Side | Gathered | Way
+    a: Side | Gathered | Way | Computed
     b: Side | Way
 
 

@@ -1,0 +1,231 @@
+"""First factors that the consumers of the Hopper kernels compute in registers.
+
+The copy engine brings tiles of what a factor is computed of, as they lie in memory.  A consumer reads its fragments of
+them, evaluates the program and multiplies the fragment that it made from its registers, for which `wgmma` has a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.contraction_mma_schedule import ELEMENTS, orders, product_types
+from codegen.dtypes import ALL
+from codegen.expr import Load, Program, Store
+from codegen.filled_tiles import as_it_lies
+from codegen.iteration import collapse
+from codegen.spec import ContractionSpec, Gather, Image, Strides, TensorMap
+from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
+
+#: Elements of the reduction in a stage, and in a fragment.
+PANEL, STEP = 64, 16
+#: Bytes of an element that a tile is brought of.
+SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A tensor of which the copy engine brings a tile a stage, or with ``row`` one row for all rows of the factor.
+
+    load  its number among those that the factor is computed of.
+    """
+
+    load: int
+    side: Side
+    itemsize: int
+    row: bool
+
+    @property
+    def panel(self) -> int:
+        """Elements of a row of the tile in shared memory."""
+        return PANEL if self.row else min(PANEL, ROW_BYTES // self.itemsize)
+
+    @property
+    def panels(self) -> int:
+        """Parts in which a stage's elements come."""
+        return 1 if not self.side.along_k else PANEL // self.panel
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row of the tile in shared memory; its swizzle is as wide."""
+        return self.panel * self.itemsize
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
+        return PANEL * self.itemsize * (1 if self.row else rows)
+
+    def boxed(self, rows: int) -> TensorMap:
+        """The map with the box that one load brings."""
+        first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
+        if self.side.im2col:
+            box: tuple[int, ...] = (first, second)
+        else:
+            box = tuple(
+                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
+                for n, term in enumerate(self.side.terms)
+            )
+        return replace(self.side.map, argument=self.load, box=box, swizzle=0 if self.row else box[0] * self.itemsize)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A factor that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
+
+    product  the type in which it is multiplied.
+    sizes    of gather's dimensions: batch, rows, and those of the reduction.
+    brought  what the copy engine brings.  Everything else has one element a row, or one for all.
+    """
+
+    gather: Gather
+    product: str
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    inner: tuple[int, ...]
+    brought: tuple[Brought, ...]
+
+    @property
+    def element(self) -> str:
+        """C type of an element as it is multiplied."""
+        return ELEMENTS[self.product][0]
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of a stage that the copy engine brings."""
+        return sum(b.bytes(rows) for b in self.brought)
+
+
+def computed(spec: ContractionSpec) -> Factors:
+    """The factors of a contraction whose first is computed in registers.  Raises Unsupported where it cannot be."""
+    types = product_types(spec, widen=False)
+    name = spec.a.operand.name
+    if as_it_lies(spec.a, types[0]):
+        raise Unsupported(f"{name!r} is multiplied as it lies in memory")
+    if not as_it_lies(spec.b, types[1]):
+        raise Unsupported(f"{spec.b.operand.name!r} is computed or converted: it is not in memory")
+    if types[0] not in ("bfloat16", "float16"):
+        raise Unsupported(f"{name!r} is multiplied as {types[0]}: fragments are computed of 16-bit elements only")
+    image = spec.a.image
+    if spec.terms or spec.results or (image is not None and (image.across or any(any(x) for x in image.shifts))):
+        raise Unsupported("phases of a strided convolution, a filter turned around, or its gradient")
+    if spec.a.program is not None and (spec.a.program.indices or spec.a.program.tables):
+        raise Unsupported(f"{name!r} is computed of positions")
+    reason = Unsupported("")
+    for order in orders(spec):
+        try:
+            return _factors(spec, order, types[0])
+        except Unsupported as refusal:
+            reason = refusal
+    raise reason
+
+
+def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Factors:
+    """The factors, the reduction being walked in an order."""
+    gather, second = _with_program(spec.a, product), spec.b
+    windows = bool(gather.limits)
+    if not windows:
+        # Dimensions that all tensors step over alike are one.
+        over = gather.steps()
+        rows, over_rows = collapse(spec.rows, over[1], range(len(spec.rows)))
+        inner, over_inner = collapse(spec.inner, [*over[2], second.inner], order)
+        windows = len(rows) > 1 and gather.image is not None
+    if windows:
+        if gather.image is None:
+            raise Unsupported(f"{gather.operand.name!r} is padded and no image")
+        if tuple(order) != (*range(1, len(spec.inner)), 0):
+            raise Unsupported(f"{gather.operand.name!r} is an image whose taps are not walked in order")
+        rows, inner, batch, channel = spec.rows, spec.inner, spec.batch, 0
+    else:
+        gather = gather.stepped(over[0], over_rows, over_inner[:-1])
+        second, batch, channel = replace(second, inner=over_inner[-1]), spec.batch, len(inner) - 1
+        if len(rows) > 1:  # the first of them as batches: the second factor repeats
+            if any(second.batch) and batch:
+                raise Unsupported("rows of a batched product that do not lie at equal distances")
+            lead = len(rows) - 1
+            every = gather.steps()
+            gather = gather.stepped(
+                [(*b, *o[:lead]) for b, o in zip(*every[:2])], [o[lead:] for o in every[1]], every[2]
+            )
+            second = replace(second, batch=(*second.batch, *(0 for _ in range(lead))))
+            batch, rows = (*batch, *rows[:lead]), rows[lead:]
+    taps = tuple(size for d, size in enumerate(inner) if d != channel)
+    reduction = Reduction(taps, inner[channel], PANEL, 1)
+    cols, (over_cols,) = collapse(spec.cols, [second.outer], range(len(spec.cols)))
+    if len(cols) > 1 or second.limits:
+        raise Unsupported(f"the columns of {second.operand.name!r} do not lie at equal distances")
+    check_element(second)
+    number = len(gather.operands)
+    b = tiled(replace(second, outer=over_cols), number, batch, prod(cols), inner, channel)
+    brought = _brought(spec, gather, batch, rows, inner, reduction, channel, windows)
+    a = Computed(gather, product, tuple(batch), tuple(rows), tuple(inner), brought)
+    return Factors(tuple(batch), prod(rows), prod(cols), reduction, a, b)
+
+
+def _with_program(gather: Gather, product: str) -> Gather:
+    """A factor that is only converted as one that is computed."""
+    if gather.program is not None:
+        return gather
+    ctype = ELEMENTS[product][0]
+    source = replace(gather.operand, strides=(*gather.batch, *gather.outer, *gather.inner))
+    target = replace(gather.operand, dtype=next(d for d in ALL if d.ctype == ctype), strides=())
+    program = Program((source,), stores=(Store(target, Load(0)),))
+    return replace(gather, operand=target, program=program, starts=(gather.start,))
+
+
+def _brought(
+    spec: ContractionSpec,
+    gather: Gather,
+    batch: Sequence[int],
+    rows: Sequence[int],
+    inner: Sequence[int],
+    reduction: Reduction,
+    channel: int,
+    windows: bool,
+) -> tuple[Brought, ...]:
+    """What the copy engine brings of the tensors that a factor is computed of."""
+    found = []
+    over_batch, over_rows, over_inner = gather.steps()
+    assert gather.program is not None
+    for n, (op, start) in enumerate(zip(gather.program.loads, gather.starts)):
+        at = Gather(op, over_batch[1 + n], over_rows[1 + n], over_inner[1 + n], start)
+        if not any(at.inner):
+            continue
+        itemsize = op.dtype.itemsize
+        check_element(at)
+        if not any(at.outer):
+            taps = [(f"{{t{k}}}", size, step) for k, (size, step) in enumerate(_others(inner, at.inner, channel))]
+            side = tiled(at, n, batch, 1, inner, channel, [tap for tap in taps if tap[1] > 1 and tap[2]])
+            if at.inner[channel] != 1 and inner[channel] > 1:
+                raise Unsupported(f"{op.name!r} is not contiguous along the reduction")
+            if PANEL * itemsize > 512:
+                raise Unsupported(f"{op.name!r} has elements of {itemsize} bytes")
+            side = replace(side, terms=tuple("0" if term == "{o}" else term for term in side.terms))
+            found.append(Brought(n, side, itemsize, row=True))
+            continue
+        if itemsize not in SIZES:
+            raise Unsupported(f"{op.name!r} has elements of {itemsize} bytes")
+        if windows:
+            assert gather.image is not None
+            own = replace(at, image=_image(gather.image, at), limits=gather.limits)
+            side = im2col(replace(spec, a=own), channel, reduction, prod(spec.batch))
+        else:
+            side = tiled(at, n, batch, prod(rows), inner, channel)
+        if not side.along_k and itemsize != 2:
+            raise Unsupported(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
+        found.append(Brought(n, side, itemsize, row=False))
+    if not any(not b.row for b in found):
+        raise Unsupported(f"{gather.operand.name!r} is computed of rows and columns alone")
+    return tuple(found)
+
+
+def _others(sizes: Sequence[int], steps: Strides, channel: int) -> list[tuple[int, int]]:
+    return [(size, step) for d, (size, step) in enumerate(zip(sizes, steps)) if d != channel]
+
+
+def _image(image: Image, at: Gather) -> Image:
+    """What a convolution's windows are in a tensor with other strides than the factor's."""
+    steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
+    if at.start != -sum(before * step for before, step in zip(image.before, steps)):
+        raise Unsupported(f"{at.operand.name!r} does not begin where the image does")
+    if any(o != stride * s for o, stride, s in zip(at.outer[1:], image.stride, steps)) or not all(steps):
+        raise Unsupported(f"{at.operand.name!r} repeats elements along the image")
+    return replace(image, steps=steps)

@@ -1,0 +1,70 @@
+// First factors of wgmma that are computed in registers: fragments of the tiles that they are computed of.
+//
+// A warp has 16 rows, of which it multiplies 16 elements along the sum at a time.  Of these a thread has eight: element
+// e in row lane / 4 + e / 2 % 2 * 8, column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as the copy engine
+// leaves them.
+#pragma once
+#include "pipeline.cuh"
+
+// Where a thread begins to read fragments of 16 rows from `row` on of a tile: rows of Width bytes run along the sum.
+// That of the next 16 columns begins at this number ^ 16 * sizeof(T), and so on through the row.
+template <class T, int Width>
+__device__ __forceinline__ int fragment_at(int row) {
+    const int lane = threadIdx.x % 32;
+    if (sizeof(T) == 2) return swizzle<Width>((row + lane % 16) * Width + lane / 16 * 16);
+    return swizzle<Width>((row + lane / 4) * Width + lane % 4 * 2 * int(sizeof(T)));
+}
+
+template <class T, int Width>
+__device__ __forceinline__ Vector<T, 8> load_fragment(const void* tile, int at) {
+    const unsigned char* const base = static_cast<const unsigned char*>(tile);
+    union { Vector<T, 8> v; Vector<T, 2> pairs[4]; uint32 words[4]; };
+    if (sizeof(T) == 2) {
+        load_matrices(words, base + at);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            pairs[r] = *reinterpret_cast<const Vector<T, 2>*>(base + (at ^ r / 2 * 8 * int(sizeof(T))) + r % 2 * 8 * Width);
+    }
+    return v;
+}
+
+// The same of a tile whose rows run across the sum, 64 elements of 2 bytes of the factor's rows; the next 16 columns are
+// 2048 bytes behind.
+__device__ __forceinline__ int fragment_at_across(int row) {
+    const int lane = threadIdx.x % 32;
+    return swizzle<128>((lane % 8 + lane / 16 * 8) * 128 + row * 2 + lane / 8 % 2 * 16);
+}
+
+template <class T>
+__device__ __forceinline__ Vector<T, 8> load_fragment_across(const void* tile, int at) {
+    union { Vector<T, 8> v; uint32 words[4]; };
+    load_matrices_transposed(words, static_cast<const unsigned char*>(tile) + at);
+    return v;
+}
+
+// What all rows have in common: columns c, c + 1, c + 8 and c + 9 of 16, with c = lane % 4 * 2.
+template <class T>
+__device__ __forceinline__ Vector<T, 4> load_columns(const T* columns) {
+    union { Vector<T, 4> v; Vector<T, 2> pairs[2]; };
+    columns += threadIdx.x % 4 * 2;
+    pairs[0] = load_shared<2>(columns);
+    pairs[1] = load_shared<2>(columns + 8);
+    return v;
+}
+
+// Puts a fragment into the registers from which wgmma reads it; rows that are not kept are zeros.
+template <class T>
+__device__ __forceinline__ void put_fragment(uint32 (&registers)[4], const Vector<T, 8>& fragment) {
+    union { Vector<T, 8> v; uint32 words[4]; };
+    v = fragment;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) registers[r] = words[r];
+}
+template <class T>
+__device__ __forceinline__ void put_fragment(uint32 (&registers)[4], const Vector<T, 8>& fragment, const bool (&keep)[2]) {
+    union { Vector<T, 8> v; uint32 words[4]; };
+    v = fragment;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) registers[r] = keep[r % 2] ? words[r] : 0;
+}
