@@ -53,6 +53,9 @@ extern "C" __global__ void NAME(const uint4* from, float* y, int wrong) {
     }
   if (wrong == 16) wgmma<bfloat16, bfloat16, 16>(wide, of_a, of_a, false);
   if (wrong == 17) wgmma<bfloat16, bfloat16, 16>(*(float (*)[8])d, of_a, of_a, false);
+  uint32 registers[4] = {1, 2, 3, 4};
+  if (wrong == 25) wgmma<bfloat16, bfloat16, 8>(d, registers, of_b, true);
+  if (wrong == 25 && t == 6) registers[2] = 5;
   if (wrong != 18) wgmma_commit();
   if (wrong == 19) d[2] = 1;
   if (wrong == 20 && t == 9) image[8192 + 9] ^= 1;
@@ -163,6 +166,7 @@ def test_right_uses(module: CpuModule, wrong: int, order: str) -> None:
         (17, "d is, in part or as another type, that of a product that is not waited for"),
         (19, r"wgmma_wait at .*: d\[2\] of thread 0 of the warpgroup was written before wgmma_wait"),
         (20, "wgmma at .*: the shared memory that it reads was written before wgmma_wait"),
+        (25, r"wgmma at .*: a\[2\] of thread 6 of the warpgroup was written before wgmma_wait"),
         (22, "threads of one warpgroup meet in wgmma_(fence|wait) at .* and in wgmma_(fence|wait) at"),
         (23, "wgmma at .*: no wgmma_fence since wgmma_wait gave d back"),
     ],

@@ -1,7 +1,7 @@
 // wgmma on the CPU: a product reads its operands when it is issued, and its results are withheld until a wait.
 //
 // In between the accumulators hold signalling NaNs, so that a read before the wait shows, and a write is an error; so
-// is a change of the shared memory that the product reads.  Tiles lie in dynamic shared memory.
+// is a change of the shared memory, or of A's registers, that the product reads.  Tiles lie in dynamic shared memory.
 #pragma once
 
 #include "mma_on_cpu.h"
@@ -39,6 +39,7 @@ struct Product {
     Accumulators* to;
     unsigned long long group;
     unsigned char a[64][32], b[256][32];  // rows of A, columns of B
+    const uint32* registers[128];         // from which A was read, if it was
 };
 
 // What a warpgroup has issued and not waited for.
@@ -212,6 +213,11 @@ inline void check_agreement(const Instruction& first, const Instruction& other, 
          thread, first.a, first.b, other.a, other.b, first.accumulate, other.accumulate);
 }
 
+// Where what register r of A's, of a thread, holds lies in the rows of A.
+inline unsigned char* of_register(Product& product, int thread, int r) {
+    return &product.a[thread / 32 * 16 + thread % 32 / 4 + 8 * (r & 1)][4 * (thread % 4) + 16 * (r >> 1)];
+}
+
 inline void complete_wgmma(Thread* threads, unsigned) {
     Products& products = products_of(threads);
     const auto brought = [&](int thread) -> const Issue& { return *static_cast<Issue*>(threads[thread].operand); };
@@ -231,10 +237,10 @@ inline void complete_wgmma(Thread* threads, unsigned) {
     product.to = &to;
     product.group = products.committed;
     if (instruction.a_in_registers)
-        for (int thread = 0; thread < 128; ++thread)
-            for (int r = 0; r < 4; ++r)
-                memcpy(&product.a[thread / 32 * 16 + thread % 32 / 4 + 8 * (r & 1)][4 * (thread % 4) + 16 * (r >> 1)],
-                       &brought(thread).a[r], 4);
+        for (int thread = 0; thread < 128; ++thread) {
+            product.registers[thread] = brought(thread).a;
+            for (int r = 0; r < 4; ++r) memcpy(of_register(product, thread, r), &brought(thread).a[r], 4);
+        }
     read_operands(instruction, product.a, product.b, true);
 }
 
@@ -246,6 +252,12 @@ inline void finish(Product& product, Products& products, const Where& where) {
     const bool a_changed = !instruction.a_in_registers && __builtin_memcmp(a, product.a, sizeof a);
     if (a_changed || __builtin_memcmp(b, product.b, 32 * to.columns))
         fail(instruction.where, "the shared memory that it reads was written before wgmma_wait");
+    if (instruction.a_in_registers)
+        for (int thread = 0; thread < 128; ++thread)
+            for (int r = 0; r < 4; ++r)
+                if (__builtin_memcmp(of_register(product, thread, r), &product.registers[thread][r], 4))
+                    fail(instruction.where, "a[%d] of thread %d of the warpgroup was written before wgmma_wait", r,
+                         thread);
     if (!instruction.accumulate) memset(to.values, 0, 64 * to.columns * sizeof(uint32));
     instruction.run(to, product.a, product.b);
     if (--to.unfinished == 0) give_back(to, products, where);

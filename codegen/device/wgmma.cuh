@@ -93,7 +93,8 @@ template <class A, class B, int N, int TransposeA = 0, int TransposeB = 0, class
 __device__ __forceinline__ void wgmma(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate) {
     Wgmma<N>::template run<A, B, TransposeA, TransposeB>(d, a, b, accumulate);
 }
-// A from registers, of which warp w holds rows 16 * w to 16 * w + 15 as mma has them.
+// A from registers, of which warp w holds rows 16 * w to 16 * w + 15 as mma has them.  They are read while the product
+// runs: nothing may be written to them before it is waited for.
 template <class A, class B, int N, int TransposeB = 0, class D>
 __device__ __forceinline__ void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint64 b, bool accumulate) {
     Wgmma<N>::template run<A, B, TransposeB>(d, a, b, accumulate);
