@@ -44,7 +44,7 @@ class ComputedFactor:
             if number in loads:
                 member = next(name for b, name, _ in self.brought if b.load == number)
                 self._tiles.append(
-                    (source, loads[number], member, names.unique(stem, "_v"), names.unique(stem, "_at"))
+                    (source, loads[number], member, names.unique(stem, "_v"), names.unique(stem, "_place"))
                 )
             else:
                 self._rows.append((source, names.unique(stem, "_rows")))
@@ -57,9 +57,7 @@ class ComputedFactor:
     def parameters(self) -> list[str]:
         maps = {b.load: name for b, _, name in self.brought}
         operands = zip(self.prologue.operands, self.prologue.pointers)
-        return [
-            GRID_CONSTANT + maps[n] if n in maps else parameter(op, name) for n, (op, name) in enumerate(operands)
-        ]
+        return [GRID_CONSTANT + maps[n] if n in maps else parameter(op, name) for n, (op, name) in enumerate(operands)]
 
     def arguments(self) -> list[int | TensorMap]:
         """The same as the kernel's caller sees them."""
@@ -87,7 +85,7 @@ class ComputedFactor:
     @property
     def _first_row(self) -> str:
         """Of a warp in the tile."""
-        return linear([("group" if self.s.groups > 1 else "0", GROUP_ROWS), ("t / 32", 16)])
+        return f"group * {GROUP_ROWS} + t / 32 * 16" if self.s.groups > 1 else "t / 32 * 16"
 
     def begin(self) -> None:
         """What stays the same for all tiles."""

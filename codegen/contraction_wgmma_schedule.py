@@ -8,9 +8,21 @@ from dataclasses import replace
 from math import prod
 
 from codegen.arch import Arch
-from codegen.computed_tiles import computed
+from codegen.computed_tiles import Computed, computed
 from codegen.contraction_mma_schedule import ELEMENTS, Way, held_registers, product_types
-from codegen.contraction_wgmma_layout import BAND, GROUP, GROUP_ROWS, PIECES, TAIL, Layout, WgmmaSchedule, ring_bytes, round_up, row_bytes
+from codegen.contraction_wgmma_layout import (
+    BAND,
+    GROUP,
+    GROUP_ROWS,
+    PIECES,
+    TAIL,
+    Layout,
+    WgmmaSchedule,
+    ring_bytes,
+    round_up,
+    row_bytes,
+)
+from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.spec import ContractionSpec
 from codegen.tiles import ROW_BYTES, Factors, Unsupported, factors, gathered
@@ -111,7 +123,8 @@ def _candidates(
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
-                for turns in (False, True) if even and groups == 2 and split == 1 and not (fillers or computes) else (False,):
+                in_turn = even and groups == 2 and split == 1 and not (fillers or computes)
+                for turns in (False, True) if in_turn else (False,):
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
@@ -173,6 +186,9 @@ GATHER, PANEL_ROW = 16.0, 2.0
 #: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
+#: Instructions of a thread around each fragment that it computes and for each tensor that it is computed of; cycles
+#: until it has one, beside them; instructions that a quarter of a multiprocessor issues in a cycle.
+FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, ISSUE = 12.0, 3.0, 100.0, 0.8
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
@@ -190,14 +206,27 @@ def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     instructions = 0.0
     for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
         if isinstance(way, Way):
-            program = way.gather.program
-            templates = [i.template for i in program.instructions] if program else []
-            each = 1.0 + sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
-            piece = FILL_PIECE + 4 * len(way.gather.limits) + way.piece * each
+            piece = FILL_PIECE + 4 * len(way.gather.limits) + way.piece * (1.0 + _element(way.gather.program))
             piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.fillers, MOST_FILL_RATE)
     return max(instructions / rate, FILL_LATENCY) if s.fillers else 0.0
+
+
+def _computing(factor: Computed, s: WgmmaSchedule) -> float:
+    """Estimated cycles in which the consumers compute the fragments of a stage, four each.
+
+    Those of different consumers share the multiprocessor's quarters; a consumer has one fragment at a time.
+    """
+    sources = len(factor.brought) * FRAGMENT_SOURCE
+    instructions = FRAGMENT + sources + 8 * (1.0 + _element(factor.gather.program))
+    return 4 * max(instructions * s.groups / ISSUE, instructions + FRAGMENT_LATENCY)
+
+
+def _element(program: Program | None) -> float:
+    """Instructions that computing an element takes."""
+    templates = [i.template for i in program.instructions] if program else []
+    return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
 #: A call of a function that takes many instructions.
@@ -215,12 +244,14 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
     cols = s.cols * spec.products
     products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
-    loads = ROW_BYTES * (s.rows + cols) / L2_RATE
+    loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
     loads = max(loads, _filling(spec, parts, s))
+    if isinstance(parts.a, Computed):
+        loads = max(loads, _computing(parts.a, s))
     epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
     if s.turns:  # one consumer's epilogue meanwhile the other's products

@@ -5,7 +5,8 @@
 //     identity = identity(relu, dtype=bfloat16)
 //     y = conv_fprop(identity, w)
 // 200704 x 256 sums of 256 products of bfloat16
-// tile 128 x 256 x 64 a block, 4 stages filled by 128 threads and TMA, 2 consumer warpgroups (m64n256k16)
+// tile 192 x 128 x 64 a block, 4 stages filled by TMA, 3 consumer warpgroups (m64n128k16)
+// the consumers compute identity in registers
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
 #include "math.cuh"
@@ -16,20 +17,23 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 #include "pipeline.cuh"
+#include "computed.cuh"
 
-FUSEGRAPH_WGMMA(256)
+FUSEGRAPH_WGMMA(128)
 
-extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
-    const bfloat16* __restrict__ x,
-    const float* __restrict__ x_scale,
-    const float* __restrict__ x_bias,
+extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
+    const __grid_constant__ TensorMap x_map,
+    const __grid_constant__ TensorMap x_scale_map,
+    const __grid_constant__ TensorMap x_bias_map,
     const __grid_constant__ TensorMap w_map,
     const __grid_constant__ TensorMap y_map)
 {
     struct Shared {
-        alignas(1024) bfloat16 a[4][128][64];  // tiles of identity: stages first, rows swizzled
-        alignas(1024) bfloat16 b[4][256][64];
-        alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
+        alignas(1024) bfloat16 x_in[4][192][64];  // tiles of x: stages first, rows swizzled
+        alignas(1024) bfloat16 b[4][128][64];
+        alignas(1024) bfloat16 y_out[3][2][64][64];  // results on their way out
+        alignas(128) float x_scale_in[4][64];  // of x_scale: one for all rows
+        alignas(128) float x_bias_in[4][64];  // of x_bias: one for all rows
         Barrier full[4], empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -37,101 +41,68 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
     const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
     if (threadIdx.x == 0) {
         for (int i = 0; i < 4; ++i) {
-            barrier_init(shared.full[i], 5);
-            barrier_init(shared.empty[i], 2);
+            barrier_init(shared.full[i], 1);
+            barrier_init(shared.empty[i], 3);
         }
         barrier_fence_init();
     }
     __syncthreads();
 
     if (group < 0) {
-        registers_decrease<120>();
-        const int t = threadIdx.x;
-        Ring<4> stage;
-        for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
-            const Tile at = tile_at<1568, 1, 8>(tile);
-            const int m0 = at.row * 128, n0 = at.col * 256;
-
-            const int a_piece = t % 8, a_row = t / 8;  // this thread's pieces of a tile of identity: rows 16 apart
-            const int a_at = swizzle<128>(a_row * 128 + a_piece * 16);
-            int32 a_base[8];
-            #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int32 m = m0 + a_row + i * 16;
-                a_base[i] = m * 256;
-            }
-
-            Packed<bfloat16, 8> x_next[8];
-            Vector<float, 8> x_scale_next;
-            Vector<float, 8> x_bias_next;
-            {
-                const int32 k0 = 0 * 64 + a_piece * 8;
-                x_scale_next = load<8>(x_scale + k0);
-                x_bias_next = load<8>(x_bias + k0);
-                #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    x_next[i] = load_packed<8>(x + (a_base[i] + k0));
-                }
-            }
-            for (int k = 0; k < 4; ++k, ++stage) {
-                Barrier& full = shared.full[stage.index];
-                barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                if (t == 0) {
-                    barrier_expect(full, 32768);
+        registers_decrease<32>();
+        if (threadIdx.x == 0) {
+            Ring<4> stage;
+            for (int tile = blockIdx.x; tile < 2092; tile += gridDim.x) {
+                const Tile at = tile_at<1046, 2, 8>(tile);
+                const int m0 = at.row * 192, n0 = at.col * 128;
+                for (int k = 0; k < 4; ++k, ++stage) {
+                    Barrier& full = shared.full[stage.index];
+                    barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
+                    barrier_expect(full, 41472);
                     const int c = k * 64;
+                    tma_load(shared.x_in[stage.index], x_map, full, c, m0);
+                    tma_load(shared.x_scale_in[stage.index], x_scale_map, full, c, 0);
+                    tma_load(shared.x_bias_in[stage.index], x_bias_map, full, c, 0);
                     tma_load(shared.b[stage.index], w_map, full, c, n0);
                 }
-                const int next = min(k + 1, 3);
-                unsigned char* const a_tile = reinterpret_cast<unsigned char*>(shared.a[stage.index]);
-                {
-                    const int32 k0 = next * 64 + a_piece * 8;
-                    const auto x_scale_now = x_scale_next;
-                    const auto x_bias_now = x_bias_next;
-                    x_scale_next = load<8>(x_scale + k0);
-                    x_bias_next = load<8>(x_bias + k0);
-                    #pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        Vector<bfloat16, 8> piece;
-                        #pragma unroll
-                        for (int e = 0; e < 8; ++e) {
-                            const float x_e = convert<float>(x_next[i][e]);
-                            const float mul = x_e * x_scale_now[e];
-                            const float add = mul + x_bias_now[e];
-                            piece[e] = convert<bfloat16>(math::relu(add));
-                        }
-                        store_shared(reinterpret_cast<bfloat16*>(a_tile + a_at + i * 2048), piece);
-                        x_next[i] = load_packed<8>(x + (a_base[i] + k0));
-                    }
-                }
-                fence_async_shared();  // wgmma reads what ordinary stores wrote
-                __syncwarp();
-                if (t % 32 == 0) barrier_arrive(full);
             }
         }
     } else {
-        registers_increase<192>();
+        registers_increase<160>();
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<4> stage;
+        const int x_place = fragment_at<bfloat16, 128>(group * 64 + t / 32 * 16);
+        uint32 part[2][4];  // fragments of the first factor: one is multiplied, the next is made
         int buffer = 0;
-        for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
-            const Tile at = tile_at<1568, 1, 8>(tile);
-            const int m0 = at.row * 128, n0 = at.col * 256;
-            float sum[128];
+        for (int tile = blockIdx.x; tile < 2092; tile += gridDim.x) {
+            const Tile at = tile_at<1046, 2, 8>(tile);
+            const int m0 = at.row * 192, n0 = at.col * 128;
+            float sum[64];
             int previous = 0;
             for (int k = 0; k < 4; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
-                wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 4; ++kk) {
-                    wgmma<bfloat16, bfloat16, 256>(
-                        sum, matrix_descriptor<128>(&shared.a[stage.index][group * 64][kk * 16], 16, 1024),
-                        matrix_descriptor<128>(&shared.b[stage.index][0][kk * 16], 16, 1024), k > 0 || kk > 0);
-                }
-                wgmma_commit();
-                if (k > 0) {
-                    wgmma_wait<1>();  // the products of the previous stage are done
-                    if (t == 0) barrier_arrive(shared.empty[previous]);
+                    const auto x_v = load_fragment<bfloat16, 128>(shared.x_in[stage.index], x_place ^ kk * 32);
+                    const auto x_scale_v = load_columns(shared.x_scale_in[stage.index] + kk * 16);
+                    const auto x_bias_v = load_columns(shared.x_bias_in[stage.index] + kk * 16);
+                    Vector<bfloat16, 8> made;
+                    #pragma unroll
+                    for (int e = 0; e < 8; ++e) {
+                        const float x_e = convert<float>(x_v[e]);
+                        const float mul = x_e * x_scale_v[e / 4 * 2 + e % 2];
+                        const float add = mul + x_bias_v[e / 4 * 2 + e % 2];
+                        made[e] = convert<bfloat16>(math::relu(add));
+                    }
+                    put_fragment(part[kk % 2], made);
+                    wgmma_fence();
+                    wgmma<bfloat16, bfloat16, 128>(
+                        sum, part[kk % 2], matrix_descriptor<128>(&shared.b[stage.index][0][kk * 16], 16, 1024),
+                        k > 0 || kk > 0);
+                    wgmma_commit();
+                    wgmma_wait<1>();  // the product before is done: its fragment, and at first its stage, are free
+                    if (kk == 0 && k > 0 && t == 0) barrier_arrive(shared.empty[previous]);
                 }
                 previous = stage.index;
             }
@@ -139,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
             if (t == 0) barrier_arrive(shared.empty[previous]);
 
             #pragma unroll
-            for (int chunk = 0; chunk < 4; ++chunk, buffer ^= 1) {
+            for (int chunk = 0; chunk < 2; ++chunk, buffer ^= 1) {
                 if (t == 0) tma_wait_read<1>();  // the copies out of this buffer have read it
                 named_barrier_sync(group + 1, 128);
                 #pragma unroll
@@ -147,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
                     Vector<bfloat16, 2> y_v[4];
                     #pragma unroll
                     for (int f = 0; f < 4; ++f) {
-                        const int32 m = m0 + row + f % 2 * 8;
+                        const int32 m = min(m0 + row + f % 2 * 8, 200703);
                         const int32 n = n0 + chunk * 64 + j + f / 2 * 8 + lane % 4 * 2;
                         #pragma unroll
                         for (int e = 0; e < 2; ++e) {
@@ -159,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
                 fence_async_shared();
                 named_barrier_sync(group + 1, 128);
                 if (t == 0) {
-                    tma_store(y_map, shared.y_out[group][buffer], n0 + chunk * 64, m0 + group * 64);
+                    if (m0 + group * 64 < 200704) tma_store(y_map, shared.y_out[group][buffer], n0 + chunk * 64, m0 + group * 64);
                     tma_commit();
                 }
             }
