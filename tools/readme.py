@@ -18,6 +18,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -246,7 +247,7 @@ def pictures(folder: Path) -> dict[Path, str]:
 
 # --- codegen/HOPPER.md
 
-#: Of both kernels that the page shows.
+#: Of the kernels that the page shows.
 SCHEDULE = WgmmaSchedule(groups=2, cols=256, stages=4, split=1, band=8, blocks=132)
 
 #: How the parts begin into which the page cuts the first kernel: with the first such line after the part before began.
@@ -278,9 +279,18 @@ def convolution() -> Graph:
     return graph
 
 
-def hopper(graph: Graph) -> str:
+def fronted() -> Graph:
+    """The product whose first factor is computed."""
+    graph = Graph("fronted", io_dtype="bfloat16")
+    x, w = graph.tensor("x", (4096, 4096)), graph.tensor("w", (4096, 256))
+    scale, bias = (graph.tensor(name, (4096,), "float32") for name in ("scale", "bias"))
+    graph.output(graph.cast(graph.relu(x * scale + bias), "bfloat16") @ w, name="y")
+    return graph
+
+
+def hopper(graph: Graph, *, computes: bool = False) -> str:
     """The CUDA C of a graph's only kernel with `SCHEDULE`."""
-    (only,) = plan(graph, choose=lambda *_: Choice(SCHEDULE)).kernels
+    (only,) = plan(graph, choose=lambda *_: Choice(replace(SCHEDULE, computes=computes))).kernels
     return only.source.code
 
 
@@ -321,7 +331,8 @@ def hopper_makers(text: str) -> Makers:
     """What makes the sections of codegen/HOPPER.md, by their names."""
     cut = parts(hopper(page_graph(text)))
     windows = partial(excerpt, hopper(convolution()), "const int t0", "tma_load(shared.b")
-    return {**{name: partial(_cuda, cut[name]) for name in cut}, "windows": windows}
+    fragments = partial(excerpt, hopper(fronted(), computes=True), "for (int kk = 0", "previous = stage.index")
+    return {**{name: partial(_cuda, cut[name]) for name in cut}, "windows": windows, "fragments": fragments}
 
 
 PAGES: dict[Path, Callable[[str], Makers]] = {README: readme_makers, HOPPER: hopper_makers}
