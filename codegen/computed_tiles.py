@@ -72,9 +72,9 @@ class Brought:
 class Computed:
     """A factor that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
 
-    product  the type in which it is multiplied.
-    sizes    of gather's dimensions: batch, rows, and those of the reduction.
-    brought  what the copy engine brings.  Everything else has one element a row, or one for all.
+    product             the type in which it is multiplied.
+    batch, rows, inner  sizes of gather's dimensions.
+    brought             what the copy engine brings.  Every other tensor has one element a row, or one for all.
     """
 
     gather: Gather
@@ -107,8 +107,9 @@ def computed(spec: ContractionSpec) -> Factors:
     image = spec.a.image
     if spec.terms or spec.results or (image is not None and (image.across or any(any(x) for x in image.shifts))):
         raise Unsupported("phases of a strided convolution, a filter turned around, or its gradient")
-    if spec.a.program is not None and (spec.a.program.indices or spec.a.program.tables):
-        raise Unsupported(f"{name!r} is computed of positions")
+    program = spec.a.program
+    if program is not None and (program.tables or program.itype != "int32" or (program.indices and spec.a.limits)):
+        raise Unsupported(f"{name!r} is computed of positions in an image, or of elements at computed positions")
     reason = Unsupported("")
     for order in orders(spec):
         try:
@@ -128,6 +129,8 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
         rows, over_rows = collapse(spec.rows, over[1], range(len(spec.rows)))
         inner, over_inner = collapse(spec.inner, [*over[2], second.inner], order)
         windows = len(rows) > 1 and gather.image is not None
+        if windows and program_of(gather).indices:
+            raise Unsupported(f"{gather.operand.name!r} is computed of positions in an image")
     if windows:
         if gather.image is None:
             raise Unsupported(f"{gather.operand.name!r} is padded and no image")
@@ -171,6 +174,12 @@ def _with_program(gather: Gather, product: str) -> Gather:
     return replace(gather, operand=target, program=program, starts=(gather.start,))
 
 
+def program_of(gather: Gather) -> Program:
+    """The program of a factor that is computed."""
+    assert gather.program is not None
+    return gather.program
+
+
 def _brought(
     spec: ContractionSpec,
     gather: Gather,
@@ -184,8 +193,7 @@ def _brought(
     """What the copy engine brings of the tensors that a factor is computed of."""
     found = []
     over_batch, over_rows, over_inner = gather.steps()
-    assert gather.program is not None
-    for n, (op, start) in enumerate(zip(gather.program.loads, gather.starts)):
+    for n, (op, start) in enumerate(zip(program_of(gather).loads, gather.starts)):
         at = Gather(op, over_batch[1 + n], over_rows[1 + n], over_inner[1 + n], start)
         if not any(at.inner):
             continue

@@ -37,8 +37,11 @@ class ComputedFactor:
         self.brought = [(b, self._stem(b, "_in"), self._stem(b, "_map")) for b in factor.brought]
         self._tiles: list[tuple[Source, Brought, str, str, str]] = []
         self._rows: list[tuple[Source, str]] = []
+        self._positions: list[tuple[Source, str]] = []
         for source in prologue.sources:
-            assert isinstance(source.value, Load)
+            if not isinstance(source.value, Load):
+                self._positions.append((source, names.unique(source.name, "_rows")))
+                continue
             number = source.value.operand
             stem = factor.gather.operands[number].name
             if number in loads:
@@ -108,9 +111,9 @@ class ComputedFactor:
         w, factor = self.w, self.factor
         gather, rows, batch = factor.gather, factor.rows, factor.batch
         limits = gather.limits
-        if not self._rows and not limits:
+        if not self._rows and not limits and not self._positions:
             return
-        for source, name in self._rows:
+        for source, name in (*self._rows, *self._positions):
             w.line(f"{source.ctype} {name}[2];")
         if limits:
             w.line(f"{self.t} {', '.join(f'start{d}[2]' for d in range(len(limits)))};  // of the windows of both rows")
@@ -126,10 +129,10 @@ class ComputedFactor:
             for d, name in enumerate(outer):
                 w.line(f"const {self.t} {name} = {coordinate('m', rows, d)};")
         at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
-        for source, name in self._rows:
+        for source, name in (*self._rows, *self._positions):
             place = self.prologue.place(source)
             text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)
-            w.line(f"{name}[i] = {source.pointer}[{text}];")
+            w.line(f"{name}[i] = {source.pointer}[{text}];" if source.pointer else f"{name}[i] = {text};")
         for d, x in enumerate(limits):
             w.line(f"start{d}[i] = {linear([*zip(at, x.batch), *zip(outer, x.outer)], x.start)};")
         w.close()
@@ -175,18 +178,16 @@ class ComputedFactor:
         for source, name in self._rows:
             read[source.value] = f"{name}[e / 2 % 2]"
         ragged = k.channels % PANEL
-        if ragged:
+        if ragged or self._positions:
             chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
             w.line(f"const int c = {linear([(chunk, PANEL), ('kk', STEP), ('lane % 4', 2)])};")
+        for source, name in self._positions:
+            step = self.prologue.place(source).inner[-1]
+            read[source.value] = linear([(f"{name}[e / 2 % 2]", 1), ("(c + e / 4 * 8 + e % 2)", step)])
         w.line(f"Vector<{self.factor.element}, 8> made;")
         w.line("#pragma unroll")
         w.open("for (int e = 0; e < 8; ++e)")
         text = self.prologue.element(read)
-        program = self.factor.gather.program
-        assert program is not None
-        if isinstance(program.stores[0].value, Load) and len(program.instructions) == 0:
-            source = next(s for s in self.prologue.sources)
-            text = read[source.value] if source.ctype == self.factor.element else text
         w.line(f"made[e] = {f'kept({text}, c + e / 4 * 8 + e % 2 < {k.channels})' if ragged else text};")
         w.close()
         keep = ", inside" if self.factor.gather.limits else ""

@@ -17,6 +17,7 @@ from test_prologue import (
     gradients,
     image,
     inverse,
+    positions,
     product,
     residual,
     to,
@@ -100,6 +101,7 @@ def test_more_products():
         product(24, 16, 40, residual, None, pair, batch=((2, 3), ())),
         product(24, 16, 40, affine(-3), None, pair, batch=((2, 3), ())),
     ]
+    cases += [product(66, 24, 40, positions, None, pair, batch=b) for b in (((), ()), ((3,), (3,)))]
     cases += [product(m, n, k, affine(-1), None, pair) for m in (2, 7, 63, 509) for n, k in ((8, 8), (72, 56))]
     for k in (7, 63, 65, 509):  # stored across the sum, which may end anywhere
         cases.append(nowhere_zero(product(72, 8 + k // 9 * 8, k, reciprocal, None, pair, over=(True, False))))
