@@ -30,6 +30,7 @@ RESERVED = frozenset(
     cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_commit
     copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
+    fragment_at fragment_at_across load_fragment load_fragment_across load_columns put_fragment
     winograd FragmentWords store_fragments store_fragments_turned Barrier TensorMap Ring Tile
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
