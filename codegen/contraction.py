@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from codegen import (
     contraction_mma,
@@ -24,7 +24,7 @@ from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tiles import Unsupported
+from codegen.tiles import ROW_BYTES, Unsupported
 
 ContractionSchedule: TypeAlias = WgmmaSchedule | MmaSchedule | SimtSchedule
 
@@ -60,6 +60,21 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
         else:
             break
     return reasons
+
+
+def coarse_products(spec: ContractionSpec, schedule: Any) -> int | None:
+    """How many fp8 products a kernel lets tensor cores add up in the 14 bits that some of them keep, before it adds up
+    these sums in float32; 0 for all of them, None if there are no such sums.
+    """
+    if isinstance(schedule, WgmmaSchedule):
+        types = contraction_wgmma_schedule.operand_types(spec, bool(schedule.fillers) or schedule.computes)
+        if contraction_wgmma_schedule.adds_up_stages(spec, types):
+            return ROW_BYTES
+    elif isinstance(schedule, MmaSchedule):
+        types = contraction_mma_schedule.product_types(spec, schedule.widen)
+    else:
+        return None
+    return 0 if types[0].startswith("float8") else None
 
 
 def keeps_form(spec: ContractionSpec) -> bool:

@@ -29,7 +29,8 @@ class MmaSchedule:
     inner   elements of the reduction a stage; stages: of the ring.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
-    widen   whether 8-bit floats become float16 on the way to shared memory: for tensor cores that do not take them.
+    widen   whether 8-bit floats become float16 on the way to shared memory: for tensor cores that do not take them, or
+            add them up in fewer bits.
 
     Raises ValueError for parts of a warp that are no 16, 32 or 64 rows and columns, and for rows of a stage other than
     64 or 128 bytes, so that `ways` has tiles it can fill.
@@ -376,15 +377,20 @@ def cycles(spec: ContractionSpec, arch: Arch) -> float:
 def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, MmaSchedule]]:
     if not arch.has_cp_async:
         raise Unsupported(f"{arch} has no asynchronous copies to shared memory")
-    parts = ways(spec, not arch.has_fp8_mma)
+    parts = ways(spec, _widens(spec, arch))
     found = [(_cost(spec, parts, s, arch), s) for s in _candidates(spec, parts, arch)]
     if not found:
         raise Unsupported("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
 
 
+def _widens(spec: ContractionSpec, arch: Arch) -> bool:
+    """Whether 8-bit floats are multiplied as float16, of whose sums tensor cores keep the bits that float32 has."""
+    return not arch.has_fp8_mma or not spec.fast_fp8
+
+
 def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaSchedule]:
-    widen = not arch.has_fp8_mma and parts.a.product == "float16"
+    widen = _widens(spec, arch) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
             continue

@@ -30,7 +30,7 @@ from codegen.contraction_wgmma_layout import (
 from codegen.contraction_wgmma_partials import WgmmaPartials
 from codegen.contraction_wgmma_producer import Producer
 from codegen.contraction_wgmma_results import Results
-from codegen.contraction_wgmma_schedule import element_bytes, operand_types
+from codegen.contraction_wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
 from codegen.iteration import extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
@@ -50,8 +50,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk col e empty exchange f first full
-    group i inside item j k k0 kk lane last m m0 memory mine n n0 next p panel piece place previous q r rank reduce row
-    shared stage sum t tap theirs tile total turn u v
+    group i inside item j k k0 kk lane last m m0 memory mine n n0 next p panel part piece place previous q r rank reduce
+    row shared stage sum t tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -61,6 +61,8 @@ class _Renderer(Producer, Results):
         self.spec, self.s = spec, schedule
         self.parts = schedule.factors(spec)
         self.types = operand_types(spec, bool(schedule.fillers) or schedule.computes)
+        #: whether the sums of each stage are added up in float32
+        self.adds_up = adds_up_stages(spec, self.types)
         self.layout = Layout(spec, self.parts, schedule)
         rank = range(8)
         first = self.parts.a
@@ -137,6 +139,10 @@ class _Renderer(Producer, Results):
         ]
         if s.computes:
             details.append(f"the consumers compute {self.a} in registers")
+        if self.adds_up:
+            details.append(
+                "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"
+            )
         if s.turns:
             details.append("the consumers take turns: each computes every second tile of the block")
         if s.split > 1:
@@ -363,8 +369,12 @@ class _Renderer(Producer, Results):
             self._batch_coordinates()
             first, last = self.phase_range()
         pieces = f"[{s.pieces}]" if s.pieces > 1 else ""
-        w.line(f"{self.register_type} sum{pieces}[{self.columns // 2}]{' = {}' if phased else ''};")
-        w.line("int previous = 0;")
+        count = self.columns // 2
+        if self.adds_up:
+            w.line(f"float sum[{count}] = {{}}, part[{count}];  // of a tile, and of one stage of it")
+        else:
+            w.line(f"{self.register_type} sum{pieces}[{count}]{' = {}' if phased else ''};")
+            w.line("int previous = 0;")
         if self.computed is not None:
             self.computed.begin_tile()
         if s.turns:
@@ -389,18 +399,37 @@ class _Renderer(Producer, Results):
         a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
         self.pieces()
         w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-        w.line(f"    {self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
-        w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, k > {first} || kk > 0);")
+        w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
+        begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
+        w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
         self.end_pieces()
         w.close()
         w.line("wgmma_commit();")
+        if self.adds_up:
+            self._add_stage()
+        else:
+            self._release_stage(first)
+        self._end_consumers(phased)
+
+    def _add_stage(self) -> None:
+        """Closes the loop over the stages: each is added to the tile's sums, while the other consumers multiply."""
+        w = self.w
+        w.line("wgmma_wait<0>();")
+        w.line("wgmma_hold(part);")
+        w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) sum[i] += part[i];")
+        w.close()
+
+    def _release_stage(self, first: str) -> None:
+        """Closes the loop over the stages: the producer may fill one again while the next is multiplied."""
+        w = self.w
         w.open(f"if (k > {first})")
         w.line("wgmma_wait<1>();  // the products of the previous stage are done")
         w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
         w.close()
         w.line("previous = stage.index;")
         w.close()
-        self._end_consumers(phased)
 
     def _computed_stage(self, factor: ComputedFactor, first: str) -> None:
         """The products of a stage whose first factor is computed: a fragment while the one before is multiplied."""
@@ -426,8 +455,9 @@ class _Renderer(Producer, Results):
         w, s = self.w, self.s
         if s.turns:
             w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")
-        w.line("wgmma_wait<0>();")
-        if s.split == 1:
+        if not self.adds_up:
+            w.line("wgmma_wait<0>();")
+        if s.split == 1 and not self.adds_up:
             some = "last > 0 && " if phased else ""
             w.line(f"if ({some}t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()

@@ -47,6 +47,11 @@ def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
     raise Unsupported(f"tensor cores do not multiply {a} with {b}")
 
 
+def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
+    """Whether threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
+    return types[0].startswith("float8") and not spec.fast_fp8
+
+
 def element_bytes(types: tuple[str, str]) -> int:
     """Bytes of an element of either factor in shared memory."""
     return ELEMENTS[types[0]][1]
@@ -102,14 +107,16 @@ def _candidates(
     spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int, computes: bool
 ) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
+    adds_up = adds_up_stages(spec, operand_types(spec, bool(fillers) or computes))
     unit = max(16 if parts.b.along_k else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             held = _registers(spec, cols)
+            both = held + cols * spec.products // 2 if adds_up else held  # with the sums of a stage
             most = _most_cols(groups, gather, fillers)
             if computes and groups == 3:
                 most = 128
-            if cols * spec.products > most or held > most // 2 + SPARE:
+            if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
                 continue
             if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
                 continue
@@ -123,7 +130,7 @@ def _candidates(
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
-                in_turn = even and groups == 2 and split == 1 and not (fillers or computes)
+                in_turn = even and groups == 2 and split == 1 and not (fillers or computes or adds_up)
                 for turns in (False, True) if in_turn else (False,):
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
@@ -135,6 +142,8 @@ def _candidates(
 
 #: Registers that a thread can spare for what it has of parts of its rows.
 SPARE = 16
+#: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.
+MOST_BOTH = {1: 192, 2: 192, 3: 128}
 #: Columns of a consumer that takes turns: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
@@ -178,6 +187,8 @@ def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: 
 
 #: Multiply-adds a multiprocessor does in a cycle, by bytes of an element, and the share of them that remains.
 RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
+#: Cycles of a consumer from its last product of a stage to the first of the next, beside those of adding up its sums.
+ADD_STAGE = 100.0
 #: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
 L2_RATE, LATENCY = 70.0, 1500.0
 #: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
@@ -244,6 +255,8 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
     cols = s.cols * spec.products
     products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
+    if adds_up_stages(spec, operand_types(spec, bool(s.fillers) or s.computes)):
+        products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER

@@ -250,6 +250,7 @@ class ContractionSpec:
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
     tf32                      whether float32 factors may be rounded to tf32 (11 significant bits) for tensor cores.
+    fast_fp8                  whether sums of fp8 products may be those of the tensor cores, of fewer bits than float32.
     terms                     limits on batch and reduction: where one is broken there is no product, and neither
                               factor has an element.
     partials                  reductions of parts of the results.
@@ -268,6 +269,7 @@ class ContractionSpec:
     result: str
     program: Program
     tf32: bool = False
+    fast_fp8: bool = False
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()
     others: tuple[Operand, ...] = ()

@@ -26,6 +26,7 @@ from fusegraph.errors import DTypeError, GraphError, LayoutError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 
 if TYPE_CHECKING:
@@ -236,7 +237,8 @@ class Graph:
     io_dtype       dtype of `tensor` when none is given.
     compute_dtype  float32, or float64: the type in which floats of 32 bits or fewer are computed and accumulated.
                    "tf32" is float32, but lets matrix products and convolutions round float32 factors to the 11
-                   significant bits of tf32, for tensor cores; a node's own compute_dtype says otherwise for it.
+                   significant bits of tf32, for tensor cores; "fast_float_for_fp8" is float32, but leaves sums of fp8
+                   products to the tensor cores.  A node's own compute_dtype says otherwise for it.
     """
 
     if TYPE_CHECKING:
@@ -246,10 +248,12 @@ class Graph:
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
         self.name = check_name("graph", name)
         self.io_dtype = as_dtype(io_dtype)
-        self._tf32 = isinstance(compute_dtype, str) and compute_dtype == "tf32"
-        self.compute_dtype = float32 if self._tf32 else as_dtype(compute_dtype)
+        fast = isinstance(compute_dtype, str) and compute_dtype in COMPUTE_DTYPES
+        self._products: str | None = compute_dtype if fast else None
+        self.compute_dtype = float32 if fast else as_dtype(compute_dtype)
         if self.compute_dtype not in (float32, float64):
-            raise DTypeError(f"graph {name!r}: compute_dtype is float32, float64 or tf32, got {self.compute_dtype}")
+            known = ", ".join(("float32", "float64", *COMPUTE_DTYPES))
+            raise DTypeError(f"graph {name!r}: compute_dtype is one of {known}; got {self.compute_dtype}")
         self.tensors: dict[str, Tensor] = {}
         self._automatic: set[Tensor] = set()  # named by us: such a name yields to one that the user gives
         self.inputs: list[Tensor] = []
@@ -386,8 +390,8 @@ class Graph:
         missing = [key for key, value in values.items() if value is REQUIRED]
         if missing:
             raise GraphError(f"{label} needs the attribute {missing[0]!r}")
-        if self._tf32 and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
-            values["compute_dtype"] = "tf32"
+        if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
+            values["compute_dtype"] = self._products
         tensors = tuple(self._operands(label, op, operands))
         types = tuple(t.type for t in tensors)
         try:

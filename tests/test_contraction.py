@@ -37,9 +37,10 @@ def matmul(
     b_strides: Any = None,
     result: Any = None,
     epilogue: Epilogue = plain,
+    compute: Any = "float32",
     **case: Any,
 ) -> Case:
-    graph = fg.Graph("product")
+    graph = fg.Graph("product", compute_dtype=compute)
     x = graph.tensor("a", a, dtype, strides=a_strides)
     y = graph.tensor("b", b, second or dtype, strides=b_strides)
     epilogue(graph, graph.matmul(x, y, dtype=result))

@@ -171,11 +171,13 @@ def test_types_and_layouts(pairs):
 
 
 def test_types_with_instructions_of_their_own():
-    """8-bit floats are multiplied as they are where the architecture can, as float16 elsewhere."""
-    case = matmul((40, 96), (96, 40), "float8_e4m3", "float8_e5m2", b_strides=transposed((96, 40)), arch="sm_120")
+    """8-bit floats are multiplied as they are where the architecture can and may, as float16 elsewhere."""
+    types, strides = ("float8_e4m3", "float8_e5m2"), {"b_strides": transposed((96, 40))}
+    case = matmul((40, 96), (96, 40), *types, compute="fast_float_for_fp8", arch="sm_120", **strides)
     check_cases([case])
     assert "mma<float8_e4m3, float8_e5m2>" in code(case)
     assert "mma<float16, float16>" in code(replace(case, arch="sm_80"))
+    assert "mma<float16, float16>" in code(matmul((40, 96), (96, 40), *types, arch="sm_120", **strides))
     assert "mma<uint8, int8>" in code(matmul((8, 32), (32, 8), "bool", "int8"))
     assert "mma<bfloat16, bfloat16>" in code(matmul((8, 32), (32, 8), "float8_e4m3", "bfloat16"))
 
@@ -474,9 +476,9 @@ def test_schedules_fit_the_architecture(arch):
             assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
     large = schedules(spec_of(matmul((4096, 4096), (4096, 4096), "bfloat16").graph), target)[0]
     assert large.rows * large.cols >= 64 * 64
-    assert {s.widen for s in schedules(spec_of(matmul((64, 64), (64, 64), "float8_e4m3").graph), target)} == {
-        not target.has_fp8_mma
-    }
+    fast = spec_of(matmul((64, 64), (64, 64), "float8_e4m3", compute="fast_float_for_fp8").graph)
+    assert {s.widen for s in schedules(fast, target)} == {not target.has_fp8_mma}
+    assert {s.widen for s in schedules(replace(fast, fast_fp8=False), target)} == {True}
 
 
 # ---- NVRTC

@@ -320,7 +320,8 @@ def test_bytes(types):
             (1, 32, 9, 9), (32, 32, 3, 3), first, second, layout="channels_last", filters="channels_last", padding=1
         ),
     ]
-    passes([hopper(case) for case in cases])
+    fast = matmul((70, 96), (96, 48), first, second, b_strides=(1, 96), compute="fast_float_for_fp8")
+    passes([hopper(case) for case in (*cases, fast)])
 
 
 @pytest.mark.slow

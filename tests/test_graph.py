@@ -268,7 +268,7 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[fg.Graph], Any]]] = [
     # dtypes
     (DTypeError, r"unknown dtype 'float31'; fusegraph has float64, float32", lambda g: g.tensor("x", (2,), "float31")),
     (DTypeError, r"unknown dtype <class 'complex'>", lambda g: g.tensor("x", (2,), complex)),
-    (DTypeError, r"float32, float64 or tf32, got bfloat16", lambda _: fg.Graph("g", compute_dtype="bf16")),
+    (DTypeError, r"tf32, fast_float_for_fp8; got bfloat16", lambda _: fg.Graph("g", compute_dtype="bf16")),
     (DTypeError, r"constant 'c': NumPy dtype complex128", lambda g: g.constant(1j, name="c")),
     (DTypeError, r"constant 'c': NumPy dtype uint16", lambda g: g.constant(np.zeros(3, np.uint16), name="c")),
     (DTypeError, r"constant 'c': NumPy dtype <U5", lambda g: g.constant("hello", name="c")),

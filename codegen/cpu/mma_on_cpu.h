@@ -1,8 +1,8 @@
 // ldmatrix, stmatrix and mma.sync on the CPU: every lane brings its registers to a meeting of the warp.
 //
 // Products of floats are formed and added in float, one after the other along the sum.  The tensor cores add the
-// products of one instruction and the accumulator at once, aligned to the largest of them and cut off.  NaN and
-// infinity propagate.  Integers wrap around.
+// products of one instruction and the accumulator at once, aligned to the largest of them and cut off: so it is done for
+// fp8, of whose sums some keep 14 bits.  NaN and infinity propagate.  Integers wrap around.
 #pragma once
 
 #include "cuda_on_cpu.h"
@@ -53,6 +53,26 @@ struct MatrixProduct {
     typedef typename Factor<A>::sum sum;
 };
 
+// The sum of 32 products and of what was summed up before, as tensor cores make it that keep 14 bits: from the first one
+// of the largest of them on, and of the sum.
+inline float sum_of_14_bits(const float (&products)[32], float before) {
+    float largest = __builtin_fabsf(before), plain = before;
+    for (float product : products) {
+        largest = __builtin_fmaxf(largest, __builtin_fabsf(product));
+        plain += product;
+    }
+    if (!(__builtin_fabsf(plain) < __builtin_inff()) || largest == 0) return plain;
+    const auto last_bit = [](float x) {  // that is kept; no product of fp8 is as small as 2^-100
+        const uint32 exponent = float_bits(x) >> 23 & 0xff;
+        return bits_float(((exponent > 27 ? exponent : 27) - 13) << 23);
+    };
+    const auto cut = [](float x, float unit) { return float(int32(x / unit)) * unit; };
+    const float unit = last_bit(largest);
+    float sum = cut(before, unit);
+    for (float product : products) sum += cut(product, unit);
+    return cut(sum, last_bit(sum));
+}
+
 // d += a b, where a's rows and b's columns are 32 bytes each; d is stored by rows.
 template <class A, class B, class D>
 void multiply(D* d, const unsigned char (*a)[32], const unsigned char (*b)[32], int rows, int columns) {
@@ -60,6 +80,17 @@ void multiply(D* d, const unsigned char (*a)[32], const unsigned char (*b)[32], 
     D transposed[inner][most];
     for (int n = 0; n < columns; ++n)
         for (int k = 0; k < inner; ++k) transposed[k][n] = Factor<B>::value(b[n] + k * Factor<B>::size);
+    if constexpr (inner == 32 && __is_same(D, float)) {
+        for (int m = 0; m < rows; ++m) {
+            float factors[32], products[32];
+            for (int k = 0; k < 32; ++k) factors[k] = Factor<A>::value(a[m] + k);
+            for (int n = 0; n < columns; ++n) {
+                for (int k = 0; k < 32; ++k) products[k] = factors[k] * transposed[k][n];
+                d[m * columns + n] = sum_of_14_bits(products, d[m * columns + n]);
+            }
+        }
+        return;
+    }
     for (int m = 0; m < rows; ++m)
         for (int k = 0; k < inner; ++k) {
             const D factor = Factor<A>::value(a[m] + k * Factor<A>::size);

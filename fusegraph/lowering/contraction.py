@@ -17,6 +17,7 @@ from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
 from fusegraph.ops.base import Kind
+from fusegraph.ops.contraction import FAST_FP8, TF32
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import SUFFIX
 
@@ -243,7 +244,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         accumulator(anchor, builder.real),
         compute_type(anchor.output.dtype, builder.real),
         replace(program, exact=exact, notes=tuple(describe(n) for n in view.nodes)),
-        anchor.attributes["compute_dtype"] == "tf32",
+        anchor.attributes["compute_dtype"] == TF32,
+        anchor.attributes["compute_dtype"] == FAST_FP8,
         found.terms,
         found.results,
         tuple(replace(op, alignment=least) for op in others),

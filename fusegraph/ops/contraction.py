@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, float32, int32, int64, promote
+from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 
 Array = np.ndarray[Any, Any]
+
+#: Values of compute_dtype, of a graph or of a contraction, that are float32 with less precise products or sums: float32
+#: factors rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
+TF32, FAST_FP8 = "tf32", "fast_float_for_fp8"
+COMPUTE_DTYPES = (TF32, FAST_FP8)
 
 
 def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
@@ -32,13 +37,19 @@ def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
 
 def factor_precision(types: tuple[TensorType, ...], compute_dtype: Any) -> str | None:
     """The attribute compute_dtype of a contraction in canonical form: "tf32" where float32 factors may be rounded to
-    it, else None.  Factors of other dtypes are multiplied as they are, whatever was asked for.
+    it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.  Factors of other
+    dtypes are multiplied as they are, whatever was asked for.
 
-    Raises AttributeValueError for anything but None, "float32" and "tf32".
+    Raises AttributeValueError for anything but None, "float32", "tf32" and "fast_float_for_fp8".
     """
-    if compute_dtype not in (None, "float32", "tf32"):
-        raise AttributeValueError(f"compute_dtype of a node is None, 'float32' or 'tf32', got {compute_dtype!r}")
-    return "tf32" if compute_dtype == "tf32" and promote(types[0].dtype, types[1].dtype) == float32 else None
+    if compute_dtype not in (None, "float32", *COMPUTE_DTYPES):
+        raise AttributeValueError(
+            f"compute_dtype of a node is None, 'float32', 'tf32' or 'fast_float_for_fp8', got {compute_dtype!r}"
+        )
+    factors = {t.dtype for t in types[:2]}
+    if compute_dtype == TF32 and promote(types[0].dtype, types[1].dtype) == float32:
+        return TF32
+    return FAST_FP8 if compute_dtype == FAST_FP8 and factors <= {float8_e4m3, float8_e5m2} else None
 
 
 # ---- matmul
@@ -94,6 +105,8 @@ register(
         Accumulates in float32, for float64 in float64; integers in int64 if an operand or dtype is, else in int32,
         wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for 8-bit
         integers, float32 for fp8.  compute_dtype "tf32" lets float32 factors be rounded to the 11 significant bits of
-        tf32 before they are multiplied (default: what the graph says).""",
+        tf32 before they are multiplied; "fast_float_for_fp8" leaves sums of fp8 products to the tensor cores, some of
+        which keep 14 bits, instead of adding them up in float32 after 128 products at most (default: what the graph
+        says).""",
     )
 )

@@ -22,6 +22,7 @@ from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind
+from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
@@ -34,8 +35,9 @@ APPROXIMATE = 2.0**-15
 #: guard bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), which costs less
 #: than four times what rounding does.
 TENSOR_CORE_UNIT = 2.0**-22
-#: The same for products of fp8 on sm_90, of whose sums the tensor cores keep 14 bits.
-FP8_UNIT = 2.0**-13
+#: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
+#: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
+FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
 #: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded or cut off.
 TF32_UNIT = 2.0**-10
 
@@ -47,14 +49,15 @@ class Rounding:
     materialized  names of tensors written to memory between kernels (rounded to their dtype).
     approximate   names of tensors computed with approximate instructions.
     strict        every intermediate is rounded.
-    coarse        names of sums of fp8 products that may be made by the tensor cores of sm_90, which keep 14 bits.
+    coarse        names of sums of fp8 products that may be made by tensor cores that keep 14 bits, and the most
+                  products that they add up before these sums are added up in float32; 0: all of them.
     winograd      names of convolutions that are made by Winograd's algorithm, and the results a side of its tiles.
     """
 
     materialized: frozenset[str] = frozenset()
     approximate: frozenset[str] = frozenset()
     strict: bool = False
-    coarse: frozenset[str] = frozenset()
+    coarse: Mapping[str, int] = field(default_factory=dict)
     winograd: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -90,7 +93,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         if tensor.name in rounding.winograd:
             error = _winograd(node, operands, rounding.winograd[tensor.name])
         else:
-            error = _contraction(graph, node, operands, value, coarse=tensor.name in rounding.coarse)
+            error = _contraction(graph, node, operands, value, coarse=rounding.coarse.get(tensor.name))
     elif node.kind is Kind.REDUCTION:
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
@@ -152,9 +155,11 @@ def _slack(value: Array, error: Array) -> Array:
 
 
 def _contraction(
-    graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array, *, coarse: bool
+    graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array, *, coarse: int | None
 ) -> Array:
-    """(K + 2) u sum |a||b|, plus what the factors' own errors and their rounding to tf32 bring."""
+    """(K + 2) u sum |a||b|, plus what the factors' own errors and their rounding to tf32 bring, and what tensor cores
+    cut off of sums of fp8 products, of which at most ``coarse`` (0: all) follow one another.
+    """
     if not node.output.dtype.is_float:
         if all(not e.any() for _, e in operands):
             return np.zeros(value.shape)
@@ -171,13 +176,16 @@ def _contraction(
     common = node.op.promoted(types)
     compute = compute_dtype(common, graph.compute_dtype)
     unit = compute.unit_roundoff if common.is_float else 0.0
-    if common.is_float and compute == float32 and (common != float32 or attributes["compute_dtype"] == "tf32"):
-        unit = FP8_UNIT if coarse else TENSOR_CORE_UNIT
+    if common.is_float and compute == float32 and (common != float32 or attributes["compute_dtype"] == TF32):
+        unit = TENSOR_CORE_UNIT
         if common == float32:
             ea, eb = (e + _tf32_error(v) for v, e in ((a, ea), (b, eb)))
     magnitude = sums(a, b)
     finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
     error = (products + 2) * unit * magnitude + products * tiny(float32)
+    if coarse is not None:
+        together = min(coarse or products, products)
+        error = error + (together + 2 * -(-together // FP8_AT_ONCE)) * FP8_UNIT * magnitude
     # Whether a partial sum overflows depends on the order of summation.
     largest = compute.max * (1 - 2.0**-10)
     error = np.where(finite > largest, np.inf, error)

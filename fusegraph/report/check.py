@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen import contraction
+from codegen.spec import ContractionSpec
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
@@ -122,20 +123,25 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     inexact = [g for g, program in programs if program is None or program.approximate]
     approximate = {t for g in inexact for n in g.nodes for t in n.outputs}
     units = [g for g, program in programs if program is None]
-    units += [k.group for k in plan.kernels if isinstance(k.choice.schedule, WgmmaSchedule)]
-    coarse = {n.output for g in units for n in g.nodes if _is_fp8(n)}
+    coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
+    for kernel in plan.kernels:
+        spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
+        if isinstance(spec, ContractionSpec) and (most := contraction.coarse_products(spec, schedule)) is not None:
+            coarse |= {n.output: most for n in kernel.group.nodes if _is_fp8(n)}
     # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
     factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
     stored = plan.partition.materialized | factors
 
+    every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterpart.items()]
+
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
         """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
-        every = ((old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterpart.items())
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
     constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
     tiles = {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None}
-    return Rounding(names(stored) | constants, names(approximate), strict, names(coarse), tiles)
+    sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
+    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles)
 
 
 def _is_fp8(node: Node) -> bool:
