@@ -110,11 +110,6 @@ class _Renderer(Producer, Results):
         t = "int32" if side.reach < 2**30 else "int64"
         return TileLoader(self.w, t, side, label, prologue, size, size, total, depth, inner, threads, f"{label}_tile")
 
-    @property
-    def register_type(self) -> str:
-        """C type of the sums as wgmma has them."""
-        return "int32" if self.spec.accumulate == "uint32" else "float"
-
     def _index_type(self) -> str:
         layout = self.layout
         space = layout.space
@@ -463,10 +458,10 @@ class _Renderer(Producer, Results):
         w.line()
         idle = s.part * s.split > s.cols
         if s.split > 1:
-            self._publish()
+            self.publish()
             if idle:
                 w.open(f"if (rank < {s.cols // s.part})")
-            self._add_up()
+            self.add_up()
         if self.layout.maps is not None or self.layout.carried:
             self.through_shared_memory()
         else:
@@ -476,31 +471,3 @@ class _Renderer(Producer, Results):
         self.end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
-
-    def _publish(self) -> None:
-        """Shows the sums of a block to the others of its cluster."""
-        w, s = self.w, self.s
-        threads = s.groups * GROUP
-        w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
-        w.line(f"{self.register_type}* const exchange = reinterpret_cast<{self.register_type}*>(memory);")
-        w.line(f"const int mine = threadIdx.x - {s.producers * GROUP};")
-        if s.groups > 1:
-            w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
-        w.line("cluster_sync();")
-
-    def _add_up(self) -> None:
-        """A block adds up its part of the columns, always in the same order."""
-        w, s = self.w, self.s
-        each, threads = s.part // 2, s.groups * GROUP
-        products = self.spec.products
-        w.line(f"{self.register_type} total[{each * products}] = {{}};")
-        w.line("#pragma unroll")
-        w.open(f"for (int q = 0; q < {s.split}; ++q)")
-        w.line(f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;")
-        w.line("#pragma unroll")
-        place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
-        w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
-        w.close()
-        w.line()

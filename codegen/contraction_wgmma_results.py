@@ -32,9 +32,44 @@ class Results:
     #: C names of the buffers of results on their way out, and of the outputs' tensor maps
     staged: list[str]
     store_maps: list[str]
+    #: columns that a wgmma multiplies
+    columns: int
     #: batches, and the C type of positions
     batch: int
     t: str
+
+    @property
+    def register_type(self) -> str:
+        """C type of the sums as wgmma has them."""
+        return "int32" if self.spec.accumulate == "uint32" else "float"
+
+    def publish(self) -> None:
+        """Shows the sums of a block to the others of its cluster."""
+        w, s = self.w, self.s
+        threads = s.groups * GROUP
+        w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
+        w.line(f"{self.register_type}* const exchange = reinterpret_cast<{self.register_type}*>(memory);")
+        w.line(f"const int mine = threadIdx.x - {s.producers * GROUP};")
+        if s.groups > 1:
+            w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
+        w.line("cluster_sync();")
+
+    def add_up(self) -> None:
+        """A block adds up its part of the columns, always in the same order."""
+        w, s = self.w, self.s
+        each, threads = s.part // 2, s.groups * GROUP
+        products = self.spec.products
+        w.line(f"{self.register_type} total[{each * products}] = {{}};")
+        w.line("#pragma unroll")
+        w.open(f"for (int q = 0; q < {s.split}; ++q)")
+        w.line(f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;")
+        w.line("#pragma unroll")
+        place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
+        w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
+        w.close()
+        w.line()
 
     def pieces(self) -> None:
         """Opens the loop over a consumer's products of 64 rows."""
