@@ -10,10 +10,9 @@ from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Pointers, converted, headers, heading
 from codegen.naming import Names, Writer
 from codegen.pointwise_body import plus, vector_type
-from codegen.rows_schedule import RowsSchedule, Stages, normalize
+from codegen.rows_schedule import RowsSchedule
+from codegen.rows_space import Stages, normalize
 from codegen.spec import KernelSource, RowsSpec
-
-_TAKEN = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce", "begin", "end")
 
 
 class RowsRenderer(ABC):
@@ -26,6 +25,9 @@ class RowsRenderer(ABC):
     """
 
     dim: int
+    #: names of variables, and of those that number positions, whose coordinates have their names and a number
+    taken: tuple[str, ...] = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce", "begin", "end")
+    positions: tuple[str, ...] = ("row", "col", "at")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         self.spec, self.s = spec, schedule
@@ -34,7 +36,7 @@ class RowsRenderer(ABC):
         self.stages = Stages(self.space)
         self.count, self.length = prod(self.space.outer), self.space.length
         dims = range(max(len(self.space.outer), len(self.space.row)))
-        self.names = Names({spec.name, *_TAKEN, *(f"{p}{d}" for p in ("row", "col", "at") for d in dims)})
+        self.names = Names({spec.name, *self.taken, *(f"{p}{d}" for p in self.positions for d in dims)})
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
         self.w = Writer()
@@ -42,6 +44,8 @@ class RowsRenderer(ABC):
         self.terms: dict[Value, str] = {}
         self.kept = self.stages.kept() if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
+        #: reductions of columns: the C expressions of what a thread has of them, for an element
+        self.columns: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
 
     # ---- structure
@@ -50,24 +54,33 @@ class RowsRenderer(ABC):
         w, s, program = self.w, self.s, self.program
         notes = program.notes
         title = f"{self.spec.name}: {len(notes)} {'nodes in one kernel' if len(notes) != 1 else 'node'}"
-        heading(w, title, program, headers(program, "memory.cuh", "reduce.cuh", *self._headers()), [self._details()])
+        heading(w, title, program, headers(program, "memory.cuh", "reduce.cuh", *self._headers()), self._details())
         self._signature()
+        shared = self._body()
+        w.close()
+        grid, cluster = (self._blocks() * s.cluster, 1, 1), (s.cluster, 1, 1)
+        barriers = s.threads > 1 if self.space.walk is not None else s.lanes * s.cluster > 1
+        return KernelSource(self.spec.name, w.text(), grid, (s.threads, 1, 1), shared, barriers, cluster=cluster)
+
+    def _body(self) -> int:
+        """The statements of the kernel.  Returns the bytes of its dynamic shared memory."""
         self._place()
         self._row_values()
         shared = self._keep()
+        self._stages()
+        return shared
+
+    def _blocks(self) -> int:
+        """Blocks, or clusters of blocks."""
+        return -(-self.count // self.s.rows)
+
+    def _stages(self) -> None:
         for stage in range(self.stages.last + 1):
             self._scalars(stage)
             self._stage(stage)
             self._row_stores(stage)
-        w.close()
-        blocks = -(-self.count // s.rows) * s.cluster
-        barriers = s.lanes * s.cluster > 1
-        cluster = (s.cluster, 1, 1)
-        return KernelSource(
-            self.spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), shared, barriers, cluster=cluster
-        )
 
-    def _details(self) -> str:
+    def _details(self) -> list[str]:
         s = self.s
         stays = {"registers": "kept in registers", "shared": "kept in shared memory", "memory": "read once a stage"}
         rows = "parts" if self.space.chunk is not None else "rows"
@@ -75,7 +88,7 @@ class RowsRenderer(ABC):
         threads = f"{s.lanes} {one} a {rows[:-1]}"
         if s.cluster > 1:
             threads += f" in each of {s.cluster} blocks"
-        return f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"
+        return [f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"]
 
     @abstractmethod
     def _headers(self) -> list[str]:
@@ -124,9 +137,10 @@ class RowsRenderer(ABC):
         if not self.stages.ends(stage):
             return
         reductions = [k for k, r in enumerate(self.program.reductions) if self.stages.stage(r.value) == stage]
-        parts = {k: self._part(self.program.reductions[k]) for k in reductions}
+        parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
+        columns = {k: self.columns[k] for k in reductions if k in self.columns}
         self._open_vectors()
-        self._elements(stage, self.stages.needed(stage), parts)
+        self._elements(stage, self.stages.needed(stage), {**parts, **columns})
         self._close_vectors()
         if parts:
             self._combined(parts)
@@ -160,7 +174,9 @@ class RowsRenderer(ABC):
         return [
             k
             for k, store in enumerate(self.program.stores)
-            if not self.space.varies(store.operand) and self.stages.stage(store.value) == stage
+            if not self.space.varies(store.operand)
+            and k not in self.space.sums
+            and self.stages.stage(store.value) == stage
         ]
 
     def _of_row(self, stage: int) -> list[int]:
@@ -227,11 +243,7 @@ class RowsRenderer(ABC):
         """The statements for each element of a vector, and the stores of the stage."""
         w, s, program = self.w, self.s, self.program
         held = {n: self._held(n) for n in range(len(program.loads)) if Load(n) in needed}
-        stores = [
-            (k, store)
-            for k, store in enumerate(program.stores)
-            if self.space.varies(store.operand) and self.stages.stage(store.value) == stage
-        ]
+        stores = [(k, program.stores[k]) for k in self.stages.stored(stage)]
         results = {k: self.names.unique(store.operand.name, "_v") for k, store in stores} if s.vector > 1 else {}
         for k, name in results.items():
             w.line(f"{vector_type(program.stores[k].operand, s.vector)} {name};")
@@ -243,10 +255,11 @@ class RowsRenderer(ABC):
             w.open(f"for (int e = 0; e < {s.vector}; ++e)")
         terms = self._element_terms(held, indices, needed)
         self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+        guard = "if (inside) " if self._has_inside else ""
         for k, part in parts.items():
             reduction = program.reductions[k]
-            w.line(accumulate(reduction, part, self.emitter.term(reduction.value, terms)))
-        guard = "if (inside) " if self._has_inside else ""
+            statement = accumulate(reduction, part, self.emitter.term(reduction.value, terms))
+            w.line(f"{guard}{statement}" if k in self.columns else statement)
         for k, store in stores:
             text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
             target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"

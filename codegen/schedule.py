@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, pool_schedule, rows_schedule, scan, window_schedule, winograd
+from codegen import contraction, pointwise, pool_schedule, rows, scan, window_schedule, winograd
 from codegen.arch import Arch
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
@@ -75,7 +75,7 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
     if isinstance(spec, PoolSpec):
         return next(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
-        return next(rows_schedule.schedules(spec, arch))
+        return next(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return next(scan.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
@@ -92,7 +92,7 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
     if isinstance(spec, PoolSpec):
         return _unique(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
-        return _unique(rows_schedule.schedules(spec, arch))
+        return _unique(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return _unique(scan.schedules(spec, arch))
     if isinstance(spec, WindowSpec):

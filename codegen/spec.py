@@ -79,6 +79,21 @@ class PointwiseSpec:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """Rows that a block walks one after the other, combining their columns meanwhile.
+
+    dims   the outer dimensions, the last so many of them, that are walked: columns are combined along them.
+    chunk  rows of a part, neighbours along these dimensions; the last part has what is left.
+    sums   (n, step): the program's n-th store takes a part of the columns' reduction that is its value and nothing
+           else's; its strides along what is walked are 0, from one part to the next there are ``step`` elements.
+    """
+
+    dims: int
+    chunk: int
+    sums: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class RowsSpec:
     """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
 
@@ -86,6 +101,7 @@ class RowsSpec:
     program     operands that do not vary along a row have strides of 0 over its dimensions; so stored, once a row.
     chunk       None, or every ``chunk`` neighbouring elements are a row of their own, the last one what is left: the
                 first outer dimension is the part, over which what varies along the row has strides of 0.
+    walk        None, or columns are combined as well, in rows that are whole.
     """
 
     name: str
@@ -93,6 +109,7 @@ class RowsSpec:
     row: tuple[int, ...]
     program: Program
     chunk: int | None = None
+    walk: Walk | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
+from fusegraph.passes.reduce_columns import Columns, reduce_columns
 from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.rewrite import Simplified, same
@@ -99,21 +100,23 @@ def check_outputs(graph: Graph) -> None:
 def _fused(graph: Graph, options: Options, enabled: bool) -> tuple[list[Simplified], Partition]:
     """Splits long sums, lays factors out and fuses what there is then; returns these steps and the partition.
 
-    Reductions of a contraction's results are split only if its kernel takes the parts.
+    Reductions of a contraction's results, or of columns beside rows, are split only if its kernel takes the parts.
     """
     declined: set[str] = set()
     while True:
         halved = reduce_results(graph, declined) if enabled else Halved(same(graph), {})
-        split = split_reductions(halved.simplified.graph)
+        results = halved.simplified.graph
+        columns = reduce_columns(results, declined) if enabled else Columns(same(results), {}, {})
+        split = split_reductions(columns.simplified.graph)
         laid_out = lay_out(split.graph, options) if enabled else same(split.graph)
         cut = split_contractions(laid_out.graph)
         try:
             partition = fuse(cut.graph, options, enabled=enabled)
         except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
             raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
-        refused = halved.refused(partition)
+        refused = halved.refused(partition) | columns.refused(partition)
         if not refused:
-            return [halved.simplified, split, laid_out, cut], partition
+            return [halved.simplified, columns.simplified, split, laid_out, cut], partition
         declined |= refused
 
 

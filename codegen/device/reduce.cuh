@@ -73,6 +73,18 @@ __device__ __forceinline__ T block(T value, T* parts) {
     return lanes<Op, Warps>(parts[threadIdx.x % Warps]);
 }
 
+// The same in two halves, so that several reductions share a barrier: `give` a warp's part, and after the barrier `take`
+// the total.
+template <class Op, class T>
+__device__ __forceinline__ void give(T value, T* parts) {
+    value = lanes<Op, 32>(value);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+}
+template <class Op, int Warps, class T>
+__device__ __forceinline__ T take(const T* parts) {
+    return lanes<Op, Warps>(parts[threadIdx.x % Warps]);
+}
+
 // Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in place.
 // Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for every warp,
 // or for every Side threads if those are more; one array may serve several reductions.

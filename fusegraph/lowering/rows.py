@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
-from codegen.spec import RowsSpec
+from codegen.spec import RowsSpec, Walk
 from fusegraph.dtypes import int32, int64
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.partials import ONE_LOOK
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL, PARTIAL_MODES
 from fusegraph.ops.reduction import EXTREMES, MODES
@@ -22,6 +23,11 @@ FEW_ROWS, FEW_COLUMNS = 16, 128
 LONG_BYTES = 512 << 10
 #: Bytes that neighbouring rows have side by side in one block.
 COLUMN_BYTES = 64
+#: Multiprocessors of an H200.
+MULTIPROCESSORS = 132
+#: Columns that are combined beside rows: 32-bit words of sums in the registers of a block; the longest rows of which an
+#: SM walks two at a time; the fewest rows of a part.
+MOST_COLUMN_WORDS, SHORT_ROW, LEAST_ROWS = 24 * 1024, 4096, 8
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,17 @@ class _Space:
     def __init__(self, view: GroupView) -> None:
         self.view = view
         nodes = reductions(view)
+        #: reductions of columns, in parts, beside those of whole rows
+        self.columns = columns(view)
+        nodes = [n for n in nodes if n not in self.columns]
         first = nodes[0]
         self.shape = first.inputs[0].shape
         self.axes: tuple[int, ...] = first.attributes["axes"]
         self.chunk = _chunk(first)
         #: results of reductions of parts, which nothing else in the kernel can read
-        self.parts = {node.output for node in nodes if node.op is PARTIAL}
+        self.parts = {node.output: node for node in reductions(view) if node.op is PARTIAL}
         for node in view.nodes:
-            for tensor in self.parts.intersection(node.inputs):
+            for tensor in self.parts.keys() & set(node.inputs):
                 raise Refusal(f"{node.name!r} needs all parts of {tensor.name!r}, which several blocks make")
         for node in nodes[1:]:
             if _chunk(node) != self.chunk:
@@ -93,11 +102,15 @@ class _Space:
         self.kept = tuple(d for d in range(rank) if d not in self.axes)
         self.kept_shape = tuple(1 if d in self.axes else n for d, n in enumerate(self.shape))
         self.dropped_shape = tuple(self.shape[d] for d in self.kept)
+        #: the kept dimensions in the order of the kernel's space: those along which columns are reduced come last
+        self.walked = self.columns[0].attributes["axes"] if self.columns else ()
+        self.outer_order = (*(d for d in self.kept if d not in self.walked), *self.walked)
         leading = self.axes == tuple(range(len(self.axes)))
         self.dropped: set[Tensor] = set()
         for node in view.nodes:
             if node.kind is Kind.REDUCTION:
-                if self.chunk is None and not node.attributes["keepdims"] and not leading:
+                whole = self.chunk is None and node not in self.columns
+                if whole and not node.attributes["keepdims"] and not leading:
                     self.dropped.add(node.output)
             elif any(t in self.dropped for t in node.inputs):
                 self.dropped.add(node.output)
@@ -153,20 +166,39 @@ class _Space:
         return shape == self.shape or (shape == self.kept_shape and self.chunk is None)
 
     def strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """A tensor's strides over the parts, if there are any, and the kept dimensions, then the reduced ones."""
+        """A tensor's strides over the parts, if rows have any, and the kept dimensions, then the reduced ones."""
         if self.chunk is None:
-            return self._strides(tensor)
+            found = self._columns(self.parts[tensor]) if tensor in self.parts else self._strides(tensor)
+            return tuple(found[d] for d in (*self.outer_order, *self.axes))
         if tensor not in self.parts:
-            return (0, *self._strides(tensor))
+            found = self._strides(tensor)
+            return (0, *(found[d] for d in (*self.kept, *self.axes)))
         whole = tensor.rank == len(self.shape) + 1
         kept = tensor.strides[1:] if not whole else tuple(tensor.strides[1 + d] for d in self.kept)
         return (tensor.strides[0], *kept, *(0 for _ in self.axes))
 
     def _strides(self, tensor: Tensor) -> tuple[int, ...]:
+        """A tensor's strides over the shape that is reduced."""
         if tensor in self.dropped or tensor in self._dropped_reads:
-            return broadcast_strides(tensor, self.dropped_shape) + (0,) * len(self.axes)
-        full = broadcast_strides(tensor, self.shape)
-        return tuple(full[d] for d in (*self.kept, *self.axes))
+            over = dict(zip(self.kept, broadcast_strides(tensor, self.dropped_shape)))
+            return tuple(over.get(d, 0) for d in range(len(self.shape)))
+        return broadcast_strides(tensor, self.shape)
+
+    def _columns(self, node: Node) -> tuple[int, ...]:
+        """Of one part of columns' reductions."""
+        own = iter(node.output.strides[1:])
+        gone = () if node.attributes["keepdims"] else self.walked
+        strides = [0 if d in gone else next(own) for d in range(len(self.shape))]
+        return tuple(s if n > 1 and d not in self.walked else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
+
+    @property
+    def walk(self) -> Walk | None:
+        """Which rows a block walks, for a program that stores what the group writes."""
+        if not self.columns:
+            return None
+        writes = enumerate(self.view.writes)
+        sums = tuple((n, t.strides[0]) for n, t in writes if t in self.parts)
+        return Walk(len(self.walked), self.columns[0].attributes["chunk"], sums)
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -176,8 +208,62 @@ class _Space:
     def outer(self) -> tuple[int, ...]:
         """Sizes of the parts, if there are any, and the kept dimensions."""
         if self.chunk is None:
-            return self.dropped_shape
+            return tuple(self.shape[d] for d in self.outer_order)
         return (-(-prod(self.row) // self.chunk), *self.dropped_shape)
+
+
+def columns(view: GroupView) -> list[Node]:
+    """Of a group with reductions of whole rows, those in parts: they must be of its columns."""
+    nodes = reductions(view)
+    parts = [n for n in nodes if n.op is PARTIAL]
+    return parts if len(parts) < len(nodes) else []
+
+
+def _check_columns(space: _Space) -> None:
+    """Raises Refusal unless the kernel of some rows can reduce columns as well."""
+    first = space.columns[0]
+    row = next(n for n in reductions(space.view) if n not in space.columns)
+    for node in space.columns:
+        x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
+        if axes != space.walked or chunk != first.attributes["chunk"]:
+            raise Refusal(
+                f"{node.name!r} reduces parts of {chunk} along {list(axes)}, {first.name!r} of "
+                f"{first.attributes['chunk']} along {list(space.walked)}: one kernel walks one kind of parts"
+            )
+        if x.shape != space.shape or set(axes) & set(space.axes):
+            raise Refusal(
+                f"{node.name!r} reduces parts of {list(x.shape)} along {list(axes)}, {row.name!r} whole rows of "
+                f"{list(space.shape)} along {list(space.axes)}"
+            )
+        if node.attributes["mode"] not in ONE_LOOK:
+            raise Refusal(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
+        if chunk != walk_chunk(row.inputs[0], space.axes, axes):
+            raise Refusal(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
+    length = prod(space.row)
+    words = length * sum(-(-t.dtype.itemsize // 4) for t in space.parts)
+    if words > MOST_COLUMN_WORDS:
+        raise Refusal(f"{first.name!r}: rows of {length} elements have no registers left for the sums of columns")
+
+
+def walk_chunk(x: Tensor, axes: tuple[int, ...], walked: tuple[int, ...]) -> int | None:
+    """Rows of a part, where a kernel that reduces rows of a tensor along ``axes`` reduces its columns as well, along
+    ``walked``; None if it had better not.
+
+    There are as many parts as an H200 has multiprocessors, or twice as many where rows are short: the same ones on
+    every machine, so that the same inputs give the same bits.
+    """
+    if parallelism(x, axes).across or not x.size:
+        return None
+    length, rows = (prod(x.shape[d] for d in which) for which in (axes, walked))
+    others = x.size // (length * rows)
+    if length == 1:
+        return None
+    words = length * (2 if x.dtype.itemsize == 8 else 1)
+    for blocks in (2, 1) if words <= SHORT_ROW else (1,):
+        chunk = -(-rows // max(1, blocks * MULTIPROCESSORS // others))
+        if chunk >= LEAST_ROWS:
+            return chunk
+    return None
 
 
 def _chunk(node: Node) -> int | None:
@@ -194,6 +280,8 @@ def accept(view: GroupView, options: Options) -> None:
     nodes around them.
     """
     space = _Space(view)
+    if space.columns:
+        _check_columns(space)
     check_size(view)
     found = parallelism(reductions(view)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
@@ -206,6 +294,12 @@ def accept(view: GroupView, options: Options) -> None:
 
 class RowsBuilder(ProgramBuilder):
     """The program of a group with reductions."""
+
+    def __init__(self, view: GroupView, options: Options, strides: StridesOf, *anchors: Node) -> None:
+        super().__init__(view, options, strides, *anchors)
+        self._columns = frozenset(columns(view))
+        #: the numbers of their reductions
+        self._of_columns: set[int] = set()
 
     def _apply(self, node: Node) -> Value:
         if node.kind is not Kind.REDUCTION:
@@ -227,7 +321,8 @@ class RowsBuilder(ProgramBuilder):
             mean = self._part_mean(node, self._reduce(f"{node.name} sum", "add", value, total), total)
             value = self._emit(f"{node.name} centred", "{0} - {1}", [value, mean], total)
             value = self._emit(f"{node.name} square", "{0} * {0}", [value], total)
-        found: Value = self._reduce(f"{node.name} {combine}" if after else node.name, combine, value, total)
+        of_columns = node in self._columns
+        found: Value = self._reduce(f"{node.name} {combine}" if after else node.name, combine, value, total, of_columns)
         wanted = compute_type(result.dtype, self.real)
         count = prod(source.shape[d] for d in node.attributes["axes"])
         if after == "mean":
@@ -251,13 +346,17 @@ class RowsBuilder(ProgramBuilder):
         )
         return self._emit(f"{node.name} mean", "{0} / {1}", [total, count], ctype)
 
-    def _reduce(self, name: str, combine: str, value: Value, ctype: str) -> Reduced:
+    def _reduce(self, name: str, combine: str, value: Value, ctype: str, of_columns: bool = False) -> Reduced:
         """A reduction, or the one that combines the same already (with its axes dropped, or not)."""
         for k, known in enumerate(self._reductions):
-            if (known.combine, known.value, known.ctype) == (combine, value, ctype):
+            same = (known.combine, known.value, known.ctype) == (combine, value, ctype)
+            if same and of_columns == (k in self._of_columns):
                 return Reduced(k)
         self._reductions.append(Reduction(name, combine, value, ctype))
-        return Reduced(len(self._reductions) - 1)
+        found = Reduced(len(self._reductions) - 1)
+        if of_columns:
+            self._of_columns.add(found.reduction)
+        return found
 
 
 def _accumulator(node: Node, real: str) -> str:
@@ -274,4 +373,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     space = _Space(view)
     program, reads, writes = RowsBuilder(view, options, space.strides).build()
-    return Lowered("rows", RowsSpec(name, space.outer, space.row, program, space.chunk), reads, writes)
+    return Lowered("rows", RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk), reads, writes)

@@ -14,10 +14,17 @@ from codegen.spec import ContractionSpec
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
 from fusegraph.ops.base import Kind
-from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Simplified
-from fusegraph.passes.split_reductions import SHORT_BYTES, Split, can_be_split, mean_of_variance, returns, split
+from fusegraph.passes.split_reductions import (
+    SHORT_BYTES,
+    Split,
+    can_be_split,
+    half_of,
+    mean_of_variance,
+    returns,
+    split,
+)
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,7 @@ def reduce_results(graph: Graph, declined: Collection[str] = ()) -> Halved:
         if found is not None:
             chunks[node] = found
     simplified = split(graph, chunks)
-    halves = {}
-    for node in chunks:
-        half = simplified.graph.producer(simplified.counterpart[node.output])
-        while half is not None and half.op is not PARTIAL:
-            half = simplified.graph.producer(half.inputs[0])
-        assert half is not None
-        halves[node.name] = half.name
-    return Halved(simplified, halves)
+    return Halved(simplified, {node.name: half_of(simplified, node).name for node in chunks})
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

@@ -77,6 +77,15 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     return Simplified(result, {old: tensor for old, tensor in new.items() if tensor in left})
 
 
+def half_of(simplified: Simplified, node: Node) -> Node:
+    """The node that makes the parts of a reduction that `split` has split."""
+    half = simplified.graph.producer(simplified.counterpart[node.output])
+    while half is not None and half.op is not PARTIAL:
+        half = simplified.graph.producer(half.inputs[0])
+    assert half is not None
+    return half
+
+
 def chunk(graph: Graph, node: Node) -> int | None:
     """The elements of a part of a reduction that is to be split, None for other nodes."""
     if not can_be_split(node):

@@ -1,0 +1,211 @@
+"""The space that a rows kernel walks: its dimensions as they lie in memory, and when its values are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
+from codegen.iteration import collapse, memory_order
+from codegen.spec import RowsSpec, Walk
+
+#: Widest vector of the widest operand, in bytes: two accesses.
+MAX_VECTOR_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Space:
+    """A spec with neighbouring dimensions merged, the outer ones and those of the row each in memory order."""
+
+    outer: tuple[int, ...]
+    row: tuple[int, ...]
+    program: Program
+    chunk: int | None = None
+    walk: Walk | None = None
+
+    def along(self, operand: Operand) -> tuple[int, ...]:
+        """An operand's strides within the row."""
+        return operand.strides[len(self.outer) :]
+
+    def varies(self, operand: Operand) -> bool:
+        """Whether an operand has more than one element a row."""
+        return any(self.along(operand))
+
+    @property
+    def sums(self) -> dict[int, int]:
+        """The stores that take columns' reductions: the number of each -> that of its reduction."""
+        found = {}
+        for n, _ in self.walk.sums if self.walk is not None else ():
+            value = self.program.stores[n].value
+            assert isinstance(value, Reduced)
+            found[n] = value.reduction
+        return found
+
+    @property
+    def total(self) -> int:
+        """Elements along all that is reduced."""
+        return prod(self.row)
+
+    @property
+    def length(self) -> int:
+        """Elements of a row: of a part, if they are reduced in parts (the last one may have fewer)."""
+        return self.total if self.chunk is None else min(self.chunk, self.total)
+
+
+def normalize(spec: RowsSpec) -> Space:
+    """The space that a kernel walks.  The order of a row's elements is free: sums may be made in any; so is that of the
+    rows of which columns are combined.
+    """
+    program, n, walk = spec.program, len(spec.outer), spec.walk
+    parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
+    walked = n - walk.dims if walk is not None else n
+    every = [op.strides for op in program.operands] + list(program.indices)
+    shape = (*spec.outer, *spec.row)
+    leader = max(
+        program.operands, key=lambda op: (sum(s > 1 and t != 0 for s, t in zip(shape, op.strides)), op.dtype.itemsize)
+    )
+
+    def merged(first: int, last: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        sizes = shape[first:last]
+        order = memory_order(sizes, leader.strides[first:last])
+        return collapse(sizes, [s[first:last] for s in every], order)
+
+    kept, over_kept = merged(parts, walked)
+    row, inside = merged(n, len(shape))
+    if walk is None:
+        outer, outside = kept, over_kept
+    else:
+        rows, over_rows = merged(walked, n)
+        if kept == (1,):
+            kept, over_kept = (), [() for _ in every]
+        outer, outside = (*kept, *rows), [(*a, *b) for a, b in zip(over_kept, over_rows)]
+        walk = replace(walk, dims=len(rows))
+    outer = (*spec.outer[:parts], *outer)
+    strides = [(*s[:parts], *a, *b) for s, a, b in zip(every, outside, inside)]
+    loads, stores = len(program.loads), len(program.stores)
+    return Space(
+        outer,
+        row,
+        replace(
+            program,
+            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
+            stores=tuple(
+                Store(replace(store.operand, strides=s), store.value)
+                for store, s in zip(program.stores, strides[loads:])
+            ),
+            indices=tuple(strides[loads + stores :]),
+        ),
+        spec.chunk,
+        walk,
+    )
+
+
+class Stages:
+    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 those of values of stage n."""
+
+    def __init__(self, space: Space) -> None:
+        self._space, program, self._sums = space, space.program, space.sums
+        self._stage: list[int] = []
+        self._varies: list[bool] = []
+        for instruction in program.instructions:
+            self._stage.append(max((self.stage(v) for v in instruction.args), default=0))
+            self._varies.append(any(self.varies(v) for v in instruction.args))
+        self.last = max((self.stage(v) for v in self._ends()), default=0)
+
+    def _ends(self) -> list[Value]:
+        """What is stored; of a column's reduction, what it combines."""
+        program, sums = self._space.program, self._sums
+        return [program.reductions[sums[n]].value if n in sums else s.value for n, s in enumerate(program.stores)]
+
+    def stage(self, value: Value) -> int:
+        """The first stage in which a value is known."""
+        if isinstance(value, Result):
+            return self._stage[value.instruction]
+        if isinstance(value, Reduced):
+            return self.stage(self._space.program.reductions[value.reduction].value) + 1
+        return 0
+
+    def varies(self, value: Value) -> bool:
+        """Whether a value differs from element to element of a row."""
+        if isinstance(value, Result):
+            return self._varies[value.instruction]
+        if isinstance(value, Load):
+            return self._space.varies(self._space.program.loads[value.operand])
+        if isinstance(value, Index):
+            return any(self._space.program.indices[value.index][len(self._space.outer) :])
+        return False
+
+    def ends(self, stage: int) -> list[Value]:
+        """The values that the loop over the row of a stage is for: what is reduced, and what is stored for each
+        element.
+        """
+        program = self._space.program
+        reduced = [r.value for r in program.reductions if self.stage(r.value) == stage]
+        return reduced + [program.stores[n].value for n in self.stored(stage)]
+
+    def stored(self, stage: int) -> list[int]:
+        """The stores of a stage with a value for each element."""
+        stores = enumerate(self._space.program.stores)
+        elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
+        return [n for n, value in elements if self.stage(value) == stage]
+
+    def needed(self, stage: int) -> set[Value]:
+        """All varying values that the loop of a stage computes or reads."""
+        needed: set[Value] = set()
+        stack = self.ends(stage)
+        while stack:
+            value = stack.pop()
+            if value not in needed and self.varies(value):
+                needed.add(value)
+                if isinstance(value, Result):
+                    stack += self._space.program.instructions[value.instruction].args
+        return needed
+
+    def kept(self) -> list[int]:
+        """The loads that more than one stage needs."""
+        uses = [self.needed(stage) for stage in range(self.last + 1)]
+        loads = range(len(self._space.program.loads))
+        return [n for n in loads if sum(Load(n) in needed for needed in uses) > 1]
+
+
+def repeated(space: Space) -> list[int]:
+    """Of a walk, the loads that are the same for all rows that a block walks, but not for all elements of one."""
+    return [n for n, op in enumerate(space.program.loads) if space.varies(op) and not _walked(space, op)]
+
+
+def streamed(space: Space) -> list[int]:
+    """Of a walk, the loads that have elements of their own in each row."""
+    return [n for n, op in enumerate(space.program.loads) if space.varies(op) and _walked(space, op)]
+
+
+def _walked(space: Space, operand: Operand) -> bool:
+    assert space.walk is not None
+    n = len(space.outer)
+    return any(operand.strides[n - space.walk.dims : n])
+
+
+def widest(space: Space, dim: int) -> int:
+    """The widest vector along a dimension that suits all operands which are contiguous along it."""
+    size = (*space.outer, *space.row)[dim]
+    varying = [op for op in space.program.operands if space.varies(op)]
+    contiguous = [op for op in varying if op.strides[dim] == 1]
+    if not contiguous or space.length == 0:
+        return 1
+    along = dim >= len(space.outer)
+    vector = 16 // min(op.dtype.itemsize for op in contiguous)
+    while vector > 1:
+        small = all(vector * op.dtype.itemsize <= MAX_VECTOR_BYTES for op in varying)
+        whole = size % vector == 0 and (not along or space.length % vector == 0)
+        # Stores of results for each row are vectors, too, where the rows are side by side.
+        beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
+        if small and whole and all(_aligned(op, vector, dim) for op in beside):
+            break
+        vector //= 2
+    return vector
+
+
+def _aligned(operand: Operand, vector: int, dim: int) -> bool:
+    """Whether every vector of an operand along a dimension may be read as one."""
+    needed = min(16, vector * operand.dtype.itemsize)
+    starts = (s for d, s in enumerate(operand.strides) if d != dim)
+    return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)

@@ -1,0 +1,332 @@
+"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, in one look at what is read.
+
+A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine of each
+column stays in registers all the while, and is stored once, at the end: a row for each part.  The next rows are on
+their way into shared memory meanwhile, which hides how long they take from a block that waits for a row's reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from codegen.expr import Index, Load, Reduced, ctype_of
+from codegen.iteration import Coordinates, linear
+from codegen.kernel import converted
+from codegen.pointwise_body import vector_type
+from codegen.rows_along import AlongRenderer
+from codegen.rows_renderer import combiner, identity
+from codegen.rows_schedule import RowsSchedule
+from codegen.rows_space import repeated, streamed
+from codegen.spec import RowsSpec
+
+#: Variables that number rows, beside ``row``.
+_POSITIONS = ("first", "fetched", "after")
+
+
+class WalkRenderer(AlongRenderer):
+    """Kernels whose blocks walk many rows and combine their columns."""
+
+    taken = (*AlongRenderer.taken, "begin", "end", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
+    positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
+
+    def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        super().__init__(spec, schedule)
+        walk = self.space.walk
+        assert walk is not None
+        self.walk = walk
+        self.unrolled = True
+        #: rows of which columns are combined, and in how many parts
+        self.walked = prod(self.space.outer[-walk.dims :])
+        self.parts = -(-self.walked // walk.chunk)
+        self.ahead = schedule.stages - 1 if schedule.form == "shared" else 0
+        if schedule.form == "shared":
+            self.kept = streamed(self.space)
+        repeats = repeated(self.space)
+        self.kept = [n for n in self.kept if n not in repeats]
+        self._repeats = {n: self.names.unique(self.program.loads[n].name, "_v") for n in repeats}
+        self._own: dict[int, str] = {}
+        for k in sorted(set(self.space.sums.values())):
+            self._own[k] = self.names.unique(self.program.reductions[k].name, "_own")
+            self.columns[k] = f"{self._own[k]}[{self._u}][{'e' if schedule.vector > 1 else '0'}]"
+        self._exchanged: dict[int, str] = {}
+        #: operands with one value a row: the names of that of the next one
+        self._next: dict[int, str] = {}
+
+    @property
+    def _u(self) -> str:
+        return "u" if self.unroll > 1 else "0"
+
+    def _blocks(self) -> int:
+        return self.count // max(self.walked, 1) * self.parts
+
+    def _headers(self) -> list[str]:
+        barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
+        return [*super()._headers(), *barriers]
+
+    def _details(self) -> list[str]:
+        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows, combining their columns meanwhile"
+        beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
+        ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
+        return [*super()._details(), walked + beside + ahead + "."]
+
+    @property
+    def _has_inside(self) -> bool:
+        rows, chunk = self.s.rows, self.walk.chunk
+        whole = min(chunk, self.walked) % rows == 0 and self.walked % chunk % rows == 0
+        return rows > 1 and not whole
+
+    def _body(self) -> int:
+        w, s = self.w, self.s
+        self._place()
+        self._before()
+        shared = self._ring() if s.form == "shared" else 0
+        rows = "end - begin" if s.rows == 1 else "steps"
+        if s.rows > 1:
+            w.line(f"const {s.itype} steps = (end - begin + {s.rows - 1}) / {s.rows};")
+        w.line("#pragma unroll 1")
+        w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {self.ahead}' if self.ahead else ''}; ++step)")
+        if s.form == "shared":
+            self._fetch(rows)
+        behind = f" - {self.ahead}" if self.ahead else ""
+        self._position("row", f"begin + step{behind}" if s.rows == 1 else f"begin + {self._steps(behind)} + sub")
+        if s.form == "shared":
+            slot = "(step + 1)" if self.ahead else "step"
+            w.line(f"const uint32 at = {self._slot(slot)};")
+        if s.lanes > 32:
+            w.line("const uint32 turn = step % 2;")
+        self._row_values()
+        if s.form == "registers":
+            self._keep()
+        self._stages()
+        w.close()
+        self._finish()
+        return shared
+
+    def _steps(self, behind: str) -> str:
+        return f"(step{behind}) * {self.s.rows}" if behind else f"step * {self.s.rows}"
+
+    def _position(self, name: str, text: str) -> None:
+        """Declares a row's number; a thread without a row goes along with the last one."""
+        w, itype = self.w, self.s.itype
+        if not self._has_inside:
+            w.line(f"const {itype} {name} = {text};")
+        elif name == "row":
+            w.line(f"const bool inside = {text} < end;")
+            w.line(f"const {itype} row = inside ? {text} : end - 1;")
+        else:
+            w.line(f"const {itype} {name} = min({text}, end - 1);")
+
+    def _place(self) -> None:
+        w, s = self.w, self.s
+        if s.rows == 1:
+            w.line("const uint32 lane = threadIdx.x;")
+        else:
+            w.line(f"const uint32 lane = threadIdx.x % {s.lanes}, sub = threadIdx.x / {s.lanes};")
+        single = self.count == self.walked
+        part = "blockIdx.x" if single else f"blockIdx.x % {self.parts}"
+        w.line(f"const {s.itype} part = {part};")
+        group = "" if single else f"blockIdx.x / {self.parts} * {s.itype}({self.walked})"
+        start = linear([("part", self.walk.chunk)])
+        w.line(f"const {s.itype} begin = {f'{group} + {start}' if group else start};")
+        end = f"begin + {self.walk.chunk}"
+        if self.walked % self.walk.chunk:
+            last = f"{s.itype}({self.walked})" if single else f"{group} + {self.walked}"
+            end = f"min({end}, {last})"
+        w.line(f"const {s.itype} end = {end};")
+
+    # ---- before the first row
+
+    def _before(self) -> None:
+        """What is the same for all rows, the columns' reductions, and what the threads exchange."""
+        w, s, n = self.w, self.s, len(self.space.outer)
+        sums = [self.program.stores[store].operand for store, _ in self.walk.sums]
+        same = [op for op in self.program.loads if not any(op.strides[n - self.walk.dims : n])]
+        self._begin = self.rows = self._numbered("begin", [op.strides for op in (*same, *sums)])
+        for k, operand in enumerate(self.program.loads):
+            if self.space.varies(operand):
+                continue
+            if operand not in same:
+                self._next[k] = self.names.unique(operand.name, "_next")
+                continue
+            name = self.names.unique(operand.name, "_r")
+            text = converted(operand, f"{self.pointers.loads[k]}[{self.rows.offset(operand.strides[:n])}]", self._real)
+            w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
+            self.terms[Load(k)] = name
+        if self._next:
+            w.line("// A row's own values are read while the row before is worked on.")
+            self._position("first", "begin" if s.rows == 1 else "begin + sub")
+            rows = self._numbered("first", [self.program.loads[k].strides for k in self._next])
+            for k, name in self._next.items():
+                w.line(f"{self.program.loads[k].dtype.ctype} {name} = {self._row_value(k, rows)};")
+        if self._repeats:
+            for k, name in self._repeats.items():
+                kind = vector_type(self.program.loads[k], self._count(k))
+                w.line(f"{kind} {name}{f'[{self.unroll}]' if self.unroll > 1 else ''};")
+            self._open_vectors(loading=True)
+            for k, name in self._repeats.items():
+                target = f"{name}[u]" if self.unroll > 1 else name
+                self._read(k, target, self._offset(self.program.loads[k].strides))
+            self._close_vectors()
+        for k, name in self._own.items():
+            reduction = self.program.reductions[k]
+            start = " = {}" if reduction.combine == "add" else ""
+            w.line(f"{reduction.ctype} {name}[{self.unroll}][{s.vector}]{start};")
+            if not start:
+                w.line(f"reduce::fill({name}, {identity(reduction)});")
+        if s.lanes > 32:
+            for k, reduction in enumerate(self.program.reductions):
+                if k not in self._own:
+                    self._exchanged[k] = self.names.unique(reduction.name, "_parts")
+                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
+
+    @property
+    def _real(self) -> str:
+        return self.program.real
+
+    def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
+        """Coordinates of a row, those that some strides need being there already."""
+        rows = Coordinates(self.w, position, self.space.outer, self.s.itype, position)
+        for d in range(len(self.space.outer)):
+            if any(strides[d] for strides in every):
+                _ = rows[d]
+        return rows
+
+    def _row_value(self, k: int, rows: Coordinates) -> str:
+        """The C expression of an operand's value for a row."""
+        return f"{self.pointers.loads[k]}[{rows.offset(self.program.loads[k].strides[: len(self.space.outer)])}]"
+
+    # ---- rows on their way
+
+    def _ring(self) -> int:
+        """Declares the shared memory in which rows arrive; returns its bytes."""
+        w, s, used = self.w, self.s, 0
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        for n in self.kept:
+            operand = self.program.loads[n]
+            name = self.kept_names[n] = self.names.unique(operand.name, "_s")
+            start = f"shared + {used}" if used else "shared"
+            w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
+            used += -(-s.stages * s.rows * self.length * operand.dtype.itemsize // 16) * 16
+        return used
+
+    def _slot(self, step: str) -> str:
+        """Where the row of a step lies in shared memory: the number of its first element."""
+        s = self.s
+        slot = f"{step} % {s.stages}" if s.stages > 1 else "0"
+        if s.rows == 1:
+            return f"{slot} * {self.length}" if s.stages > 1 else "0"
+        return f"({slot} * {s.rows} + sub) * {self.length}" if s.stages > 1 else f"sub * {self.length}"
+
+    def _fetch(self, rows: str) -> None:
+        """Copies of the rows of a later step begin."""
+        w, s = self.w, self.s
+        w.line("// A thread reads back what it copied itself.")
+        w.open(f"if (step < {rows})")
+        w.line(f"const uint32 into = {self._slot('step')};")
+        self._position("fetched", "begin + step" if s.rows == 1 else f"begin + step * {s.rows} + sub")
+        self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
+        self._open_vectors()
+        for n in self.kept:
+            operand, name, pointer = self.program.loads[n], self.kept_names[n], self.pointers.loads[n]
+            offset = self._offset(operand.strides)
+            nbytes = s.vector * operand.dtype.itemsize
+            for start in range(0, nbytes, 16):
+                more = f" + {start // operand.dtype.itemsize}" if start else ""
+                source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
+                w.line(f"copy_async<{min(nbytes, 16)}>({name} + into + col{more}, {source});")
+        self._close_vectors()
+        w.close()
+        w.line("copy_async_commit();")
+        if self.ahead:
+            w.line(f"if (step < {self.ahead}) continue;")
+        w.line(f"copy_async_wait<{self.ahead}>();")
+
+    def _asynchronous(self) -> bool:
+        return True
+
+    @property
+    def _at(self) -> str:
+        return "at + col"
+
+    def _held(self, n: int) -> str:
+        if n not in self._repeats:
+            return super()._held(n)
+        u = "[u]" if self.unroll > 1 else ""
+        return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+
+    # ---- a row
+
+    def _row_values(self) -> None:
+        w, s, n = self.w, self.s, len(self.space.outer)
+        self.rows = self._coordinates()
+        for k, name in self._next.items():
+            operand = self.program.loads[k]
+            own = self.names.unique(operand.name, "_r")
+            w.line(f"const {ctype_of(self.program, Load(k))} {own} = {converted(operand, name, self._real)};")
+            self.terms[Load(k)] = own
+        if self._next:
+            w.line(f"const {s.itype} after = min(row + {s.rows}, end - 1);")
+            rows = self._numbered("after", [self.program.loads[k].strides for k in self._next])
+            for k, name in self._next.items():
+                w.line(f"{name} = {self._row_value(k, rows)};")
+        for k, strides in enumerate(self.program.indices):
+            if not any(strides[n:]):
+                self.terms[Index(k)] = f"int32({self.rows.offset(strides[:n])})"
+
+    def _combined(self, parts: dict[int, str]) -> None:
+        if self.s.lanes <= 32:
+            super()._combined(parts)
+            return
+        w, s, warps = self.w, self.s, self.s.lanes // 32
+        for k, part in parts.items():
+            w.line(f"reduce::give<{combiner(self.program.reductions[k])}>({part}, {self._exchanged[k]}[turn]);")
+        w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
+        own = "" if s.rows == 1 else f" + sub * {warps}"
+        for k in parts:
+            reduction = self.program.reductions[k]
+            name = self.names.unique(reduction.name)
+            text = f"reduce::take<{combiner(reduction)}, {warps}>({self._exchanged[k]}[turn]{own})"
+            w.line(f"const {reduction.ctype} {name} = {text};")
+            self.terms[Reduced(k)] = name
+
+    # ---- after the last row
+
+    def _finish(self) -> None:
+        """Combines what the rows side by side have of each column, and stores it."""
+        w, s, n = self.w, self.s, len(self.space.outer)
+        if s.rows > 1:
+            w.line("// What the rows side by side have of each column.")
+            exchanges: dict[str, str] = {}
+            for k, name in self._own.items():
+                reduction = self.program.reductions[k]
+                if reduction.ctype not in exchanges:
+                    exchange = exchanges[reduction.ctype] = self.names.unique(f"{reduction.ctype} columns")
+                    size = s.threads // max(32, s.lanes) * s.lanes * s.vector
+                    w.line(f"__shared__ {reduction.ctype} {exchange}[{size}];")
+                if self.unroll > 1:
+                    w.line("#pragma unroll")
+                loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
+                across = f"reduce::across<{combiner(reduction)}, {s.lanes}, {s.rows}>"
+                w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
+            w.line("if (sub > 0) return;")
+        self.rows = self._begin
+        self._open_vectors()
+        for store, step in self.walk.sums:
+            operand, k = self.program.stores[store].operand, self.space.sums[store]
+            own, dtype = f"{self._own[k]}[{self._u}]", operand.dtype.ctype
+            cols = [(self.cols[d], stride) for d, stride in enumerate(operand.strides[n:]) if stride]
+            kept = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
+            offset = linear([("part", step), *kept, *cols])
+            same = dtype == self.program.reductions[k].ctype
+            if s.vector == 1:
+                value = f"{own}[0]" if same else f"convert<{dtype}>({own}[0])"
+                w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
+                continue
+            name = self.names.unique(operand.name, "_v")
+            w.line(f"{vector_type(operand, s.vector)} {name};")
+            w.line("#pragma unroll")
+            value = f"{own}[e]" if same else f"convert<{dtype}>({own}[e])"
+            w.line(f"for (int e = 0; e < {s.vector}; ++e) {name}[e] = {value};")
+            self._write(store, name, offset)
+        self._close_vectors()

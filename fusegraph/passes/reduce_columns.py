@@ -1,0 +1,120 @@
+"""Reductions of columns beside those of rows: split so that the kernel of the rows reduces parts of the columns, too.
+
+What a norm's gradient and those of its weights are made of is then read once.  The parts, a row of numbers for each
+block of the kernel, are reduced by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from codegen.spec import RowsSpec
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.rows import walk_chunk
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Kind
+from fusegraph.passes.partition import Partition
+from fusegraph.passes.rewrite import Simplified
+from fusegraph.passes.split_reductions import (
+    Split,
+    can_be_split,
+    chunk,
+    half_of,
+    mean_of_variance,
+    returns,
+    split,
+)
+
+#: Shape of what is reduced, axes of the rows, axes of the columns.
+_Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A graph with reductions of columns split; halves: the reduction's name -> that of the node that makes the parts.
+
+    kinds has those names by what they have in common: they are split together, or none of them is.
+    """
+
+    simplified: Simplified
+    halves: Mapping[str, str]
+    kinds: Mapping[_Kind, tuple[str, ...]]
+
+    def refused(self, partition: Partition) -> set[str]:
+        """The names of reductions not all of which are made with rows: the graph is to be fused again without them."""
+        taken: set[str] = set()
+        for group in partition.groups:
+            spec = group.lowered.spec
+            if isinstance(spec, RowsSpec) and spec.walk is not None:
+                taken |= {node.name for node in group.nodes}
+        return {n for names in self.kinds.values() if any(self.halves[n] not in taken for n in names) for n in names}
+
+
+def reduce_columns(graph: Graph, declined: Collection[str] = ()) -> Columns:
+    """The graph with reductions of columns split where rows of the same elements are reduced as well, except for those
+    whose names are ``declined``.
+    """
+    means = {mean_of_variance(graph, node) for node in graph.nodes}
+    kinds: dict[_Kind, list[str]] = {}
+    chunks: dict[Node, Split] = {}
+    leaves = _Leaves(graph)
+    whole = [n for n in graph.nodes if n.op is TABLE["reduction"] and n.attributes["axes"]]
+    for node in whole:
+        # A variance and its mean are made in one look at what is in memory.
+        alone = node not in means and mean_of_variance(graph, node) is None
+        if not alone or node.name in declined or not can_be_split(node) or returns(graph, node):
+            continue
+        for row in whole:
+            found = _chunk(graph, node, row, leaves)
+            if found is not None:
+                axes = node.attributes["axes"]
+                chunks[node] = axes, found
+                kinds.setdefault((node.inputs[0].shape, row.attributes["axes"], axes), []).append(node.name)
+                break
+    simplified = split(graph, chunks)
+    halves = {node.name: half_of(simplified, node).name for node in chunks}
+    return Columns(simplified, halves, {kind: tuple(names) for kind, names in kinds.items()})
+
+
+def _chunk(graph: Graph, node: Node, row: Node, leaves: _Leaves) -> int | None:
+    """Rows of a part, if a kernel that reduces rows had better reduce a node's columns as well."""
+    axes, along = node.attributes["axes"], row.attributes["axes"]
+    if row.inputs[0].shape != node.inputs[0].shape or set(axes) & set(along):
+        return None
+    found = walk_chunk(row.inputs[0], along, axes)
+    if found is None or chunk(graph, row) is not None or not leaves.of(node) & leaves.of(row):
+        return None
+    return None if row in nx.descendants(graph.network, node) else found
+
+
+class _Leaves:
+    """The tensors of the size of what is reduced that it follows from, element by element, and that are in memory."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._known: dict[Tensor, frozenset[Tensor]] = {}
+
+    def of(self, node: Node) -> frozenset[Tensor]:
+        (x,) = node.inputs
+        if x not in self._known:
+            self._known[x] = frozenset(self._find(x))
+        return self._known[x]
+
+    def _find(self, x: Tensor) -> set[Tensor]:
+        found: set[Tensor] = set()
+        seen: set[Tensor] = set()
+        stack = [x]
+        while stack:
+            tensor = stack.pop()
+            if tensor in seen or tensor.size != x.size:
+                continue
+            seen.add(tensor)
+            producer = self._graph.producer(tensor)
+            if producer is not None and producer.kind is Kind.POINTWISE:
+                stack += producer.inputs
+            else:
+                found.add(tensor)
+        return found

@@ -1,0 +1,276 @@
+"""Columns that the kernel of their rows reduces as well: norms' gradients with those of their weights, and the like.
+
+With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is written instead of compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, check_on_gpu, executables
+
+import fusegraph as fg
+from codegen import best_schedule, render, schedules
+from codegen.arch import arch
+from codegen.rows_schedule import RowsSchedule
+from codegen.rows_space import normalize
+from codegen.schedule import target
+from codegen.spec import RowsSpec
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.lowering import rows
+from fusegraph.lowering.base import Options
+from fusegraph.plan import by_cost_model, plan
+from fusegraph.report.check import check_executable, random_inputs, run
+from fusegraph.report.explain import describe, explain_text
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are parts enough: shapes stay small."""
+    monkeypatch.setattr(rows, "MULTIPROCESSORS", 3)
+    monkeypatch.setattr(rows, "LEAST_ROWS", 1)
+
+
+def layernorm_backward(shape: tuple[int, ...], dtype: str = "float32", scale: Any = None, **how: Any) -> fg.Graph:
+    g = fg.Graph(f"layernorm_backward {shape} {dtype}", io_dtype=dtype)
+    loss, x = g.tensor("loss", shape, **how), g.tensor("x", shape, **how)
+    kept = "float64" if dtype == "float64" else "float32"
+    mean, inverse = (g.tensor(name, (*shape[:-1], 1), kept) for name in ("mean", "inverse"))
+    own = g.tensor("scale", shape[-1:] if scale is None else scale)
+    for name, t in zip(("dx", "dscale", "dbias"), g.layernorm_backward(loss, x, own, mean, inverse)):
+        g.output(t, name=name)
+    return g
+
+
+def rmsnorm_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
+    """With the gradient of a dropout in front, and of a bias behind it."""
+    g = fg.Graph(f"rmsnorm_backward {shape} {dtype}", io_dtype=dtype)
+    loss, x, scale = g.tensor("loss", shape), g.tensor("x", shape), g.tensor("scale", shape[-1:])
+    inverse = g.tensor("inverse", (*shape[:-1], 1), "float32")
+    dx, dscale = g.rmsnorm_backward(g.dropout(loss, 3, 0, probability=0.25), x, scale, inverse)
+    g.output(dx, name="dx")
+    g.output(dscale, name="dscale")
+    g.output(g.reduction(dx, "add", tuple(range(len(shape) - 1)), keepdims=False), name="dbias")
+    return g
+
+
+def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
+    """And a sum of what it gives, with the row's sums."""
+    g = fg.Graph(f"softmax_backward {shape} {dtype}", io_dtype=dtype)
+    dx = g.output(g.softmax_backward(g.tensor("loss", shape), g.tensor("y", shape)), name="dx")
+    g.output(g.reduction(dx, "add", 0), name="dbias")
+    g.output(g.reduction(dx, "amax", 1), name="largest")
+    return g
+
+
+def statistics(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
+    """Of columns in all modes, beside those of rows, and what is made of them."""
+    g = fg.Graph(f"statistics {shape} {dtype}", io_dtype=dtype)
+    x = g.tensor("x", shape)
+    for mode in ("add", "max", "min", "norm2", "avg", "amax", "mul"):
+        g.output(g.sigmoid(g.reduction(x, mode, 0)), name=mode)
+    g.output(x - g.reduction(x, "max", 1), name="y")
+    return g
+
+
+def integers(shape: tuple[int, ...], dtype: str) -> fg.Graph:
+    g = fg.Graph(f"integers {shape} {dtype}")
+    x = g.tensor("x", shape, dtype)
+    for mode in ("add", "max", "mul"):
+        for axis in (0, 1):
+            g.output(g.reduction(x, mode, axis), name=f"{mode} {axis}")
+    return g
+
+
+def walk(graph: fg.Graph) -> RowsSpec:
+    """The spec of the kernel that reduces rows and columns; there is one other, that of the parts."""
+    kernels = plan(graph).kernels
+    assert len(kernels) == 2, [[n.name for n in k.group.nodes] for k in kernels]
+    spec = kernels[0].group.lowered.spec
+    assert isinstance(spec, RowsSpec)
+    assert spec.walk is not None
+    return spec
+
+
+def test_gradients() -> None:
+    """What is large is read once, and the second kernel reads what is small."""
+    g = layernorm_backward((1061, 40), "bfloat16")
+    walk(g)
+    first, second = plan(g).kernels
+    assert [t.name for t in (*first.arguments, *second.arguments) if t.size == 1061 * 40] == ["loss", "x", "dx"]
+    check_all([g])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_shapes_and_dtypes(dtype: str) -> None:
+    shapes = [(11, 24), (7, 33), (2, 1000), (64, 2), (5, 3, 600)]
+    graphs = [layernorm_backward(s, dtype) for s in shapes]
+    graphs += [rmsnorm_backward((17, 130), dtype), softmax_backward((23, 72), dtype), statistics((19, 37), dtype)]
+    for g in graphs:
+        walk(g)
+    check_all(graphs)
+    check_all(graphs[-3:], strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_layouts() -> None:
+    """Columns along one of several dimensions; rows that lie apart, turned, or repeated; integers."""
+    graphs = [
+        layernorm_backward((3, 8, 4, 24), "bfloat16", (3, 1, 1, 24)),
+        layernorm_backward((4, 6, 40), scale=(6, 40)),
+        layernorm_backward((6, 5, 16), strides=(200, 24, 1)),
+        layernorm_backward((6, 5, 16), strides=(16, 96, 1)),
+        layernorm_backward((30, 16), strides=(0, 1)),
+        layernorm_backward((30, 8), strides=(16, 2)),
+        integers((40, 70), "int8"),
+        integers((40, 70), "int64"),
+    ]
+    for g in graphs:
+        walk(g)
+    check_all(graphs)
+
+
+@pytest.mark.usefixtures("small")
+def test_special_values() -> None:
+    graphs = [layernorm_backward((13, 40)), statistics((13, 40))]
+    for g in graphs:
+        walk(g)
+    check_all(graphs, inputs=lambda g: random_inputs(g, 2, special=0.02))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All forms, rows of a warp's lanes and of several warps, alone and side by side."""
+    graphs = [layernorm_backward((70, 1000), "bfloat16"), rmsnorm_backward((70, 96)), softmax_backward((70, 203))]
+    made, tried = [], set()
+    for g in graphs:
+        spec = walk(g)
+        for schedule in dict.fromkeys((*schedules(spec, arch("sm_90a")), *schedules(spec, arch("sm_80")))):
+            assert isinstance(schedule, RowsSchedule)
+            tried.add((schedule.form, schedule.lanes > 32, schedule.rows > 1))
+            monkeypatch.setattr(
+                "fusegraph.plan.best_schedule", lambda s, a, x=schedule: x if s.walk else best_schedule(s, a)
+            )
+            made.append(CpuExecutable(g, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph))
+        assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+    ways = {("shared", several, beside) for several, beside in ((False, True), (True, False), (True, True))}
+    assert tried >= {*ways, ("registers", True, True), ("memory", False, True)}
+
+
+@pytest.mark.usefixtures("small")
+def test_the_same_bits() -> None:
+    """Sums are made in one order, whichever thread is first."""
+    (made,) = executables([layernorm_backward((40, 72), "bfloat16")])
+    inputs = random_inputs(made.graph, 5)
+    first, second = run(made, inputs), run(made, inputs)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def kernels_of(*reduced: tuple[tuple[int, ...], Sequence[tuple[str, Any]]], **how: Any) -> int:
+    g = fg.Graph("kernels")
+    for number, (shape, ways) in enumerate(reduced):
+        x = g.tensor(f"x{number}", shape, **how)
+        for mode, axes in ways:
+            g.output(g.reduction(x, mode, axes), name=f"{number} {mode} {axes}")
+    return len([k for k in plan(g).kernels if getattr(k.group.lowered.spec, "walk", None) is not None])
+
+
+@pytest.mark.parametrize(
+    ("shape", "ways", "walked"),
+    [
+        ((4096, 64), [("add", 1), ("add", 0)], 1),
+        ((924, 64), [("add", 1), ("add", 0)], 0),  # too few rows for parts of 8, one for each multiprocessor
+        ((4096, 64), [("add", 1), ("add", (0, 1))], 0),
+        ((4096, 8, 64), [("add", 2), ("add", (0, 1))], 1),
+        ((4096, 8, 64), [("add", 2), ("add", 0)], 1),
+        ((4096, 7, 64), [("add", 2), ("add", 1)], 0),
+        ((64, 4096), [("add", 1), ("add", 0)], 0),
+        ((4096, 20000), [("add", 1), ("add", 0)], 1),
+        ((4096, 20000), [("add", 1), ("add", 0), ("max", 0)], 0),  # sums of so many columns do not fit registers
+        ((4096, 1), [("add", 1), ("add", 0)], 0),
+        ((4096, 64), [("add", 1), ("var", 0)], 0),
+    ],
+)
+def test_what_is_shared(shape: tuple[int, ...], ways: Any, walked: int) -> None:
+    assert kernels_of((shape, ways)) == walked
+
+
+def test_rows_across_memory_are_not_walked() -> None:
+    """Whose elements are neighbours in memory are rows, along whichever axis."""
+    ways = [("add", 0), ("add", 1)]
+    assert kernels_of(((4096, 64), ways), strides=(1, 4096)) == 0
+    assert kernels_of(((64, 4096), ways), strides=(1, 64)) == 1
+
+
+def test_what_the_user_sees() -> None:
+    found = plan(layernorm_backward((4096, 1024), "bfloat16"))
+    assert "A block walks 16 rows" in found.kernels[0].source.code
+    apart = {(d.producer, d.reason) for d in found.partition.decisions if not d.fused}
+    parts = [t.name for t in found.kernels[1].group.reads]
+    assert [name for name, _ in sorted(apart)] == sorted(parts)
+    assert all("needs all parts of" in reason for _, reason in apart)
+    assert all(name in explain_text(describe(found)) for name in parts)
+
+
+def test_parts_do_not_depend_on_the_machine() -> None:
+    spec = walk(layernorm_backward((8192, 4096), "bfloat16"))
+    assert spec.walk is not None
+    assert spec.walk.chunk == 32
+    assert len({render(spec, best_schedule(spec, arch(name))).grid for name in ("sm_80", "sm_90a", "sm_120")}) == 1
+    assert normalize(spec).outer == (8192,)
+
+
+# ---- compiled for GPUs
+
+
+def golden_graph() -> fg.Graph:
+    return layernorm_backward((16384, 4096), "bfloat16")
+
+
+def test_golden_source() -> None:
+    kernel = plan(golden_graph(), choose=by_cost_model(target("sm_90a"))).kernels[0]
+    path = GOLDEN / "layernorm_backward.cu"
+    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
+        path.write_text(kernel.source.code)
+    assert kernel.source.code == path.read_text()
+
+
+def gpu_graphs() -> list[fg.Graph]:
+    """Rows of every form: in blocks of their own, side by side in one, in a warp; on their way or not."""
+    graphs = [layernorm_backward(s, d) for s in ((8192, 8192), (4096, 1024)) for d in ("bfloat16", "float32")]
+    graphs += [layernorm_backward((16384, 128), "float16"), rmsnorm_backward((4096, 4096), "bfloat16")]
+    graphs += [layernorm_backward((3001, 777), "bfloat16"), softmax_backward((2000, 2048), "float64")]
+    return [*graphs, statistics((5000, 96), "bfloat16")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_for_gpus(name: str) -> None:
+    sources = []
+    for graph in gpu_graphs():
+        spec = plan(graph).kernels[0].group.lowered.spec
+        sources.append(render(spec, best_schedule(spec, arch(name))))
+    assert all(s.dynamic_shared_bytes <= arch(name).shared_bytes_per_block for s in sources)
+    compiled = nvrtc.compile_kernels(sources, name, cache=default_cache())
+    assert [k.name for k in compiled if k.spill_bytes] == []
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    check_on_gpu(gpu_graphs())
