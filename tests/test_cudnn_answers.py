@@ -519,6 +519,49 @@ def test_what_cudnn_computes_wrongly_is_refused():
     assert list(named(described(merged), "a").dim) == [1, 256, 256]
 
 
+def test_booleans_are_bytes():
+    """A number as a boolean is whether it is not 0: cuDNN would convert it to the byte in which that is stored."""
+    graph = fg.Graph("truth")
+    x = graph.tensor("x", (4, 8, 16))
+    graph.output(x, name="y", dtype="bool")
+    graph.output(x > 0, name="z")
+    result = described(graph)
+    assert words(result) == "cmp_neq cmp_gt"
+    assert [v.item() for v in result.scalars.values()] == [0, 0]
+    assert named(result, "y").data_type == lowering.frontend().data_type.UINT8
+
+
+def test_tensors_of_other_ranks():
+    """Dimensions in front of an image's would be taken for its images and channels."""
+    pytest.importorskip("cudnn")
+
+    def refused(build: Build, rank: int) -> str:
+        graph = fg.Graph("ranks")
+        graph.output(build(graph), name="y")
+        graph.output(graph.neg(graph.tensor("other", (2,) * rank)), name="z")
+        with pytest.raises(Refusal) as refusal:
+            described(graph)
+        return str(refusal.value)
+
+    def line(g: fg.Graph) -> fg.Tensor:
+        return g.conv_fprop(g.tensor("x", (2, 4, 9)), g.tensor("w", (4, 4, 3)))
+
+    reason = refused(line, 4)
+    assert "conv_fprop 'y' is of 3 dimensions, 'other' [2, 2, 2, 2] has 4" in reason
+    assert "is of 4 dimensions" in refused(lambda g: conv(g, image(g)), 5)
+    channels = (1, 8, 1, 1)
+
+    def instances(g: fg.Graph) -> fg.Tensor:
+        return g.instancenorm(g.tensor("x", (2, 8, 4, 4)), g.tensor("scale", channels), g.tensor("bias", channels))
+
+    assert "instancenorm 'y' is of 4 dimensions" in refused(instances, 5)
+    graph = fg.Graph("spaces")
+    graph.output(graph.neg(graph.tensor("a", (2, 3, 4))), name="y")
+    graph.output(graph.neg(graph.tensor("b", (5, 3, 4))), name="z")
+    with pytest.raises(Refusal, match=r"over one shape, these are over \[2, 3, 4\], \[5, 3, 4\]"):
+        described(graph)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -171,6 +171,7 @@ def accept(view: GroupView, options: Options) -> None:
                 "cuDNN 9 takes convolutions of int8 that store their int32 sums, but writes other numbers "
                 f"({node.name!r}); cast the sums to float32"
             )
+        _check_rank(node, view.nodes)
         for tensor in (*node.inputs, *node.outputs):
             if tensor.size == 0:
                 raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
@@ -184,6 +185,20 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("cudnn", spec, view.reads, view.writes)
 
 
+def _check_rank(node: Node, nodes: Sequence[Node]) -> None:
+    """Raises Refusal where a node for which the first dimensions are images and channels would get others in front."""
+    places = node.op.name.startswith("conv_") or (node.op.name in norms.OPERANDS and "axes" not in node.attributes)
+    if not (places or node.op.name.startswith("adalayernorm")):
+        return
+    x = node.inputs[node.op.operands.index("x") if "x" in node.op.operands else 0]
+    other = max((t for n in nodes for t in (*n.inputs, *n.outputs)), key=lambda t: t.rank)
+    if other.rank > x.rank:
+        raise Refusal(
+            f"cuDNN's graphs have tensors of one rank, and {node.op.name} {node.name!r} is of {x.rank} dimensions, "
+            f"{other.name!r} {list(other.shape)} has {other.rank}"
+        )
+
+
 def _leading_merge(nodes: Sequence[Node]) -> bool:
     """Whether the first two of three dimensions must be merged.
 
@@ -193,7 +208,11 @@ def _leading_merge(nodes: Sequence[Node]) -> bool:
     tensors = {t for n in nodes for t in (*n.inputs, *n.outputs) if t.size > 1}
     if any(n.kind is not Kind.POINTWISE for n in nodes) or max((t.rank for t in tensors), default=0) != 3:
         return False
-    shape = np.broadcast_shapes(*(t.shape for t in tensors))
+    try:
+        shape = np.broadcast_shapes(*(t.shape for t in tensors))
+    except ValueError:
+        shapes = ", ".join(sorted({str(list(t.shape)) for t in tensors}))
+        raise Refusal(f"cuDNN gets pointwise nodes over one shape, these are over {shapes}") from None
     every = [(t, broadcast_strides(t, shape)) for t in tensors]
     repeated = [
         t
@@ -330,6 +349,10 @@ class _Builder:
         if node.kind is Kind.REDUCTION:
             mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
             return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)
+        if node.op.name == "identity" and node.output.dtype.is_bool and not node.inputs[0].dtype.is_bool:
+            # Whether it is not 0: an identity would convert the number to the bytes in which booleans are stored.
+            zero = self._number(f"{node.name} zero", np.zeros(1, np.float32))
+            return self.graph.cmp_neq(*operands, zero, compute_data_type=self.type(float32), name=name)
         if node.op.name in _COMPOSED:
             return _COMPOSED[node.op.name](_Words(self, node), *operands, **node.attributes)
         keywords = {

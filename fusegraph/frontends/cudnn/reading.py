@@ -142,12 +142,17 @@ class Reading:
         self.graph.uids[tensor.uid] = made
         label = label_of(tensor.name)
         if label and made.name != label:
-            self.graph._rename(made, self.graph._unique(label))
+            self.graph._rename(made, self._free(label))
+
+    def _free(self, name: str) -> str:
+        """A name, or where another tensor of cuDNN's has it already, one like it; names of ours give way."""
+        holder = self.graph.tensors.get(name)
+        return name if holder is None or holder in self.graph._automatic else self.graph._unique(name)
 
     def _input(self, tensor: Any) -> Tensor:
         dtype = dtype_of(tensor.data_type)
         shape = tuple(map(int, tensor.dim)) or (1,)
-        name = self.graph._unique(label_of(tensor.name) or "input")
+        name = self._free(label_of(tensor.name) or "input")
         value = tensor.pass_by_value
         if value is None:
             value = self._values.get(tensor.uid)

@@ -36,4 +36,4 @@ def computed(kind: Any) -> DType:
 
 def label_of(text: Any) -> str:
     """A label of cuDNN's, any text, as a name; "" if nothing is left of it."""
-    return re.sub(r"[^\w .:/\[\](),+@#-]", "_", str(text or ""), flags=re.ASCII)[:180].strip()
+    return re.sub(r"[^\w .:/\[\](),+@#-]", "_", str(text or ""))[:180].strip()
