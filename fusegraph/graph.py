@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
-from fusegraph import indexing
+from fusegraph import composed, indexing, resampling
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
 from fusegraph.errors import DTypeError, GraphError, LayoutError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
@@ -616,6 +616,9 @@ for _function in (
     indexing.unsqueeze,
     indexing.space_to_depth,
     indexing.depth_to_space,
+    *composed.FUNCTIONS,
+    resampling.resample,
+    resampling.interpolate,
 ):
     setattr(Graph, _function.__name__, _function)
 setattr(Graph, "cast", _cast)  # noqa: B010 - declared like the others, by __getattr__ for type checkers

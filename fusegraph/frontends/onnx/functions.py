@@ -15,9 +15,9 @@ from fusegraph.frontends.onnx.tensors import DTYPES
 from fusegraph.graph import Tensor
 
 #: The operator set whose operators, and all newer ones, the table's functions take.
-OLDEST = 13
+OLDEST = 11
 #: Operators of which older versions take fewer types, and differ in nothing else.
-_TYPES_ONLY = ("Constant", "If")
+_TYPES_ONLY = ("Constant", "Dropout")
 _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
@@ -125,9 +125,17 @@ def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list
     return nodes
 
 
-def renamed(attribute: AttributeProto, name: str) -> AttributeProto:
-    """An attribute under another name."""
-    result = AttributeProto()
-    result.CopyFrom(attribute)
-    result.name = name
+def resolved(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
+    """A node of a function with the values of the attributes that it refers to; without those that have none."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    result = NodeProto()
+    result.CopyFrom(node)
+    del result.attribute[:]
+    for attribute in node.attribute:
+        value = attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if value is not None:
+            made = result.attribute.add()
+            made.CopyFrom(value)
+            made.name = attribute.name
     return result

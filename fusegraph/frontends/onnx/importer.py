@@ -178,6 +178,7 @@ class Importer:
         return schema is not None and functions.has_body(schema)
 
     def _written(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
+        node = functions.resolved(node, scope.attributes)
         domain = domain_of(node.domain)
         own = self._functions.get((domain, node.op_type, node.overload))
         if own is not None:
@@ -190,7 +191,7 @@ class Importer:
             raise Unsupported(f"operator {operator_name(node)}")
         if version < functions.OLDEST and not functions.same_since(schema, node):
             raise Unsupported(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
-        attributes = self._attributes(node, schema, scope)
+        attributes = self._attributes(node, schema)
         functions.check_counts(node, schema, wanted)
         if (domain, node.op_type) == ("", "If"):
             return self._if(node, inputs, attributes, wanted, scope)
@@ -211,17 +212,12 @@ class Importer:
                 raise ModelError(f"its result has {tensor.rank} dimensions; at most {MAX_RANK} are possible")
         return results
 
-    def _attributes(self, node: NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> dict[str, Any]:
-        """The attributes of a node by name, those of the function around it and the schema's defaults filled in."""
+    def _attributes(self, node: NodeProto, schema: onnx.defs.OpSchema) -> dict[str, Any]:
+        """The attributes of a node by name, the schema's defaults filled in."""
         given: dict[str, AttributeProto] = {}
         for attribute in node.attribute:
             if attribute.name in given:
                 raise ModelError(f"attribute {short(attribute.name)} is given twice")
-            if attribute.ref_attr_name:
-                outer = scope.attributes.get(attribute.ref_attr_name)
-                if outer is None:
-                    continue
-                attribute = functions.renamed(outer, attribute.name)
             given[attribute.name] = attribute
         functions.check_attributes(node, schema, given)
         found = {name: self._attribute(attribute) for name, attribute in given.items()}
@@ -253,10 +249,7 @@ class Importer:
         if len(inputs) > len(body.input):
             raise ModelError(f"function {short(body.name)} takes {len(body.input)} inputs, got {len(inputs)}")
         attributes = {**defaults, **{a.name: a for a in body.attribute_proto}}
-        for attribute in node.attribute:
-            outer = scope.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
-            if outer is not None:
-                attributes[attribute.name] = outer
+        attributes |= {a.name: a for a in node.attribute}
         opsets = {**scope.opsets, **{domain_of(o.domain): o.version for o in body.opset_import}}
         inner = Scope({}, opsets, None, attributes, self._deeper(scope))
         for name, tensor in zip(body.input, inputs):

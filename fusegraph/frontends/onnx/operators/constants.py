@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusegraph.dtypes import DType, float32, int64
+from fusegraph.dtypes import float32, int64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.frontends.onnx.tensors import checked_shape
@@ -52,17 +52,7 @@ def range_(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
         raise ModelError(f"a range from {first} to {last} in steps of {step} does not end")
     exact = isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
     count = max(-((first - last) // step) if exact else int(np.ceil((last - first) / step)), 0)
-    return arange(call, count, first, step, start.dtype)
-
-
-def arange(call: Call, count: int, first: float, step: float, dtype: DType) -> Tensor:
-    """first, first + step, ...: so many numbers, nothing of which is in memory."""
-    graph = call.graph
-    line = graph.broadcast(graph.constant(0, dtype=dtype), checked_shape("its result", [count]))
-    if not count:
-        return line
-    index = graph.cast(graph.gen_index(line, 0), dtype)
-    return graph.add(graph.mul(index, step), first)
+    return call.graph.arange(count, first, step, start.dtype)
 
 
 @operator("EyeLike")

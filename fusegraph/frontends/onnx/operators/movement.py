@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
-
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.frontends.onnx.tensors import checked_shape
@@ -38,12 +36,13 @@ def flatten(call: Call, x: Tensor) -> Tensor:
 
 @operator("Squeeze")
 def squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    return call.graph.squeeze(x, None if axes is None else call.integers(axes, "axes"))
+    """Axes are an attribute before version 13, as those of Unsqueeze and the sizes of Split."""
+    return call.graph.squeeze(x, call["axes"] if axes is None else call.integers(axes, "axes"))
 
 
 @operator("Unsqueeze")
-def unsqueeze(call: Call, x: Tensor, axes: Tensor) -> Tensor:
-    return call.graph.unsqueeze(x, call.integers(axes, "axes"))
+def unsqueeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    return call.graph.unsqueeze(x, call["axes"] if axes is None else call.integers(axes, "axes"))
 
 
 @operator("Transpose")
@@ -111,8 +110,8 @@ def concat(call: Call, *operands: Tensor) -> Tensor:
 def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> list[Tensor]:
     """Into parts of these sizes, or as many as there are outputs, of which the last may be smaller."""
     (axis,) = normal_axes(call["axis"], x.rank)
-    if sizes is not None:
-        parts = call.integers(sizes, "the sizes")
+    if sizes is not None or call["split"]:
+        parts = call["split"] if sizes is None else call.integers(sizes, "the sizes")
     else:
         count = call["num_outputs"] or len(call.node.output)
         if count < 1 or count > len(call.node.output):
@@ -188,31 +187,3 @@ def normal_axes_in_order(axes: list[int], rank: int) -> list[int]:
     """Axes as numbers from 0, in the order given.  Raises AttributeValueError as `normal_axes` does."""
     normal_axes(axes, rank)
     return [axis % rank for axis in axes]
-
-
-# ---- gathers
-
-
-def positions(call: Call, index: Tensor, size: int) -> Tensor:
-    """An index of which negative numbers count from the end."""
-    if not index.dtype.is_int:
-        raise ModelError(f"indices are integers, got {index.dtype}")
-    known = call.values.known(index)
-    if known is not None and known.size:
-        if known.min() < -size or known.max() >= size:
-            raise ModelError(f"indices {known.min()} to {known.max()} are out of range for {size} elements")
-        if known.min() >= 0:
-            return index
-        return call.graph.constant(np.where(known < 0, known + size, known).astype(known.dtype))
-    return call.graph.binary_select(call.graph.add(index, size), index, call.graph.cmp_lt(index, 0))
-
-
-@operator("Gather")
-def gather(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    """A slice where the position is one known number."""
-    (axis,) = normal_axes(call["axis"], x.rank)
-    known = call.values.known(index)
-    if known is not None and not known.shape and index.dtype.is_int:
-        key = [slice(None)] * axis + [int(known)]
-        return x[tuple(key)]
-    return call.graph.gather(x, positions(call, index, x.shape[axis]), axis)

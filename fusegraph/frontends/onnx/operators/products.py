@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusegraph.dtypes import int32
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
 from fusegraph.frontends.onnx.table import Call, operator
@@ -29,6 +28,11 @@ def product(call: Call, a: Tensor, b: Tensor) -> Tensor:
 @operator("MatMul")
 def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return product(call, a, b)
+
+
+@operator("Einsum")
+def einsum(call: Call, *operands: Tensor) -> Tensor:
+    return call.graph.einsum(call["equation"], *operands)
 
 
 @operator("Gemm")
@@ -140,29 +144,3 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
     if fitting != sizes:
         y = graph.pad(y, [(0, 0), (0, 0), *((0, size - most) for size, most in zip(sizes, fitting))])
     return y if bias is None else graph.add(y, per_channel(call, y, bias))
-
-
-# ---- products of quantized numbers
-
-
-def _without_zero(call: Call, x: Tensor, zero: Tensor | None, shape: Sequence[int] | None = None) -> Tensor:
-    wide = call.graph.cast(x, int32)
-    if zero is None:
-        return wide
-    return call.graph.sub(wide, call.graph.cast(zero if shape is None else call.graph.reshape(zero, shape), int32))
-
-
-@operator("MatMulInteger")
-def matmul_integer(
-    call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
-) -> Tensor:
-    rows = None if a_zero is None or a_zero.rank != 1 or a_zero.size == 1 else [a_zero.size, 1]
-    return product(call, _without_zero(call, a, a_zero, rows), _without_zero(call, b, b_zero))
-
-
-@operator("ConvInteger")
-def conv_integer(
-    call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
-) -> Tensor:
-    each = None if w_zero is None or w_zero.rank != 1 else [w_zero.size, *(1 for _ in w.shape[1:])]
-    return convolution(call, _without_zero(call, x, x_zero), _without_zero(call, w, w_zero, each))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, prod
 
 from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.onnx.table import Call, operator
-from fusegraph.graph import Tensor
+from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.reduction import normal_axes
 
 
@@ -92,23 +92,26 @@ operator("ArgMax")(partial(_position, "argmax"))
 operator("ArgMin")(partial(_position, "argmin"))
 
 
-@operator("Softmax")
-def softmax(call: Call, x: Tensor) -> Tensor:
-    return x if 0 in x.shape else call.graph.softmax(x, call["axis"])
-
-
-@operator("LogSoftmax")
-def log_softmax(call: Call, x: Tensor) -> Tensor:
-    return x if 0 in x.shape else call.graph.log_softmax(x, call["axis"])
-
-
-@operator("Hardmax")
-def hardmax(call: Call, x: Tensor) -> Tensor:
-    """1 where the first of the largest elements is, else 0."""
-    graph = call.graph
+def _along(write: Callable[[Graph, Tensor, int], Tensor], call: Call, x: Tensor) -> Tensor:
+    """Along an axis; before version 13 along it and all behind it as one."""
     (axis,) = normal_axes(call["axis"], x.rank)
+    if 0 in x.shape:
+        return x
+    if call.version >= 13:
+        return write(call.graph, x, axis)
+    rows = call.graph.reshape(x, [prod(x.shape[:axis]), prod(x.shape[axis:])])
+    return call.graph.reshape(write(call.graph, rows, 1), x.shape)
+
+
+def _hardmax(graph: Graph, x: Tensor, axis: int) -> Tensor:
+    """1 where the first of the largest elements is, else 0."""
     first = graph.reduction(x, "argmax", axis, dtype=int32)
     return graph.cast(graph.cmp_eq(graph.gen_index(x, axis), first), x.dtype)
+
+
+operator("Softmax")(partial(_along, lambda graph, x, axis: graph.softmax(x, axis)))
+operator("LogSoftmax")(partial(_along, lambda graph, x, axis: graph.log_softmax(x, axis)))
+operator("Hardmax")(partial(_along, _hardmax))
 
 
 @operator("CumSum")

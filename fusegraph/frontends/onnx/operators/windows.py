@@ -35,13 +35,22 @@ def max_pool(call: Call, x: Tensor) -> list[Tensor]:
     if call.wanted == 1:
         return [y]
     where = graph.max_pool_index(x, taps, stride, padding, dilation, _ceil(call), dtype=int64)
-    if call["storage_order"] and x.rank > 3:
-        raise call.refuse("storage_order 1")
+    if call["storage_order"]:
+        where = _columns_first(call, where, x.shape[2:])
     # Ours are positions in one image and channel, these in the whole tensor.
     images, channels = (graph.cast(graph.gen_index(where, axis), int64) for axis in (0, 1))
     plane = prod(x.shape[2:])
     start = graph.add(graph.mul(images, x.shape[1] * plane), graph.mul(channels, plane))
     return [y, graph.add(where, start)]
+
+
+def _columns_first(call: Call, place: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Row-major positions in an image as those where the first dimension is the fastest."""
+    graph, total = call.graph, None
+    for d in reversed(range(len(sizes))):
+        own = graph.mod(graph.quotient(place, prod(sizes[d + 1 :])), sizes[d])
+        total = own if total is None else graph.add(graph.mul(total, sizes[d]), own)
+    return place if total is None else total
 
 
 @operator("AveragePool")
@@ -50,13 +59,23 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
     count = bool(call["count_include_pad"])
     if set(dilation) == {1}:
         return call.graph.avg_pool(x, taps, stride, padding, _ceil(call), count)
-    if _ceil(call):
-        raise call.refuse("dilations with ceil_mode")
-    total = window_sums(call, x, taps, stride, dilation, padding)
-    if count:
-        return call.graph.div(total, prod(taps))
+    beyond = _beyond(x, taps, stride, dilation, padding) if _ceil(call) else [(0, 0)] * len(taps)
+    reaching = [(before, after + more) for (before, after), (_, more) in zip(padding, beyond)]
     ones = call.graph.broadcast(call.graph.constant(1, dtype=x.dtype), [1, 1, *x.shape[2:]])
-    return call.graph.div(total, window_sums(call, ones, taps, stride, dilation, padding))
+    if count:
+        ones = call.graph.pad(ones, [(0, 0), (0, 0), *padding], value=1)
+    numbers = window_sums(call, ones, taps, stride, dilation, beyond if count else reaching)
+    return call.graph.div(window_sums(call, x, taps, stride, dilation, reaching), numbers)
+
+
+def _beyond(x: Tensor, taps: list[int], stride: list[int], dilation: list[int], padding: Pads) -> Pads:
+    """How far a last window hangs over the end, if it starts inside or in the padding in front."""
+    result = []
+    for n, k, s, d, (before, after) in zip(x.shape[2:], taps, stride, dilation, padding):
+        room = n + before + after - (k - 1) * d - 1
+        hangs = room >= 0 and room % s and (room // s + 1) * s < n + before
+        result.append((0, s - room % s if hangs else 0))
+    return result
 
 
 def window_sums(
@@ -78,10 +97,10 @@ def lp_pool(call: Call, x: Tensor) -> Tensor:
     powers = _power(call, x, p)
     if set(dilation) == {1}:
         sums = graph.mul(graph.avg_pool(powers, taps, stride, padding, _ceil(call)), prod(taps))
-    elif _ceil(call):
-        raise call.refuse("dilations with ceil_mode")
     else:
-        sums = window_sums(call, powers, taps, stride, dilation, padding)
+        beyond = _beyond(x, taps, stride, dilation, padding) if _ceil(call) else [(0, 0)] * len(taps)
+        reaching = [(before, after + more) for (before, after), (_, more) in zip(padding, beyond)]
+        sums = window_sums(call, powers, taps, stride, dilation, reaching)
     return _root(call, sums, p)
 
 

@@ -1,0 +1,333 @@
+"""Functions that are written with ops of the table: selections, triangles, elements by index, sums of products by
+Einstein's convention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from fusegraph.dtypes import as_dtype, int32, int64, promote
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.layout import check_shape
+from fusegraph.ops.reduction import normal_axes
+
+if TYPE_CHECKING:
+    from fusegraph.graph import Graph, Tensor
+
+
+def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
+    """x where mask is true (not 0), y elsewhere; all broadcast."""
+    return self.binary_select(x, y, mask, name=name)
+
+
+def arange(
+    self: Graph, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
+) -> Tensor:
+    """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory."""
+    kind = as_dtype(dtype)
+    line = self.broadcast(self.constant(0, dtype=kind), check_shape([count]))
+    if not count:
+        return line if name is None else self.identity(line, name=name)
+    index = self.cast(self.gen_index(line, 0), kind)
+    return self.add(self.mul(index, step), start, name=name)
+
+
+# ---- triangles
+
+
+def tril(self: Graph, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
+    """The last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
+    return _triangle(self, x, "cmp_le", diagonal, name)
+
+
+def triu(self: Graph, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
+    """The last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
+    return _triangle(self, x, "cmp_ge", diagonal, name)
+
+
+def _triangle(graph: Graph, x: Tensor, kept: str, diagonal: int, name: str | None) -> Tensor:
+    if x.rank < 2:
+        raise ShapeError(f"{x.name!r} {list(x.shape)} has no rows and columns")
+    if 0 in x.shape:
+        return x if name is None else graph.identity(x, name=name)
+    limit = max(min(diagonal, x.shape[-1]), -x.shape[-2])
+    offset = graph.sub(graph.gen_index(x, -1), graph.gen_index(x, -2))
+    mask = getattr(graph, kept)(offset, limit)
+    return graph.binary_select(x, graph.constant(0, dtype=x.dtype), mask, name=name)
+
+
+# ---- elements by index
+
+
+def one_hot(
+    self: Graph,
+    index: Tensor,
+    depth: int,
+    axis: int = -1,
+    on: Any = 1,
+    off: Any = 0,
+    dtype: Any = None,
+    *,
+    name: str | None = None,
+) -> Tensor:
+    """``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of so many elements.
+
+    on and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
+    range has ``off`` everywhere.
+    """
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    (axis,) = normal_axes(axis, index.rank + 1)
+    kind = index.dtype if dtype is None else as_dtype(dtype)
+    shape = [1] * (index.rank + 1)
+    shape[axis] = depth
+    positions = self.reshape(arange(self, depth, dtype=promote(index.dtype, int32)), shape)
+    hit = self.cmp_eq(self.unsqueeze(index, axis), positions)
+    both = (self.constant(v, dtype=kind) if isinstance(v, (bool, int, float)) else v for v in (on, off))
+    return self.binary_select(*both, hit, name=name)
+
+
+def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+    """Element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
+
+    index has x's rank; its other sizes are at most those of x.  Positions outside of the axis are clamped to its ends.
+    """
+    (axis,) = normal_axes(axis, x.rank)
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    if index.rank != x.rank or any(a > b for d, (a, b) in enumerate(zip(index.shape, x.shape)) if d != axis):
+        raise ShapeError(f"index {list(index.shape)} does not fit {list(x.shape)} along axis {axis}")
+    if not index.size:
+        return self.broadcast(self.constant(0, dtype=x.dtype), index.shape, name=name)
+    position = _clamped(self, index, x.shape[axis], x.size)
+    steps = [prod(x.shape[d + 1 :]) for d in range(x.rank)]
+    position = self.mul(position, steps[axis])
+    for d in range(x.rank):
+        if d != axis and index.shape[d] > 1:
+            own = self.cast(self.gen_index(index, d), position.dtype)
+            position = self.add(position, self.mul(own, steps[d]))
+    return self.gather(self.reshape(x, [-1]), position, name=name)
+
+
+def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
+    """An index within an axis, wide enough for positions among so many elements."""
+    if size == 0:
+        raise ShapeError("an axis has no elements to take")
+    wide = index if index.dtype.itemsize > 1 else graph.cast(index, int32)
+    inside = graph.clamp(wide, 0, min(size - 1, int(wide.dtype.max)))
+    return graph.cast(inside, int64 if elements > int32.max else int32)
+
+
+def gather_nd(self: Graph, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
+    """Slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions of x behind
+    ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
+    """
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    if index.rank < batch + 1 or index.shape[:batch] != x.shape[:batch]:
+        raise ShapeError(f"x {list(x.shape)} and index {list(index.shape)} have not {batch} batch dimensions in common")
+    count = index.shape[-1]
+    sizes, rest = x.shape[batch : batch + count], x.shape[batch + count :]
+    if len(sizes) != count:
+        raise ShapeError(f"index has positions along {count} dimensions, x {list(x.shape)} has {x.rank - batch}")
+    if not index.size or not x.size:
+        shape = [*index.shape[:-1], *rest]
+        return self.broadcast(self.constant(0, dtype=x.dtype), shape, name=name)
+    position = linear_index(self, index, sizes)
+    if batch:
+        each = prod(sizes)
+        for d in range(batch):
+            own = self.cast(self.gen_index(position, d), position.dtype)
+            position = self.add(position, self.mul(own, each * prod(x.shape[d + 1 : batch])))
+    return self.gather(self.reshape(x, [-1, *rest]), position, name=name)
+
+
+def linear_index(graph: Graph, index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Positions along several dimensions, in the last dimension of index, as row-major ones of all, clamped."""
+    total = None
+    for d, size in enumerate(sizes):
+        own = _clamped(graph, index[..., d], size, prod(sizes))
+        total = own if total is None else graph.add(graph.mul(total, size), own)
+    if total is None:
+        raise ShapeError("index has positions along no dimension")
+    return total
+
+
+def put_along_axis(
+    self: Graph, x: Tensor, index: Tensor, values: Tensor, axis: int = 0, mode: str = "set", *, name: str | None = None
+) -> Tensor:
+    """x with values put where an index says along an axis: [i, index[i, j, k], k] becomes values[i, j, k] for axis 1.
+
+    index and values have one shape, of x's rank; their other sizes are at most x's.  mode is set (the last value where
+    several have one place) or add, mul, max or min, of the element that is there with all values.  An index out of
+    range is left out.  Every place looks at every index of its row: meant for few values a row.
+    """
+    (axis,) = normal_axes(axis, x.rank)
+    if mode not in ("set", "add", "mul", "max", "min"):
+        raise AttributeValueError(f"mode is set, add, mul, max or min, got {mode!r}")
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    if values.shape != index.shape or values.dtype != x.dtype:
+        raise ShapeError(
+            f"values {values.dtype} {list(values.shape)} fit neither index {list(index.shape)} nor {x.dtype}"
+        )
+    if index.rank != x.rank or any(a > b for d, (a, b) in enumerate(zip(index.shape, x.shape)) if d != axis):
+        raise ShapeError(f"index {list(index.shape)} does not fit {list(x.shape)} along axis {axis}")
+    if not index.size or not x.size:
+        return x if name is None else self.identity(x, name=name)
+    around = [(0, 0 if d == axis else n - m) for d, (n, m) in enumerate(zip(x.shape, index.shape))]
+    wide = self.cast(index, int64 if index.dtype == int64 else int32)
+    if any(after for _, after in around):
+        wide, values = self.pad(wide, around, value=-1), self.pad(values, around)
+    shape = [1] * (x.rank + 1)
+    shape[axis] = x.shape[axis]
+    places = self.reshape(arange(self, x.shape[axis], dtype=wide.dtype), shape)
+    hit = self.cmp_eq(self.unsqueeze(wide, axis), places)  # every place of the axis with every index
+    if mode == "set":
+        numbers = self.gen_index(hit, axis + 1)
+        last = self.reduction(self.binary_select(numbers, -1, hit), "max", axis + 1, keepdims=False)
+        taken = take_along_axis(self, values, last, axis)
+        return self.binary_select(taken, x, self.cmp_ge(last, 0), name=name)
+    # What is put elsewhere changes nothing: the neutral element, which for extremes is what is there.
+    there = self.unsqueeze(x, axis + 1)
+    neutral = there if mode in ("max", "min") else self.constant(int(mode == "mul"), dtype=x.dtype)
+    found = self.binary_select(self.unsqueeze(values, axis), neutral, hit)
+    combined = self.cast(self.reduction(found, mode, axis + 1, keepdims=False), x.dtype)
+    return getattr(self, mode)(x, combined, name=name)
+
+
+# ---- Einstein's convention
+
+
+def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
+    """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
+
+    Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
+    dimensions that broadcast.  The result has the promoted dtype.  Raises AttributeValueError, ShapeError.
+    """
+    terms, output = _terms(equation, [x.rank for x in operands])
+    dtype = operands[0].dtype
+    for x in operands[1:]:
+        dtype = promote(dtype, x.dtype)
+    sizes: dict[str, int] = {}
+    for x, term in zip(operands, terms):
+        for letter, size in zip(term, x.shape):
+            known = sizes.get(letter, 1)
+            if size != known and 1 not in (size, known):
+                raise ShapeError(f"einsum {equation!r}: {letter!r} has sizes {known} and {size}")
+            sizes[letter] = size if known == 1 else known
+    for letter in output:
+        if letter not in sizes:
+            raise AttributeValueError(f"einsum {equation!r}: {letter!r} of the result is in no operand")
+    total: Tensor | None = None
+    labels = ""
+    for number, (x, term) in enumerate(zip(operands, terms)):
+        later = {letter for other in terms[number + 1 :] for letter in other} | set(output)
+        x, term = _diagonals(self, x, term)
+        if total is None:
+            total, labels = _summed(self, x, term, later)
+        else:
+            total, labels = _product(self, (total, labels), _summed(self, x, term, later | set(labels)), later, sizes)
+    assert total is not None
+    total, labels = _summed(self, total, labels, set(output))
+    # Sizes of 1 that another operand broadcasts are there already: products broadcast.
+    moved = self.transpose(total, [labels.index(letter) for letter in output])
+    shape = [sizes[letter] for letter in output]
+    wide = moved if moved.shape == tuple(shape) else self.broadcast(moved, shape)
+    return self.identity(wide, dtype=dtype, name=name)
+
+
+def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """A letter for each dimension of every operand and of the result; those of "..." are capital Greek."""
+    text = equation.replace(" ", "")
+    if not re.fullmatch(
+        r"([A-Za-z]*(\.\.\.)?[A-Za-z]*,)*[A-Za-z]*(\.\.\.)?[A-Za-z]*(->[A-Za-z]*(\.\.\.)?[A-Za-z]*)?", text
+    ):
+        raise AttributeValueError(f"einsum takes an equation as 'ij,jk->ik', got {equation[:100]!r}")
+    left, arrow, right = text.partition("->")
+    given = left.split(",")
+    if len(given) != len(ranks):
+        raise AttributeValueError(f"einsum {equation[:100]!r} has {len(given)} operands, got {len(ranks)}")
+    most = 0
+    for term, rank in zip(given, ranks):
+        dots = rank - len(term.replace("...", ""))
+        if dots < 0 or (dots and "..." not in term):
+            raise ShapeError(
+                f"einsum {equation[:100]!r}: {term!r} is for another operand than one of {rank} dimensions"
+            )
+        most = max(most, dots)
+    if most > 24:
+        raise ShapeError(f"einsum {equation[:100]!r}: '...' stands for {most} dimensions; at most 24 are possible")
+    ellipsis = "".join(chr(0x391 + d + (d > 16)) for d in range(most))
+
+    def written(term: str, rank: int) -> str:
+        return term.replace("...", ellipsis[most - (rank - len(term.replace("...", ""))) :])
+
+    terms = [written(term, rank) for term, rank in zip(given, ranks)]
+    if not arrow:
+        counts = Counter(letter for term in terms for letter in term if letter not in ellipsis)
+        return terms, ellipsis + "".join(sorted(letter for letter, n in counts.items() if n == 1))
+    output = right.replace("...", ellipsis)
+    if len(set(output)) < len(output):
+        raise AttributeValueError(f"einsum {equation[:100]!r}: the result has a letter twice")
+    return terms, output
+
+
+def _diagonals(graph: Graph, x: Tensor, term: str) -> tuple[Tensor, str]:
+    """Dimensions of one letter as one: every (n + 1)-th element of the n * n of both."""
+    while len(set(term)) < len(term):
+        letter = next(c for c in term if term.count(c) > 1)
+        first, second = (d for d, c in enumerate(term) if c == letter and term[:d].count(letter) < 2)
+        n = x.shape[first]
+        if x.shape[second] != n:
+            raise ShapeError(f"einsum: dimensions {first} and {second} of {x.name!r} {list(x.shape)} share a letter")
+        rest = [d for d in range(x.rank) if d not in (first, second)]
+        both = graph.reshape(graph.transpose(x, [*rest, first, second]), [*(x.shape[d] for d in rest), n * n])
+        x = both[..., :: n + 1]
+        term = "".join(term[d] for d in rest) + letter
+    return x, term
+
+
+def _summed(graph: Graph, x: Tensor, term: str, needed: set[str]) -> tuple[Tensor, str]:
+    """Without the dimensions that nothing needs, which are summed."""
+    axes = [d for d, letter in enumerate(term) if letter not in needed]
+    if not axes:
+        return x, term
+    return graph.reduction(x, "add", axes, keepdims=False), "".join(c for c in term if c in needed)
+
+
+def _product(
+    graph: Graph, left: tuple[Tensor, str], right: tuple[Tensor, str], needed: set[str], sizes: dict[str, int]
+) -> tuple[Tensor, str]:
+    """Two operands multiplied, and summed over what both have and nothing needs later."""
+    (a, first), (b, second) = left, right
+    common = [c for c in first if c in second]
+    summed = [c for c in common if c not in needed]
+    batch = [c for c in common if c in needed]
+    rows, columns = ([c for c in term if c not in common] for term in (first, second))
+
+    def laid_out(x: Tensor, term: str, order: Sequence[str]) -> Tensor:
+        moved = graph.transpose(x, [term.index(c) for c in order if c in term])
+        return graph.reshape(moved, [x.shape[term.index(c)] if c in term else 1 for c in order])
+
+    if not summed:
+        order = [*batch, *rows, *columns]
+        return graph.mul(laid_out(a, first, order), laid_out(b, second, order)), "".join(order)
+
+    def matrix(x: Tensor, term: str, inner: Sequence[str], outer: Sequence[str]) -> Tensor:
+        full = laid_out(x, term, [*batch, *inner, *outer])
+        whole = [*full.shape[: len(batch)], *(sizes[c] for c in (*inner, *outer))]
+        full = full if full.shape == tuple(whole) else graph.broadcast(full, whole)
+        shape = [*whole[: len(batch)], prod(sizes[c] for c in inner), prod(sizes[c] for c in outer)]
+        return graph.reshape(full, shape)
+
+    y = graph.matmul(matrix(a, first, rows, summed), matrix(b, second, summed, columns))
+    shape = [*y.shape[: len(batch)], *(sizes[c] for c in (*rows, *columns))]
+    return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
+
+
+FUNCTIONS = (where, arange, tril, triu, one_hot, take_along_axis, gather_nd, put_along_axis, einsum)

@@ -1,0 +1,162 @@
+"""Operators that read or write elements at positions which are tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusegraph.composed import linear_index
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.graph import Tensor
+from fusegraph.ops.reduction import normal_axes
+
+# ---- reading
+
+
+def positions(call: Call, index: Tensor, size: int) -> Tensor:
+    """An index of which negative numbers count from the end.  Known ones are checked, others clamped."""
+    if not index.dtype.is_int:
+        raise ModelError(f"indices are integers, got {index.dtype}")
+    known = call.values.known(index)
+    if known is not None and known.size:
+        if known.min() < -size or known.max() >= size:
+            raise ModelError(f"indices {known.min()} to {known.max()} are out of range for {size} elements")
+        if known.min() >= 0:
+            return index
+        return call.graph.constant(np.where(known < 0, known + size, known).astype(known.dtype))
+    return call.graph.binary_select(call.graph.add(index, size), index, call.graph.cmp_lt(index, 0))
+
+
+@operator("Gather")
+def gather(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    """A slice where the position is one known number."""
+    (axis,) = normal_axes(call["axis"], x.rank)
+    known = call.values.known(index)
+    if known is not None and not known.shape and index.dtype.is_int:
+        key = [slice(None)] * axis + [int(known)]
+        return x[tuple(key)]
+    return call.graph.gather(x, positions(call, index, x.shape[axis]), axis)
+
+
+@operator("GatherElements")
+def gather_elements(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    (axis,) = normal_axes(call["axis"], x.rank)
+    return call.graph.take_along_axis(x, positions(call, index, x.shape[axis]), axis)
+
+
+@operator("GatherND")
+def gather_nd(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    batch = call["batch_dims"]
+    if not 0 <= batch < min(x.rank, index.rank):
+        raise ModelError(f"batch_dims {batch} is not less than the ranks {x.rank} and {index.rank}")
+    return call.graph.gather_nd(x, _from_the_end(call, index, x.shape[batch:]), batch)
+
+
+def _from_the_end(call: Call, index: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Positions along several dimensions, in the last one of index, of which negative ones count from the end."""
+    if not index.dtype.is_int or not index.rank or index.shape[-1] > len(sizes):
+        raise ModelError(f"indices {index.dtype} {list(index.shape)} are not positions along {list(sizes)}")
+    ends = call.graph.constant(np.array(sizes[: index.shape[-1]]), dtype=index.dtype)
+    return call.graph.binary_select(call.graph.add(index, ends), index, call.graph.cmp_lt(index, 0))
+
+
+@operator("OneHot")
+def one_hot(call: Call, index: Tensor, depth: Tensor, both: Tensor) -> Tensor:
+    graph, count = call.graph, int(call.number(depth, "depth"))
+    if count < 1 or both.shape != (2,):
+        raise ModelError(f"depth is positive and values are two, got {count} and {list(both.shape)}")
+    whole = index if index.dtype.is_int else graph.cast(index, "int64")
+    return graph.one_hot(positions_or_beyond(call, whole, count), count, call["axis"], both[1], both[0], both.dtype)
+
+
+def positions_or_beyond(call: Call, index: Tensor, size: int) -> Tensor:
+    """An index of which numbers from -size count from the end; those out of range stay so."""
+    graph = call.graph
+    negative = graph.logical_and(graph.cmp_lt(index, 0), graph.cmp_ge(index, -size))
+    return graph.binary_select(graph.add(index, size), index, negative)
+
+
+@operator("Compress")
+def compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
+    """How many elements are left decides on the shape, so which they are must be known."""
+    kept = np.flatnonzero(call.known(condition, "the condition"))
+    if call["axis"] is None:
+        x, axis = call.graph.reshape(x, [-1]), 0
+    else:
+        (axis,) = normal_axes(call["axis"], x.rank)
+    if kept.size and kept[-1] >= x.shape[axis]:
+        raise ModelError(f"the condition keeps element {kept[-1]} of {x.shape[axis]}")
+    return call.graph.resample(x, axis, kept)
+
+
+@operator("ReverseSequence")
+def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
+    """The first elements of each sequence, as many as its length says, in reverse."""
+    graph, batch, time = call.graph, call["batch_axis"], call["time_axis"]
+    if {batch, time} != {0, 1} or x.rank < 2 or lengths.shape != (x.shape[batch],):
+        raise ModelError(f"batch_axis and time_axis are 0 and 1, with a length for each of {list(x.shape)}")
+    place = graph.gen_index(graph.broadcast(graph.constant(0), x.shape[:2]), time)
+    length = graph.cast(graph.unsqueeze(lengths, time), "int32")
+    turned = graph.binary_select(graph.sub(graph.sub(length, 1), place), place, graph.cmp_lt(place, length))
+    index = graph.unsqueeze(turned, list(range(2, x.rank))) if x.rank > 2 else turned
+    return graph.take_along_axis(x, graph.broadcast(index, x.shape), time)
+
+
+# ---- writing
+
+_MODES = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+def _mode(call: Call) -> str:
+    mode = call["reduction"] or "none"
+    if mode not in _MODES:
+        raise ModelError(f"reduction is one of {', '.join(_MODES)}, got {mode[:40]!r}")
+    return _MODES[mode]
+
+
+@operator("ScatterElements")
+def scatter_elements(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    (axis,) = normal_axes(call["axis"], x.rank)
+    return call.graph.put_along_axis(x, positions(call, index, x.shape[axis]), updates, axis, _mode(call))
+
+
+@operator("ScatterND")
+def scatter_nd(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    """Slices, put at rows of x with the indexed dimensions as one."""
+    graph, places = call.graph, _from_the_end(call, index, x.shape)
+    count = index.shape[-1]
+    rest = x.shape[count:]
+    if updates.shape != (*index.shape[:-1], *rest):
+        raise ModelError(f"updates are {[*index.shape[:-1], *rest]}, got {list(updates.shape)}")
+    if not count or not x.size or not updates.size:
+        raise call.refuse("no elements")
+    rows = graph.reshape(linear_index(graph, places, x.shape[:count]), [-1, *(1 for _ in rest)])
+    values = graph.reshape(updates, [-1, *rest])
+    flat = graph.reshape(x, [-1, *rest])
+    y = graph.put_along_axis(flat, graph.broadcast(rows, values.shape), values, 0, _mode(call))
+    return graph.reshape(y, x.shape)
+
+
+@operator("TensorScatter")
+def tensor_scatter(call: Call, x: Tensor, updates: Tensor, start: Tensor | None = None) -> Tensor:
+    """The updates at places one behind another from a start of each sample, as in a cache of keys or values."""
+    graph, (axis,) = call.graph, normal_axes(call["axis"], x.rank)
+    if call["mode"] not in ("linear", "circular"):
+        raise ModelError(f"mode is linear or circular, got {call['mode'][:40]!r}")
+    shape = [1] * x.rank
+    shape[axis] = updates.shape[axis]
+    places = graph.reshape(graph.arange(updates.shape[axis], dtype="int64" if start is None else start.dtype), shape)
+    if start is not None:
+        places = graph.add(places, graph.reshape(start, [x.shape[0], *(1 for _ in x.shape[1:])]))
+    if call["mode"] == "circular":
+        places = graph.mod(places, x.shape[axis])
+    return graph.put_along_axis(x, graph.broadcast(places, updates.shape), updates, axis)
+
+
+# ---- triangles
+
+
+@operator("Trilu")
+def trilu(call: Call, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    offset = 0 if diagonal is None else int(call.number(diagonal, "k"))
+    return call.graph.triu(x, offset) if call["upper"] else call.graph.tril(x, offset)

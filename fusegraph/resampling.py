@@ -1,0 +1,183 @@
+"""Interpolation of images: every element of the result is a weighted sum of a few elements of the image, along one axis
+after the other.  Which elements and weights is known while the graph is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusegraph.dtypes import float32, float64
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.reduction import normal_axes
+
+if TYPE_CHECKING:
+    from fusegraph.graph import Graph, Tensor
+
+Array = np.ndarray[Any, Any]
+
+#: Elements of the largest table of positions and weights.
+MAX_TABLE = 1 << 24
+#: More taps than this are a matrix product.
+MAX_TAPS = 8
+_MODES = ("nearest", "linear", "cubic")
+
+
+def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
+    """Weighted sums of elements along an axis: element i of the result is the sum over k of
+    ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
+
+    index (n,) or (n, taps) holds positions of the axis, weights are finite numbers of the same shape, for floats.  The
+    result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError.
+    """
+    (axis,) = normal_axes(axis, x.rank)
+    table = np.asarray(index)
+    if table.dtype.kind not in "iu" or table.ndim not in (1, 2):
+        raise AttributeValueError(
+            f"index has integers and one or two dimensions, got {table.dtype} {list(table.shape)}"
+        )
+    size = x.shape[axis]
+    if table.size and (table.min() < 0 or table.max() >= size):
+        raise ShapeError(f"index goes from {table.min()} to {table.max()}, axis {axis} has {size} elements")
+    table = table.reshape(len(table), -1)
+    if weights is None:
+        if table.shape[1] != 1:
+            raise AttributeValueError(f"{table.shape[1]} taps need weights")
+        return _taken(self, x, axis, table[:, 0], name)
+    if not x.dtype.is_float:
+        raise DTypeError(f"weights are for floats, {x.name!r} is {x.dtype}; cast it")
+    wide = float64 if x.dtype == float64 else float32
+    factors = np.asarray(weights, np.float64).reshape(table.shape).astype(wide.numpy)
+    if table.shape[1] > MAX_TAPS:
+        return _multiplied(self, x, axis, table, factors, name)
+    total = None
+    for k in range(table.shape[1]):
+        shape = [1] * x.rank
+        shape[axis] = len(table)
+        part = _taken(self, x, axis, table[:, k], None)
+        if not (factors[:, k] == 1).all():
+            part = self.mul(part, factors[:, k].reshape(shape))
+        total = part if total is None else self.add(total, part)
+    if total is None:
+        raise AttributeValueError("index has no taps")
+    return self.identity(total, dtype=x.dtype, name=name)
+
+
+def _taken(graph: Graph, x: Tensor, axis: int, index: Array, name: str | None) -> Tensor:
+    """The elements at known positions: a slice or a repetition where they are one, else a gather."""
+    size, count = x.shape[axis], len(index)
+    step = int(index[1]) - int(index[0]) if count > 1 else 1
+    result: Tensor
+    if count and step and np.array_equal(index, index[0] + step * np.arange(count)):
+        stop = int(index[0]) + step * count
+        bounds: list[list[int | None]] = [[None] * x.rank for _ in range(3)]
+        for bound, value in zip(bounds, (int(index[0]), stop if stop >= 0 else None, step)):
+            bound[axis] = value
+        result = graph.slice(x, *bounds, name=name)
+        return result
+    if count and size and count % size == 0 and np.array_equal(index, np.arange(count) // (count // size)):
+        apart = [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]]
+        spread = [*x.shape[: axis + 1], count // size, *x.shape[axis + 1 :]]
+        repeated = graph.broadcast(graph.reshape(x, apart), spread)
+        result = graph.reshape(repeated, [*x.shape[:axis], count, *x.shape[axis + 1 :]], name=name)
+        return result
+    result = graph.gather(x, index.astype(np.int32 if size < 2**31 else np.int64), axis, name=name)
+    return result
+
+
+def _multiplied(graph: Graph, x: Tensor, axis: int, index: Array, weights: Array, name: str | None) -> Tensor:
+    """By the matrix of all weights."""
+    size = x.shape[axis]
+    if len(index) * size > MAX_TABLE:
+        raise ShapeError(f"{index.shape[1]} taps of {len(index)} positions over {size} elements are too many")
+    matrix = np.zeros((size, len(index)), weights.dtype)
+    for k in range(index.shape[1]):
+        np.add.at(matrix, (index[:, k], np.arange(len(index))), weights[:, k])
+    perm = [d for d in range(x.rank) if d != axis] + [axis]
+    rows = graph.reshape(graph.transpose(x, perm), [-1, size]) if x.size else graph.reshape(x, [0, size])
+    shape = [x.shape[d] for d in perm[:-1]] + [len(index)]
+    y = graph.reshape(graph.matmul(rows, graph.constant(matrix), dtype=x.dtype), shape)
+    return graph.transpose(y, list(np.argsort(perm)), name=name)
+
+
+def interpolation(
+    positions: Array,
+    size: int,
+    mode: str = "linear",
+    *,
+    scale: float = 1.0,
+    cubic: float = -0.75,
+    exclude_outside: bool = False,
+) -> tuple[Array, Array]:
+    """(index, weights) of the elements around positions on an axis of some size, for `resample`.
+
+    mode is linear or cubic (Keys 1981, whose coefficient is ``cubic``).  scale, below 1, widens the filter as for an
+    image that shrinks by it, against aliasing.  Elements beyond the ends are those at the ends, or left out.
+    """
+    support = {"linear": 1, "cubic": 2}[mode]
+    reach = support / min(scale, 1.0)
+    taps = 2 * int(np.ceil(reach))
+    if len(positions) * taps > MAX_TABLE:
+        raise ShapeError(f"{taps} taps at {len(positions)} positions are too many")
+    first = np.floor(positions).astype(np.int64) - taps // 2 + 1
+    index = first[:, None] + np.arange(taps)
+    distance = np.abs(index - positions[:, None]) * min(scale, 1.0)
+    weights = np.maximum(1 - distance, 0) if mode == "linear" else _keys(distance, cubic)
+    if exclude_outside:
+        weights = np.where((index >= 0) & (index < size), weights, 0.0)
+    if exclude_outside or scale < 1:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    index = np.clip(index, 0, size - 1)
+    needed = (weights != 0).any(axis=0)
+    needed[np.argmax(needed)] = True
+    return index[:, needed], weights[:, needed]
+
+
+def _keys(distance: Array, a: float) -> Array:
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def interpolate(
+    self: Graph,
+    x: Tensor,
+    size: Any,
+    mode: str = "nearest",
+    align_corners: bool = False,
+    *,
+    name: str | None = None,
+) -> Tensor:
+    """An image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
+
+    mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
+    elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
+    are for floats.
+    """
+    rank = x.rank - 2
+    sizes: list[int] = [size] * rank if hasattr(size, "__index__") else list(size)
+    if rank < 1 or len(sizes) != rank or any(not hasattr(n, "__index__") or n < 1 for n in sizes):
+        raise AttributeValueError(
+            f"size has a positive number for each spatial dimension of {list(x.shape)}, got {size!r}"
+        )
+    if mode not in _MODES:
+        raise AttributeValueError(f"mode is one of {', '.join(_MODES)}, got {mode!r}")
+    for axis, new in enumerate(sizes, 2):
+        old = x.shape[axis]
+        if old == 0:
+            raise ShapeError(f"axis {axis} of {x.name!r} {list(x.shape)} has no elements")
+        if new > MAX_TABLE:
+            raise ShapeError(f"{new} positions are too many")
+        if mode == "nearest":
+            x = resample(self, x, axis, np.arange(new) * old // new)
+        elif new != old:
+            steps = np.arange(new, dtype=np.float64)
+            if align_corners:
+                positions = steps * ((old - 1) / (new - 1) if new > 1 else 0.0)
+            else:
+                positions = (steps + 0.5) * (old / new) - 0.5
+            if mode == "linear":
+                positions = np.maximum(positions, 0.0)
+            x = resample(self, x, axis, *interpolation(positions, old, mode))
+    return x if name is None else self.identity(x, name=name)
