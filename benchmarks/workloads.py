@@ -17,10 +17,6 @@ from benchmarks.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
 
 
-def _no_op(name: str) -> str:
-    return f"no {name} in the op table yet"
-
-
 def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return g.sigmoid(a + b * c)
 
@@ -99,6 +95,10 @@ def _dgrad(g: Graph, loss: Tensor, w: Tensor) -> Tensor:
 
 def _wgrad(g: Graph, x: Tensor, loss: Tensor) -> Tensor:
     return g.conv_wgrad(x, loss, padding=1)
+
+
+def _sdpa(causal: bool) -> Build:
+    return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal)
 
 
 def _conv_bias_relu(stride: int, padding: int) -> Build:
@@ -271,11 +271,12 @@ def tensor_core_bound() -> Iterator[Workload]:
         (16, 16, 512, 64, False),
     ):
         shape = (batch, heads, length, size)
-        flops = 4 * batch * heads * length * length * size // (2 if causal else 1)
+        met = length * (length + 1) // 2 if causal else length * length
+        flops = 4 * batch * heads * met * size
         name = f"sdpa b{batch} h{heads} s{length} d{size} {'causal' if causal else 'full'} bf16"
         operands = tuple(Input(q, shape) for q in "qkv")
         torch = "sdpa_causal" if causal else "sdpa"
-        yield Workload(name, "bfloat16", operands, shape, torch, None, flops, "bf16", missing=_no_op("sdpa"))
+        yield Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal), flops, "bf16")
 
 
 def in_front() -> Iterator[Workload]:

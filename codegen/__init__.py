@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from codegen import contraction, pointwise, pool, rows, scan, window, winograd
+from codegen import attention, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
+from codegen.attention_simt import AttentionSimtSchedule
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
@@ -23,6 +25,7 @@ from codegen.schedule import (
     target,
 )
 from codegen.spec import (
+    AttentionSpec,
     ContractionSpec,
     KernelSource,
     PointwiseSpec,
@@ -69,4 +72,6 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return winograd.render(spec, s)
     if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | MmaSchedule | SimtSchedule):
         return contraction.render(spec, s)
+    if isinstance(spec, AttentionSpec) and isinstance(s, AttentionWgmmaSchedule | AttentionSimtSchedule):
+        return attention.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

@@ -11,8 +11,10 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import contraction, pointwise, pool_schedule, rows, scan, window_schedule, winograd
+from codegen import attention, contraction, pointwise, pool_schedule, rows, scan, window_schedule, winograd
 from codegen.arch import Arch
+from codegen.attention_simt import AttentionSimtSchedule
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
@@ -20,11 +22,22 @@ from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
 from codegen.scan import ScanSchedule
-from codegen.spec import ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec, WindowSpec, WinogradSpec
+from codegen.spec import (
+    AttentionSpec,
+    ContractionSpec,
+    PointwiseSpec,
+    PoolSpec,
+    RowsSpec,
+    ScanSpec,
+    WindowSpec,
+    WinogradSpec,
+)
 from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
-KernelSpec: TypeAlias = PointwiseSpec | PoolSpec | RowsSpec | ScanSpec | WindowSpec | ContractionSpec | WinogradSpec
+KernelSpec: TypeAlias = (
+    PointwiseSpec | PoolSpec | RowsSpec | ScanSpec | WindowSpec | ContractionSpec | WinogradSpec | AttentionSpec
+)
 Schedule: TypeAlias = (
     PointwiseSchedule
     | TilesSchedule
@@ -36,6 +49,8 @@ Schedule: TypeAlias = (
     | MmaSchedule
     | SimtSchedule
     | WinogradSchedule
+    | AttentionWgmmaSchedule
+    | AttentionSimtSchedule
 )
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
@@ -82,6 +97,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return window_schedule.best_schedule(spec, arch)
     if isinstance(spec, WinogradSpec):
         return winograd.schedules(spec)[0]
+    if isinstance(spec, AttentionSpec):
+        return attention.schedules(spec, arch)[0]
     return contraction.schedules(spec, arch)[0]
 
 
@@ -99,6 +116,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(window_schedule.schedules(spec, arch))
     if isinstance(spec, WinogradSpec):
         return winograd.schedules(spec)
+    if isinstance(spec, AttentionSpec):
+        return _unique(attention.schedules(spec, arch))
     return _unique(contraction.schedules(spec, arch))
 
 

@@ -397,3 +397,76 @@ class WinogradSpec:
     def space(self) -> tuple[int, ...]:
         """Sizes of the program's space."""
         return (self.images, self.channels, *self.tiles, self.sides[1], self.sides[1])
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition on queries and keys that meet: row * i + key * j + start + sum of coefficient * load >= 0.
+
+    i and j are the positions of query and key; ``key`` is 1, 0 or -1.  loads are pairs of a load of the program, an
+    integer that neither depends on i nor on j, and its coefficient.
+    """
+
+    row: int
+    key: int
+    start: int
+    loads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """out[b, i] = sum over j of p[b, i, j] * v[b, j], p being the softmax over j of scale * program(q[b, i] . k[b, j]).
+
+    batch, rows, keys  sizes of the batch dimensions, and the numbers of queries and of keys.
+    depth, width       elements of a query or key, and of a value.
+    q, k, v            strides over batch + (row or key, element).
+    scale              a positive number.
+    program            on the products, over the space batch + (rows, keys): its one store is the score, without
+                       memory.  A score of minus infinity is no part of the softmax.
+    bounds             where one is broken, the score is minus infinity.
+    inside             the program where no bound is broken, and for each of its loads which one of the program's it is.
+    out                strides over batch + (row, element of a value).
+    stats              the logarithm of the sum of the scores' exponentials, strides over batch + (row,); or None.
+    sink               a score of one key more, whose value is 0; strides over batch.  Or None.
+    zero               whether rows of which every score is minus infinity are 0; else NaN.
+    rounded            whether p may be rounded to the dtype of v.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    rows: int
+    keys: int
+    depth: int
+    width: int
+    q: Operand
+    k: Operand
+    v: Operand
+    scale: float
+    program: Program
+    bounds: tuple[Bound, ...]
+    inside: Program
+    inside_loads: tuple[int, ...]
+    out: Operand
+    stats: Operand | None = None
+    sink: Operand | None = None
+    zero: bool = True
+    rounded: bool = True
+
+    @property
+    def approximate(self) -> bool:
+        """Whether approximate instructions cannot be seen in the result."""
+        return not self.program.exact and self.out.dtype.itemsize <= 2 and self.stats is None
+
+    @property
+    def arguments(self) -> tuple[Operand, ...]:
+        """What the kernel reads beside the program's loads: its first arguments."""
+        return (self.q, self.k, self.v, *(() if self.sink is None else (self.sink,)))
+
+    @property
+    def written(self) -> tuple[Operand, ...]:
+        return (self.out, *(() if self.stats is None else (self.stats,)))
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        return (*self.batch, self.rows, self.keys)

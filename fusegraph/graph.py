@@ -560,6 +560,10 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
 
 
+def _named(op: Op, operands: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    return zip(op.names(len(operands)), operands)
+
+
 def _method(op: Op) -> Callable[..., Any]:
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     one = inspect.Parameter.VAR_POSITIONAL if op.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -592,6 +596,9 @@ def _method(op: Op) -> Callable[..., Any]:
                 (operands,) = operands
         while op.optional and len(operands) > least and operands[-1] is None:
             operands.pop()
+        operands = [
+            op.neutral.get(n) if x is None and k >= least else x for k, (n, x) in enumerate(_named(op, operands))
+        ]
         outputs = self.apply_node(op, operands, given, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 

@@ -15,6 +15,7 @@ from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.passes import algorithms
 from fusegraph.passes.algorithms import Algorithm
+from fusegraph.passes.attention import Recognised, recognise
 from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
@@ -130,14 +131,16 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
-    in_parts = split_products(simplified.graph) if fusion else same(simplified.graph)
+    recognised = recognise(simplified.graph, options) if fusion else Recognised(same(simplified.graph), ())
+    attended = recognised.simplified
+    in_parts = split_products(attended.graph) if fusion else same(attended.graph)
     moved = move_reshapes(in_parts.graph) if fusion else same(in_parts.graph)
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
     steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
-    early = (in_parts.counterpart, moved.counterpart, chosen.counterpart)
+    early = (attended.counterpart, in_parts.counterpart, moved.counterpart, chosen.counterpart)
     for mapping in (*early, *(step.counterpart for step in steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
@@ -147,6 +150,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition, copies = recomputed.partition, recomputed.copies
         alive = recomputed.counterpart
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
+    partition = replace(partition, decisions=recognised.decisions + partition.decisions)
     choose = choose or by_cost_model()
     names = Names()
     kernels = []

@@ -657,6 +657,9 @@ class _Author:
         self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
 
     def composite(self) -> None:
+        if self.chance(10):
+            self.attention()
+            return
         x = self.real(self.any())
         shape = self.tensor(x).shape
         if not shape or 0 in shape:
@@ -679,6 +682,23 @@ class _Author:
         weights = ", ".join(self.input(self.broadcastable(shape)) for _ in range(1 if op == "rmsnorm" else 2))
         # Of a few equal numbers the variance is 0, and nothing would be known of what is divided by it.
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
+
+    def attention(self) -> None:
+        """Attention of new tensors, with some of what it can have."""
+        dtype = self.draw.pick(("bfloat16", "float16", "float32"))
+        batch, shared, group = self.draw.pick((1, 2)), self.draw.pick((1, 2)), self.draw.pick((1, 1, 3))
+        rows, keys, depth = self.draw.pick((1, 5, 17, 33)), self.draw.pick((1, 7, 33, 40)), self.draw.pick((8, 16, 24))
+        width = self.draw.pick((depth, 8, 20))
+        q = self.input((batch, shared * group, rows, depth), dtype)
+        k, v = (self.input((batch, shared, keys, n), dtype) for n in (depth, width))
+        how = self.draw.pick(
+            ("", ", use_causal_mask=True", ", diagonal_band_left_bound=3, diagonal_alignment='BOTTOM_RIGHT'",
+             ", soft_cap=2.0", ", use_alibi_mask=True")
+        )  # fmt: skip
+        if self.chance(30):
+            mask = self.input(self.broadcastable((batch, shared * group, rows, keys)), "bool")
+            how = f", mask={mask}{how}"
+        self.define(f"g.sdpa({q}, {k}, {v}{how})")
 
     def row_gradient(self, x: str, axis: int) -> None:
         """The gradient of a softmax or a norm along an axis."""

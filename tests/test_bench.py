@@ -83,7 +83,6 @@ def test_suites():
 
 def test_nothing_waits_for_an_op_that_is_there():
     ops = {w.missing.split()[1] for w in board() if w.missing.startswith("no ")}
-    assert {"softmax", "conv_dgrad", "conv_wgrad", "sdpa"} <= ops | set(TABLE)
     assert not ops & set(TABLE), "their workloads can be built now"
 
 

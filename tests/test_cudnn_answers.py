@@ -16,7 +16,6 @@ import fusegraph as fg
 from fusegraph.errors import NotSupportedError
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Options, Refusal
-from fusegraph.ops import TABLE
 from fusegraph.passes.simplify import simplify
 from fusegraph.report.check import LIBRARY_SLACK, check_executable, compare, random_inputs, rounding_of, run
 
@@ -183,6 +182,14 @@ def joined(g: fg.Graph) -> fg.Tensor:
     return g.concatenate(*tensors(g, "ab", (64, 128)), axis=0)
 
 
+def sdpa(**how: Any) -> Build:
+    def build(g: fg.Graph) -> fg.Tensor:
+        q, k, v = tensors(g, "qkv", (2, 4, 128, 64))
+        return g.sdpa(q, k, v, **how)
+
+    return build
+
+
 def layernorm(g: fg.Graph) -> fg.Tensor:
     return g.layernorm(rows(g), g.tensor("scale", (128,)), g.tensor("bias", (128,)))
 
@@ -271,6 +278,8 @@ ROWS = (
     Row("reduction alone", row_sum, "reduction ADD", UNSUPPORTED, pieces=0),
     Row("reduction after relu", relu_sum, "relu reduction ADD", UNSUPPORTED, pieces=0),
     Row("softmax", softmax, "", "has no softmax", pieces=0),
+    Row("sdpa causal", sdpa(use_causal_mask=True), "sdpa"),
+    Row("sdpa soft cap", sdpa(soft_cap=5.0), "", "has no soft_cap", pieces=0),
     Row("layernorm", layernorm, "layernorm"),
     Row("layernorm for training", layernorm_training, "layernorm"),
     # Seen with the rows described as [rows, columns, 1, 1], as the lowering does.
@@ -288,11 +297,6 @@ ROWS = (
 )
 ACCEPTED = [row for row in ROWS if row.refusal is None]
 REFUSED = [row for row in ROWS if row.refusal is not None]
-
-#: Graphs that were tried with cuDNN but wait for an op: their rows belong into `ROWS` as soon as the op is there.
-WAITING = {
-    "sdpa causal: accepted": "sdpa",
-}
 
 
 def ids(row: Row) -> str:
@@ -578,11 +582,6 @@ def test_what_cudnn_has_no_word_for(make, reason):
     with pytest.raises(Refusal) as refusal:
         described(graph)
     assert reason in str(refusal.value)
-
-
-def test_nothing_waits_for_an_op_that_is_there():
-    ready = {name: op for name, op in WAITING.items() if op in TABLE}
-    assert not ready, "add their rows to ROWS"
 
 
 # ---- on a GPU: the answers

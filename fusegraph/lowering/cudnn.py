@@ -21,6 +21,7 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import cudnn_attention as attention
 from fusegraph.lowering import cudnn_norms as norms
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
@@ -153,6 +154,8 @@ def accept(view: GroupView, options: Options) -> None:
             raise Refusal(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
         if node.op.name in norms.OPERANDS:
             norms.check(node)
+        if node.op.name == attention.NAME:
+            attention.check(node)
         if node.op.cudnn is None and not composed:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
@@ -346,6 +349,9 @@ class _Builder:
         if node.op.name in norms.OPERANDS:
             method, phases = getattr(self.graph, node.op.name), self.cudnn.norm_forward_phase
             return norms.describe(node, method, operands, self._number, phases, name=name, compute_data_type=compute)
+        if node.op.name == attention.NAME:
+            alignments = self.cudnn.diagonal_alignment
+            return attention.describe(node, self.graph.sdpa, operands, alignments, name=name, compute_data_type=compute)
         if node.kind is Kind.REDUCTION:
             mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
             return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)

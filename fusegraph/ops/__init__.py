@@ -1,6 +1,7 @@
 """The op table.  Importing this package registers every op."""
 
 from fusegraph.ops import (
+    attention,
     composite,
     contraction,
     convolution,
@@ -24,6 +25,7 @@ __all__ = [
     "Kind",
     "Op",
     "TensorType",
+    "attention",
     "composite",
     "contraction",
     "convolution",

@@ -26,6 +26,7 @@ class Kind(Enum):
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
     TRANSFORM = "transform"
+    ATTENTION = "attention"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Op:
     results     names of the results of an op that has several (composites only), in order: the tensors are named after
                 the node and these.
     optional    how many of the last operands may be left out.
+    neutral     what stands for an operand that is left out in front of one that is not.
     cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int",
                 "bool"), with {operand} and {attribute} placeholders; operands and attributes are identifiers or
                 literals of the promoted compute type.  A function of the attributes where the expression depends on
@@ -82,6 +84,7 @@ class Op:
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
     keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
                 NHWC out).
+    as_stored   composites: whether ``expand`` gets operands in their own dtype, else in the one they are computed in.
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
 
@@ -106,6 +109,8 @@ class Op:
     cudnn: str | None = None
     results: tuple[str, ...] = ("",)
     optional: int = 0
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    as_stored: bool = False
     keeps_layout: bool = False
     variadic: bool = False
     masks: tuple[str, ...] = ()

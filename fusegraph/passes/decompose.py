@@ -59,8 +59,10 @@ class _Expansion:
         """Adds the nodes; returns the tensors that stand for the composite's results."""
         node, graph = self._node, self._graph
         assert node.op.expand is not None
-        wide = [self._cast(t, compute_dtype(t.dtype, graph.compute_dtype), "in") for t in inputs]
-        found: Any = node.op.expand(self, *wide, **node.attributes)
+        operands = inputs
+        if not node.op.as_stored:
+            operands = tuple(self._cast(t, compute_dtype(t.dtype, graph.compute_dtype), "in") for t in inputs)
+        found: Any = node.op.expand(self, *operands, **node.attributes)
         results: list[Tensor] = []
         for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):
             if wanted.dtype != tensor.dtype:
@@ -73,7 +75,7 @@ class _Expansion:
         return results
 
     def __call__(self, op: str, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        tensor = self._graph.apply(TABLE[op], operands, attributes)
+        tensor = self._graph.apply(NARROW if op == "narrow" else TABLE[op], operands, attributes)
         stem = f"{self._node.name[:180]} {part or 'value'}"
         self._graph._rename(tensor, self._graph._unique(stem))
         self._graph._automatic.add(tensor)  # gives way to a tensor of the user's

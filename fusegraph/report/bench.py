@@ -27,6 +27,7 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent, layout_strides
+from fusegraph.ops.attention import positions_met
 from fusegraph.ops.base import Kind
 from fusegraph.report.plot import PARTS
 from fusegraph.report.time_limit import TooLong, time_limit
@@ -110,6 +111,11 @@ def _products(graph: Graph) -> tuple[str, int]:
             flops += 2 * _multiplications(node)
             unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
             units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
+        elif node.op.name == "sdpa":
+            q, k, v = node.inputs[:3]
+            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
+            flops += 2 * met * (q.shape[3] + v.shape[3])
+            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
 

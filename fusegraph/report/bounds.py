@@ -52,6 +52,7 @@ class Rounding:
     coarse        names of sums of fp8 products that may be made by tensor cores that keep 14 bits, and the most
                   products that they add up before these sums are added up in float32; 0: all of them.
     winograd      names of convolutions that are made by Winograd's algorithm, and the results a side of its tiles.
+    scaled        names of tensors that are rounded to their dtype before they are divided by what they add up to.
     """
 
     materialized: frozenset[str] = frozenset()
@@ -59,6 +60,7 @@ class Rounding:
     strict: bool = False
     coarse: Mapping[str, int] = field(default_factory=dict)
     winograd: Mapping[str, int] = field(default_factory=dict)
+    scaled: frozenset[str] = frozenset()
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
@@ -120,6 +122,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     error = np.where(settled, 0.0, error)
     if rounding.strict or tensor.name in rounding.materialized:
         value, error = _rounded(value, error, tensor.dtype, strict=rounding.strict)
+    if tensor.name in rounding.scaled:
+        error = error + 2 * tensor.dtype.unit_roundoff * (np.abs(value) + error) + tiny(tensor.dtype)
     error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
     return value, np.where(np.isnan(error), np.inf, error)
 

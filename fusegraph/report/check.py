@@ -120,7 +120,11 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
     kernels = [g for g in plan.partition.groups if g.family != "view"]
     programs = [(g, getattr(g.lowered.spec, "program", None)) for g in kernels]
-    inexact = [g for g, program in programs if program is None or program.approximate]
+    inexact = [
+        g
+        for g, program in programs
+        if program is None or program.approximate or getattr(g.lowered.spec, "approximate", False)
+    ]
     approximate = {t for g in inexact for n in g.nodes for t in n.outputs}
     units = [g for g, program in programs if program is None]
     coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
@@ -141,7 +145,9 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
     tiles = {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None}
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
-    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles)
+    attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
+    scaled = frozenset(n.attributes["probabilities"] for n in attentions if n.attributes["rounded"])
+    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, scaled)
 
 
 def _is_fp8(node: Node) -> bool:

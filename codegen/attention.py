@@ -1,0 +1,53 @@
+"""The attention family: softmax(scores of queries and keys) times values, in the fastest form an architecture has.
+
+wgmma  both products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention_wgmma`).
+simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention_simt`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from codegen import attention_simt, attention_wgmma, attention_wgmma_schedule
+from codegen.arch import Arch
+from codegen.attention_simt import AttentionSimtSchedule
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen.spec import AttentionSpec, KernelSource
+from codegen.tiles import Unsupported
+
+AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionSimtSchedule
+
+_FASTEST = {"wgmma": attention_wgmma_schedule.schedules}
+
+
+def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
+    """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
+
+    Raises Unsupported if none does.
+    """
+    for form in _FASTEST.values():
+        try:
+            return form(spec, arch)
+        except Unsupported:
+            continue
+    return attention_simt.schedules(spec)
+
+
+def declined(spec: AttentionSpec, arch: Arch) -> dict[str, str]:
+    """Why the forms that are faster than the one taken do not take a spec, by form."""
+    reasons = {}
+    for name, form in _FASTEST.items():
+        try:
+            form(spec, arch)
+        except Unsupported as reason:
+            reasons[name] = str(reason)
+        else:
+            break
+    return reasons
+
+
+def render(spec: AttentionSpec, schedule: AttentionSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    if isinstance(schedule, AttentionWgmmaSchedule):
+        return attention_wgmma.render(spec, schedule)
+    return attention_simt.render(spec, schedule)

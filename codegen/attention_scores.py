@@ -1,0 +1,202 @@
+"""What all forms of attention share: the batch, which keys a tile of queries may meet, and the program on scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.epilogue import Epilogue, Run
+from codegen.expr import Anchor, Operand, Program, Store, literal
+from codegen.iteration import collapse, coordinate, extent, index_type, linear
+from codegen.kernel import converted, parameter
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, Bound
+
+
+def merged(spec: AttentionSpec) -> AttentionSpec:
+    """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
+    rank = len(spec.batch)
+    program, inside = spec.program, spec.inside
+    plain = [*spec.arguments, *spec.written, *program.loads, *inside.loads]
+    every = [op.strides for op in plain] + [*program.indices, *inside.indices]
+    batch, over = collapse(spec.batch, [x[:rank] for x in every], range(rank))
+    new = iter([b + x[rank:] for b, x in zip(over, every)])
+
+    def moved(op: Operand) -> Operand:
+        return replace(op, strides=next(new))
+
+    q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
+    sink = None if spec.sink is None else moved(spec.sink)
+    out = moved(spec.out)
+    stats = None if spec.stats is None else moved(spec.stats)
+    loads = [tuple(moved(op) for op in p.loads) for p in (program, inside)]
+    indices = [tuple(next(new) for _ in p.indices) for p in (program, inside)]
+    nowhere = (0,) * (len(batch) + 2)
+    both = [
+        replace(
+            p,
+            loads=loads[n],
+            indices=indices[n],
+            stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
+        )
+        for n, p in enumerate((program, inside))
+    ]
+    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=out, stats=stats, program=both[0], inside=both[1])
+
+
+class Scores:
+    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.
+
+    C variables: ``b0``, ``b1``, ... coordinates of the batch; ``bound0``, ... what the numbers of a bound add up to.
+    """
+
+    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int) -> None:
+        self.w, self.spec, self.keys = w, spec, keys
+        self.t = "int32" if self._reach() else "int64"
+        self.ragged = spec.keys % keys != 0
+        self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
+        self.inner = Epilogue(w, spec.inside, names, spec.space, spec.program.real, spec.program.real)
+        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in spec.inside_loads]
+        self.outer_bounds = tuple(b for b in spec.bounds if b.key)
+        #: whether tiles differ: some lie outside of bounds, or at the end
+        self.differ = bool(spec.bounds) or self.ragged
+        self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
+
+    def _reach(self) -> bool:
+        spec = self.spec
+        operands = [*spec.program.loads, *spec.written]
+        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in spec.written[:1]]
+        places += [extent(spec.space, op.strides) for op in spec.program.loads]
+        tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
+        tiles += [
+            extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
+        ]
+        return bool(operands) and index_type(*(2 * n for n in (*places, *tiles))) == "uint32"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the score where no bound is broken is the product itself."""
+        return self.spec.inside.stores[0].value == Anchor(0)
+
+    def parameters(self) -> list[str]:
+        """Those of what the program reads."""
+        return [parameter(op, name) for op, name in zip(self.spec.program.loads, self.edge.pointers.loads)]
+
+    def scalars(self) -> None:
+        """Writes operands with one value; once, outside of all loops."""
+        self.edge.scalars()
+        if not self.plain:
+            self.inner.scalars()
+
+    def coordinates(self, number: str) -> None:
+        """Writes the coordinates of the batch of this number (a C expression), and the numbers in the bounds."""
+        for d, size in enumerate(self.spec.batch):
+            if size > 1:
+                self.w.line(f"const int b{d} = {coordinate(number, self.spec.batch, d)};")
+
+    def bound_numbers(self) -> None:
+        """Writes the numbers that bounds read of the batch."""
+        spec = self.spec
+        for n, bound in enumerate(spec.bounds):
+            if bound.loads:
+                terms = []
+                for load, coefficient in bound.loads:
+                    operand = spec.program.loads[load]
+                    place = linear(list(zip(self.batch, operand.strides)))
+                    terms.append((f"int({self.edge.pointers.loads[load]}[{place}])", coefficient))
+                self.w.line(f"const int bound{n} = {linear(terms, bound.start)};")
+
+    def _start(self, number: int, bound: Bound) -> tuple[list[tuple[str, int]], int]:
+        """The part of a bound that depends on neither query nor key: terms and a constant."""
+        return ([(f"bound{number}", 1)], 0) if bound.loads else ([], bound.start)
+
+    def keys_met(self, m0: str, rows: int) -> None:
+        """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
+        from first to last - 1.
+        """
+        w, spec = self.w, self.spec
+        tiles = -(-spec.keys // self.keys)
+        lower = [x for x in enumerate(spec.bounds) if x[1].key > 0]
+        upper = [x for x in enumerate(spec.bounds) if x[1].key < 0]
+        rest = [x for x in enumerate(spec.bounds) if x[1].key == 0]
+        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
+        if rows == 1:
+            ends = m0
+
+        def most(number: int, bound: Bound) -> str:
+            """The largest row * i + start of the queries."""
+            terms, constant = self._start(number, bound)
+            if bound.row:
+                terms = [(f"({ends})" if bound.row > 0 and ends != m0 else m0, bound.row), *terms]
+            return linear(terms, constant)
+
+        starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
+        stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
+        first, last = "0", str(tiles)
+        for text in starts:
+            first = f"max({first}, {text})" if first != "0" else text
+        for text in stops:
+            last = f"min({last}, {text})"
+        if rest:
+            none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
+            last = f"{none} ? 0 : {last}"
+        w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
+
+    def inside(self, m0: str, rows: int, n0: str) -> str:
+        """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
+        conditions = []
+        m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
+        if self.ragged:
+            conditions.append(f"{n0} + {self.keys} <= {self.spec.keys}")
+        for n, bound in enumerate(self.spec.bounds):
+            terms, constant = self._start(n, bound)
+            if bound.row > 0:
+                terms = [(m0, bound.row), *terms]
+            elif bound.row < 0:
+                terms = [(m0, bound.row), *terms]
+                constant += bound.row * (rows - 1)
+            if bound.key:
+                terms = [*terms, (n0, bound.key)]
+                constant += min(0, bound.key) * (self.keys - 1)
+            conditions.append(f"{linear(terms, constant)} >= 0")
+        return " && ".join(conditions)
+
+    def score(self, m: str, n: str, sums: str, *, inside: bool, count: int, row_exists: bool) -> None:
+        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on; sums is a product by its
+        number e.  Keys that do not exist have minus infinity.
+        """
+        w, spec = self.w, self.spec
+        epilogue = self.inner if inside else self.edge
+        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
+        place = f"min({m}, {self.t}({spec.rows - 1}))" if uses_rows else m
+        guarded = not inside and self.ragged
+        start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
+        w.line(f"Vector<float, {count}> score{start};")
+        missing = (lambda e: f"{n} + {e} >= {spec.keys}") if guarded else None
+        run = Run(count, len(spec.batch) + 1, "e", missing)
+        epilogue.results([*self.batch, place, n], [sums], run, staged=["score"])
+
+
+def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
+    """Writes the score of the sink, in units of the others; returns its C name."""
+    assert spec.sink is not None
+    place = linear(list(zip(batch, spec.sink.strides)))
+    value = converted(spec.sink, f"{name}[{place}]", real)
+    inverse = literal(1 / spec.scale, real)
+    w.line(f"const {real} sunk = {value}{'' if spec.scale == 1 else f' * {inverse}'};")
+    return "sunk"
+
+
+def kernel_details(spec: AttentionSpec) -> list[str]:
+    """Lines of the kernel's heading."""
+    batch = prod(spec.batch)
+    sizes = f"{f'{batch} x ' if batch > 1 else ''}{spec.rows} queries and {spec.keys} keys of {spec.depth} elements"
+    return [f"{sizes}, values of {spec.width}, {spec.q.dtype.name}"]
+
+
+def approximated(spec: AttentionSpec) -> Program:
+    """The program as the heading of a kernel sees it: stored in the dtype of the result."""
+    stores = tuple(Store(replace(spec.out, strides=s.operand.strides), s.value) for s in spec.program.stores)
+    exact = spec.program.exact or spec.stats is not None
+    return replace(spec.program, stores=stores, exact=exact)

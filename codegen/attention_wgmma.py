@@ -1,0 +1,444 @@
+"""Attention on Hopper: both products by warpgroups (wgmma), of tiles that the copy engine brings.
+
+The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
+values.  Each consumer, a warpgroup, has 64 queries: while the tensor cores multiply the probabilities of a tile, which
+lie in registers, with its values, and the queries with the next tile of keys, the consumer computes the exponentials of
+the latter; consumers take turns in giving work to the tensor cores.  Blocks are persistent.
+"""
+
+from __future__ import annotations
+
+from math import e, log2, prod
+
+from codegen.attention_scores import Scores, approximated, kernel_details, merged, sink_value
+from codegen.attention_wgmma_schedule import (
+    GROUP,
+    PANEL,
+    REGISTERS,
+    ROWS,
+    AttentionWgmmaSchedule,
+    box,
+    columns,
+    panels,
+    shared_bytes,
+)
+from codegen.expr import Operand, literal
+from codegen.iteration import linear
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, KernelSource, TensorMap
+from codegen.tiles import Unsupported
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last m
+    m0 memory n n0 o parity probability rescale row rows s score scores shared stage step stats sunk t tile total unit
+    values work grown met
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    return _Renderer(merged(spec), schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.names, self.w = (
+            Names([spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]),
+            Writer(),
+        )
+        arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
+        self.sink = arguments[3] if spec.sink is not None else ""
+        self.scores = Scores(self.w, spec, self.names, schedule.keys)
+        self.maps = [
+            box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
+            box(spec, spec.k, 1, spec.keys, spec.depth, schedule.keys),
+            box(spec, spec.v, 2, spec.keys, spec.width, schedule.keys),
+        ]
+        self.element = spec.q.dtype.ctype
+        self.width = columns(spec.width)
+        number = len(spec.arguments) + len(spec.program.loads)
+        self.out_map: TensorMap | None = None
+        try:
+            if spec.out.dtype.itemsize == 2:
+                self.out_map = box(spec, spec.out, number, spec.rows, spec.width, ROWS)
+        except Unsupported:
+            pass
+        self.out = self.names.unique(spec.out.name, "_map" if self.out_map else "")
+        self.stats = self.names.unique(spec.stats.name) if spec.stats is not None else ""
+        self.tiles = -(-spec.rows // schedule.rows)
+        self.batches = prod(spec.batch)
+        self.unit = literal(spec.scale * log2(e), "float")
+
+    def render(self) -> KernelSource:
+        w, s, spec = self.w, self.s, self.spec
+        program = approximated(spec)
+        details = [
+            *kernel_details(spec),
+            f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA, {s.groups} consumer "
+            f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k16, m64n{self.width}k16)",
+        ]
+        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
+        needed = headers(program, *more, "attention.cuh")
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
+        for n in dict.fromkeys((s.keys, self.width)):
+            w.line(f"FUSEGRAPH_WGMMA({n})")
+        w.line()
+        constant = "const __grid_constant__ TensorMap "
+        parameters = [constant + name for name in (self.q, self.k, self.v)]
+        if spec.sink is not None:
+            parameters.append(parameter(spec.sink, self.sink))
+        parameters += self.scores.parameters()
+        parameters.append(constant + self.out if self.out_map else parameter(spec.out, self.out, written=True))
+        if spec.stats is not None:
+            parameters.append(parameter(spec.stats, self.stats, written=True))
+        signature(w, spec.name, s.threads, parameters, 1)
+        self._shared()
+        self._barriers()
+        w.open("if (group < 0)")
+        self._producer()
+        w.close("} else {")
+        w.depth += 1
+        self._consumer()
+        w.close()
+        w.close()
+        first = len(spec.arguments)
+        out = first + len(spec.program.loads)
+        passed: list[int | TensorMap] = [*self.maps, *range(3, out)]
+        passed += [self.out_map or out, *range(out + 1, out + len(spec.written))]
+        work = self.tiles * self.batches
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (min(work, s.blocks), 1, 1),
+            (s.threads, 1, 1),
+            shared_bytes(spec, s),
+            uses_barriers=True,
+            parameters=tuple(passed),
+        )
+
+    def _shared(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        deep, wide = panels(spec.depth), panels(spec.width)
+        t = self.element
+        w.open("struct Shared")
+        w.line(f"alignas(1024) {t} queries[{max(deep, wide)}][{s.rows}][{PANEL}];  // panels of 128 bytes, swizzled")
+        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{PANEL}];")
+        w.line(f"alignas(1024) {t} values[{s.stages}][{wide}][{s.keys}][{PANEL}];")
+        w.line("Barrier queries_full, queries_empty;")
+        w.line(
+            f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
+        )
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
+
+    def _barriers(self) -> None:
+        w, s = self.w, self.s
+        w.open("if (threadIdx.x == 0)")
+        w.line("barrier_init(shared.queries_full, 1);")
+        w.line(f"barrier_init(shared.queries_empty, {s.groups});")
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        for name in ("keys", "values"):
+            w.line(f"barrier_init(shared.{name}_full[i], 1);")
+            w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
+        w.close()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
+
+    def _work(self) -> None:
+        """Opens the loop over tiles of queries."""
+        w, s = self.w, self.s
+        work = self.tiles * self.batches
+        w.open(f"for (int work = blockIdx.x; work < {work}; work += gridDim.x)")
+        heads = min(s.heads, self.batches)
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        # The last queries of a causal mask meet the most keys: they begin first.
+        growing = any(b.key < 0 and b.row > 0 for b in self.spec.bounds)
+        place = f"({self.tiles - 1} - at.col)" if growing and self.tiles > 1 else "at.col"
+        w.line(f"const int m0 = {place} * {s.rows};")
+        self.scores.coordinates("at.row")
+        self.scores.bound_numbers()
+        self.scores.keys_met("m0", s.rows)
+
+    def _coordinates(self, op: Operand, first: str) -> str:
+        """The coordinates of a box after those along the elements."""
+        found = [first]
+        for d, (size, step) in enumerate(zip(self.spec.batch, op.strides)):
+            if size > 1 and step:
+                found.append(f"b{d}")
+        return ", ".join(found)
+
+    def _load(
+        self, name: str, tile: str, rows: int, count: int, op: Operand, map_: str, barrier: str, first: str
+    ) -> None:
+        w = self.w
+        w.line(f"barrier_expect({barrier}, {count * rows * PANEL * 2});")
+        at = self._coordinates(op, first)
+        if count == 1:
+            w.line(f"tma_load({tile}[0], {map_}, {barrier}, 0, {at});")
+            return
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {PANEL}, {at});")
+        w.close()
+
+    def _producer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
+        w.open("if (threadIdx.x == 0)")
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line("uint32 parity = 0;  // of the tile of queries")
+        self._work()
+        w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
+        w.line(f"const int n0 = tile * {s.keys};")
+        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
+        deep, wide = panels(spec.depth), panels(spec.width)
+        full = "shared.keys_full[stage.index]"
+        self._load("keys", "shared.keys[stage.index]", s.keys, deep, spec.k, self.k, full, "n0")
+        w.open("if (tile == last - 1)")
+        self._load_queries()
+        w.close()
+        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
+        full = "shared.values_full[stage.index]"
+        self._load("values", "shared.values[stage.index]", s.keys, wide, spec.v, self.v, full, "n0")
+        w.close()
+        if spec.bounds:
+            w.open("if (first >= last)")
+            self._load_queries()
+            w.close()
+        w.line("parity ^= 1;")
+        w.close()
+        w.close()
+
+    def _load_queries(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line("barrier_wait(shared.queries_empty, parity ^ 1);")
+        deep = panels(spec.depth)
+        self._load("queries", "shared.queries", s.rows, deep, spec.q, self.q, "shared.queries_full", "m0")
+
+    # ---- the consumers
+
+    def _turn(self, *, begin: bool) -> None:
+        if self.s.turns:
+            groups = self.s.groups
+            other = "1 - group" if groups == 2 else f"(group + 1) % {groups}"
+            if begin:
+                self.w.line(f"named_barrier_sync(1 + group, {2 * GROUP});  // this consumer's turn")
+            else:
+                self.w.line(f"named_barrier_arrive(1 + {other}, {2 * GROUP});")
+
+    def _consumer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"registers_increase<{REGISTERS[s.groups][1]}>();")
+        w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+        w.line(
+            f"const int row = {linear([('group', ROWS if s.groups > 1 else 0), ('t / 32 * 16', 1), ('lane / 4', 1)])};"
+            "  // of a thread's first result in the tile"
+        )
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line("uint32 parity = 0;")
+        w.line(f"const float unit = {self.unit};  // of a score, to base 2")
+        self.scores.scalars()
+        if s.turns:
+            w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
+        self._work()
+        w.line(f"float o[{self.width // 2}] = {{}};")
+        w.line("attention::Rows rows;")
+        if spec.sink is not None:
+            sunk = sink_value(w, spec, self.sink, self.scores.batch, "float")
+            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
+            w.line("rows.total[0] = rows.total[1] = lane % 4 == 0;  // one of the lanes that share a row has it")
+        w.line("barrier_wait(shared.queries_full, parity);")
+        w.line("parity ^= 1;")
+        if spec.bounds:
+            w.open("if (first < last)")
+        w.line(f"float s[{s.keys // 2}], rescale[2];")
+        w.line(f"uint32 probability[{s.keys // 16}][4];")
+        self._lambda()
+        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        self._turn(begin=True)
+        self._multiply_keys("stage")
+        self._turn(begin=False)
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
+        self._score("last - 1")
+        self._softmax("")
+        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        w.open("for (int tile = last - 2; tile >= first; --tile)")
+        w.line(f"Ring<{s.stages}> previous = stage;")
+        w.line("++stage;")
+        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        self._turn(begin=True)
+        self._multiply_keys("stage")
+        w.line("barrier_wait(shared.values_full[previous.index], previous.parity);")
+        self._multiply_values("previous")
+        self._turn(begin=False)
+        w.line("wgmma_wait<1>();  // the scores are there")
+        w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
+        self._score("tile")
+        self._softmax("const bool grown = ")
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
+        w.line("if (grown) attention::scale(o, rescale);")
+        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        w.close()
+        w.line("barrier_wait(shared.values_full[stage.index], stage.parity);")
+        self._multiply_values("stage")
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0) barrier_arrive(shared.values_empty[stage.index]);")
+        w.line("++stage;")
+        if spec.bounds:
+            w.close()
+        self._results()
+        w.close()
+
+    def _softmax(self, result: str) -> None:
+        s = self.s
+        degree = 3 if self.element == "bfloat16" else 4
+        self.w.line(f"{result}attention::softmax<{s.slack}, {s.polynomials}, {degree}>(s, rows, unit, rescale);")
+
+    def _lambda(self) -> None:
+        """Writes the function that makes scores of a tile's products."""
+        w, scores = self.w, self.scores
+        if not scores.plain or scores.differ:
+            w.open("const auto scores = [&](int tile)")
+            self._program()
+            w.close("};")
+
+    def _score(self, tile: str) -> None:
+        if not self.scores.plain or self.scores.differ:
+            self.w.line(f"scores({tile});")
+
+    def _program(self) -> None:
+        w, s, scores = self.w, self.s, self.scores
+        w.line(f"const int n0 = tile * {s.keys};")
+        top = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        if scores.differ:
+            w.open(f"if ({scores.inside(top, ROWS, 'n0')})")
+            if scores.plain:
+                w.line("return;  // the products are the scores")
+                w.close()
+                self._tile(inside=False)
+                return
+            self._tile(inside=True)
+            w.close("} else {")
+            w.depth += 1
+            self._tile(inside=False)
+            w.close()
+            return
+        self._tile(inside=True)
+
+    def _tile(self, *, inside: bool) -> None:
+        w, s, spec, scores = self.w, self.s, self.spec, self.scores
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {s.keys // 2}; j += 4)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line(f"const {scores.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
+        exists = spec.rows % s.rows == 0
+        scores.score("m", "n", "s[j + f * 2 + e]", inside=inside, count=2, row_exists=exists)
+        w.line("s[j + f * 2] = score[0];")
+        w.line("s[j + f * 2 + 1] = score[1];")
+        w.close()
+        w.close()
+
+    def _multiply_keys(self, stage: str) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        steps = -(-spec.depth // 16)
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
+        w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
+        w.line(f"    s, matrix_descriptor<128>(&shared.queries[kk / 4][{part}][kk % 4 * 16], 16, 1024),")
+        w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    def _multiply_values(self, stage: str) -> None:
+        w, s = self.w, self.s
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)")
+        w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
+        place = f"shared.values[{stage}.index][0][kk * 16]"
+        w.line(f"    o, probability[kk], matrix_descriptor<128>({place}, {s.keys * 128}, 1024), true);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    # ---- results
+
+    def _results(self) -> None:
+        w, spec, scores = self.w, self.spec, self.scores
+        w.line("attention::finish(rows);")
+        w.line("float inverse[2];")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
+        none = "0.0f" if spec.zero else "quiet_nan<float>()"
+        w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
+        if spec.stats is not None:
+            w.line(f"const {scores.t} m = m0 + row + f * 8;")
+            place = linear([*zip(scores.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
+            value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
+            target = spec.stats.dtype.ctype
+            text = f"met ? {value} : -infinity<float>()"
+            text = text if target == "float" else f"convert<{target}>({text})"
+            w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {self.stats}[{place}] = {text};")
+        w.close()
+        if self.out_map is not None:
+            self._store_tiles()
+        else:
+            self._store_elements()
+
+    def _store_tiles(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        out = spec.out.dtype.ctype
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("// The results take the place of the queries, of which nothing is left to multiply.")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.width}; j += 16)")
+        w.line(f"Vector<{out}, 2> v[4];")
+        w.line("#pragma unroll")
+        w.open("for (int i = 0; i < 8; ++i)")
+        w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
+        w.close()
+        pointer = f"&shared.queries[j / {PANEL}][{part}][0]"
+        if out != self.element:
+            pointer = f"reinterpret_cast<{out}*>({pointer})"
+        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+        w.close()
+        w.line("fence_async_shared();")
+        w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
+        w.open("if (t == 0)")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
+        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        w.line(f"tma_store({self.out}, shared.queries[i][{part}], i * {PANEL}, {self._coordinates(spec.out, first)});")
+        w.close()
+        w.line("tma_commit();")
+        w.line("tma_wait_read<0>();")
+        w.line("barrier_arrive(shared.queries_empty);")
+        w.close()
+
+    def _store_elements(self) -> None:
+        w, spec, scores = self.w, self.spec, self.scores
+        w.line("if (t == 0) barrier_arrive(shared.queries_empty);")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {self.width // 2}; ++i)")
+        w.line(f"const {scores.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2 + i % 2;")
+        place = linear([*zip(scores.batch, spec.out.strides), ("m", spec.out.strides[-2]), ("n", spec.out.strides[-1])])
+        value = f"convert<{spec.out.dtype.ctype}>(o[i] * inverse[i / 2 % 2])"
+        if spec.out.dtype.ctype == "float":
+            value = "o[i] * inverse[i / 2 % 2]"
+        w.line(f"if (m < {spec.rows} && n < {spec.width}) {self.out}[{place}] = {value};")
+        w.close()

@@ -1,0 +1,167 @@
+"""Schedules of the Hopper form of attention: what a block holds, and those worth trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.arch import Arch
+from codegen.attention_scores import merged
+from codegen.expr import Operand
+from codegen.spec import AttentionSpec, TensorMap
+from codegen.tensor_map import MOST_RANK, refusal
+from codegen.tiles import Unsupported
+
+GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
+PANEL = 64  # 16-bit elements of 128 bytes
+#: Registers of a thread of the producer and of a consumer, by the number of consumers.
+REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}
+#: Registers of a consumer's thread that scores, probabilities and results may take.
+HELD = {1: 200, 2: 208, 3: 128}
+#: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 24 << 20
+
+
+@dataclass(frozen=True)
+class AttentionWgmmaSchedule:
+    """A tile of groups * 64 queries a block.
+
+    groups  consumer warpgroups of a block, 1 to 3.
+    keys    of a tile, a multiple of 16 up to 256.
+    stages  of the rings of keys and values.
+    turns   whether consumers take turns in starting products.
+    heads   batches whose queries are worked on together.
+    blocks  of the grid, if there is work for as many.
+    polynomials  of four exponentials so many are polynomials, where results are rounded to 16 bits: the unit for
+            exponentials makes 16 in a cycle.
+    slack   how much the exponents of two may grow before what is summed up is rescaled.
+    """
+
+    groups: int
+    keys: int
+    stages: int
+    turns: bool
+    heads: int
+    blocks: int
+    polynomials: int = 0
+    slack: int = 8
+
+    @property
+    def threads(self) -> int:
+        return (1 + self.groups) * GROUP
+
+    @property
+    def rows(self) -> int:
+        return self.groups * ROWS
+
+
+def panels(elements: int) -> int:
+    return -(-elements // PANEL)
+
+
+def columns(width: int) -> int:
+    """Columns of the product with the values."""
+    return -(-width // 16) * 16
+
+
+def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
+    row = 2 * PANEL
+    queries = s.rows * row * max(panels(spec.depth), panels(spec.width))
+    ring = s.stages * s.keys * row * (panels(spec.depth) + panels(spec.width))
+    return queries + ring + 16 * (2 * s.stages + 1) + 128
+
+
+def registers_held(spec: AttentionSpec, keys: int) -> int:
+    """Registers of a consumer's thread for scores, probabilities and results."""
+    return keys // 2 + keys // 4 + columns(spec.width) // 2
+
+
+def box(spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int) -> TensorMap:
+    """The map of queries, keys, values or results: a box has 64 elements of ``height`` rows."""
+    size = op.dtype.itemsize
+    *batch, row, element = op.strides
+    if elements > 1 and element != 1:
+        raise Unsupported(f"the elements of {op.name} are not neighbours in memory")
+    if op.alignment % 16:
+        raise Unsupported(f"the address of {op.name} is not known to be a multiple of 16 bytes")
+    sizes, strides = [elements, rows], [row * size if rows > 1 else max(16, -(-elements * size // 16) * 16)]
+    for n, step in zip(spec.batch, batch):
+        if n > 1 and step:
+            sizes.append(n)
+            strides.append(step * size)
+    if len(sizes) > MOST_RANK:
+        raise Unsupported(f"{op.name} has more than {MOST_RANK} dimensions in memory")
+    boxed = (PANEL, height, *(1 for _ in sizes[2:]))
+    made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
+    reason = refusal(made)
+    if reason is None and not all(strides):
+        reason = "its rows lie in one place"
+    if reason is not None:
+        raise Unsupported(f"{op.name} cannot be brought by the copy engine: {reason}")
+    return made
+
+
+def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
+    """The spec with merged batches.  Raises Unsupported with the reason if it cannot have this form."""
+    if not arch.has_wgmma:
+        raise Unsupported(f"{arch.name} has no warpgroup matrix products")
+    kind = spec.q.dtype.name
+    if kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
+        raise Unsupported("warpgroups multiply queries, keys and values that are all bfloat16 or all float16")
+    if not spec.rounded:
+        raise Unsupported(f"probabilities are not to be rounded to {kind}")
+    if spec.program.real != "float":
+        raise Unsupported("tensor cores do not add up in float64")
+    if spec.depth > 256 or spec.width > 256:
+        raise Unsupported(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
+    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+        raise Unsupported("there is nothing to multiply")
+    spec = merged(spec)
+    for n, (op, rows, elements) in enumerate(
+        ((spec.q, spec.rows, spec.depth), (spec.k, spec.keys, spec.depth), (spec.v, spec.keys, spec.width))
+    ):
+        box(spec, op, n, rows, elements, 64)
+    return spec
+
+
+def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, ...]:
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    spec = check(spec, arch)
+    sides = {b.key for b in spec.bounds if b.key}
+    reads = any(op.strides[-1] for op in spec.program.loads)
+    tall = max(spec.depth, spec.width)
+    if tall <= 64:
+        preferred = [(2, 128), (3, 128), (2, 192), (2, 64)] if sides else [(3, 128), (2, 128), (2, 192), (2, 64)]
+    elif tall <= 128:
+        preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
+        if len(sides) > 1 or spec.inside.instructions:
+            preferred = [(2, 128), (2, 176), (2, 96)]
+        if reads:
+            preferred = [(2, 96), (2, 80), (2, 112), (2, 128)]
+    elif tall <= 192:
+        preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
+    else:
+        preferred = [(2, 80), (2, 64), (2, 48)] if not reads else [(2, 48), (2, 64)]
+    if spec.rows <= 64:
+        preferred = [(1, keys) for _, keys in preferred] + preferred
+    elif spec.rows <= 128:
+        preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
+    found = []
+    share = 2 if spec.approximate and tall <= 64 else 1 if spec.approximate else 0
+    for groups, keys in dict.fromkeys(preferred):
+        keys = min(keys, max(16, -(-spec.keys // 16) * 16))
+        for stages in (2, 3, 1):
+            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), arch.sm_count_hint, share)
+            if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
+                found.append(s)
+                break
+    if not found:
+        raise Unsupported("no tile fits the shared memory and registers of a block")
+    return tuple(dict.fromkeys(found))
+
+
+def _heads(spec: AttentionSpec) -> int:
+    """Batches whose keys and values fit the L2 cache together."""
+    shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
+    each = spec.keys * (spec.depth + spec.width) * 2
+    return max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)

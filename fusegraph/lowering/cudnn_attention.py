@@ -1,0 +1,58 @@
+"""sdpa in cuDNN's words: what its method has a word for, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import Refusal
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, OPERANDS
+
+NAME = "sdpa"
+
+
+def given(node: Node) -> dict[str, int]:
+    """The optional operands that a node has, and their places among its inputs."""
+
+    def neutral(key: str, tensor: Tensor) -> bool:
+        return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == NEUTRAL[key]
+
+    every = zip(OPERANDS[3:], node.inputs[3:])
+    return {key: 3 + n for n, (key, tensor) in enumerate(every) if not neutral(key, tensor)}
+
+
+def check(node: Node) -> None:
+    """Raises Refusal for what cuDNN's sdpa cannot be told."""
+    has, at = given(node), node.attributes
+    if at["soft_cap"] is not None:
+        raise Refusal(f"cuDNN's sdpa has no soft_cap ({node.name!r})")
+    if "mask" in has:
+        raise Refusal(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
+    if "sink_token" in has:
+        raise Refusal(f"cuDNN's sdpa has a sink in training of some dtypes only ({node.name!r})")
+    if at["use_alibi_mask"] and at["diagonal_band_right_bound"] is None:
+        raise Refusal(f"cuDNN's sdpa has alibi with a causal mask only ({node.name!r})")
+    if len(present := [key for key in LENGTHS if key in has]) == 1:
+        raise Refusal(f"cuDNN's sdpa takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
+
+
+def describe(
+    node: Node, method: Callable[..., Any], operands: list[Any], alignments: Any, **how: Any
+) -> tuple[Any, ...]:
+    """Adds the node by cuDNN's method for it; returns its results."""
+    has, at = given(node), node.attributes
+    q, k, v = operands[:3]
+    keywords: dict[str, Any] = {key: operands[place] for key, place in has.items()}
+    if "seq_len_q" in keywords:
+        keywords["use_padding_mask"] = True
+    scale = at["attn_scale"]
+    keywords["attn_scale"] = 1 / sqrt(node.inputs[0].shape[-1]) if scale is None else scale
+    keywords["use_alibi_mask"] = at["use_alibi_mask"]
+    keywords["diagonal_alignment"] = getattr(alignments, at["diagonal_alignment"])
+    for key in ("diagonal_band_left_bound", "diagonal_band_right_bound"):
+        if at[key] is not None:
+            keywords[key] = at[key]
+    found = method(q=q, k=k, v=v, generate_stats=at["generate_stats"], **keywords, **how)
+    return tuple(result for result in found if result is not None)

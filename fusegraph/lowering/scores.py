@@ -1,0 +1,221 @@
+"""What can be known of attention's scores: a scale of all of them, and where a mask rules them out.
+
+A score graph (`ops.attention.Score`) is looked at from its end: masks are selections of minus infinity, a scale is a
+product with a positive number.  Conditions that compare positions, sums of positions, numbers and integers of a batch
+become `Bound`s; whatever else there is stays part of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from codegen.spec import Bound
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops.base import Kind
+
+Affine = dict[Tensor | str, int]
+
+#: The terms of a sum of positions that are no tensors.
+ROW, KEY, ONE = "row", "key", "one"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """row * i + key * j + start + sum of coefficient * tensor >= 0."""
+
+    terms: tuple[tuple[Tensor | str, int], ...]
+
+    def bound(self, loads: Mapping[Tensor, int]) -> Bound:
+        """The condition as a kernel knows it; loads are the numbers of the program's."""
+        known = dict(self.terms)
+        rest = tuple((loads[t], c) for t, c in self.terms if isinstance(t, Tensor))
+        return Bound(known.get(ROW, 0), known.get(KEY, 0), known.get(ONE, 0), rest)
+
+
+def constant(tensor: Tensor) -> float | None:
+    """The number that a tensor is."""
+    if tensor.value is None or tensor.size != 1:
+        return None
+    return float(tensor.value.reshape(-1)[0])
+
+
+def unscaled(graph: Graph) -> tuple[float, Graph]:
+    """A positive number, and the graph of scores that times this number are those of a graph."""
+    scale = 1.0
+    replaced: dict[Tensor, Tensor] = {}
+    tensor = graph.outputs[0]
+    while (node := graph.producer(tensor)) is not None:
+        if tensor is not graph.outputs[0] and len(_readers(graph, tensor)) > 1:
+            break
+        factor, rest = _factor(node)
+        if factor is not None:
+            assert rest is not None
+            scale *= factor
+            replaced[tensor] = rest
+            tensor = rest
+        elif (masked := _masked(node)) is not None:
+            tensor = masked[0]
+        elif node.op.name == "identity" and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
+            tensor = node.inputs[0]
+        else:
+            break
+    return scale, rebuilt(graph, replaced)
+
+
+def _factor(node: Node) -> tuple[float | None, Tensor | None]:
+    """A positive number and what it multiplies."""
+    if node.op.name == "mul":
+        for number, rest in (node.inputs[::-1], node.inputs):
+            value = constant(number)
+            if value is not None and 0 < value < inf and rest.shape == node.output.shape:
+                return value, rest
+    if node.op.name == "div":
+        value = constant(node.inputs[1])
+        if value is not None and 0 < value < inf and isfinite(1 / value) and node.inputs[0].shape == node.output.shape:
+            return 1 / value, node.inputs[0]
+    return None, None
+
+
+def _masked(node: Node) -> tuple[Tensor, Tensor, bool] | None:
+    """(x, condition, value) of a selection that is x where the condition has this value, else minus infinity."""
+    if node.op.name != "binary_select":
+        return None
+    first, second, mask = node.inputs
+    if constant(second) == -inf and first.shape == node.output.shape:
+        return first, mask, True
+    if constant(first) == -inf and second.shape == node.output.shape:
+        return second, mask, False
+    return None
+
+
+def _readers(graph: Graph, tensor: Tensor) -> list[Node]:
+    """Nodes that read a tensor's values."""
+    return [
+        n
+        for n in graph.consumers(tensor)
+        if any(t is tensor and key not in n.op.shapes for key, t in zip(n.op.names(len(n.inputs)), n.inputs))
+    ]
+
+
+def bounded(graph: Graph) -> tuple[tuple[Condition, ...], Graph]:
+    """The conditions without which scores are minus infinity, and the graph of scores where they all hold."""
+    found: list[Condition] = []
+    replaced: dict[Tensor, Tensor] = {}
+    tensor = graph.outputs[0]
+    rank = tensor.rank
+    while (node := graph.producer(tensor)) is not None:
+        masked = _masked(node)
+        if masked is None:
+            break
+        x, mask, value = masked
+        if _split(graph, mask, value, rank, found, replaced):
+            replaced[tensor] = x
+        tensor = x
+    return tuple(dict.fromkeys(found)), rebuilt(graph, replaced)
+
+
+def _split(
+    graph: Graph, mask: Tensor, value: bool, rank: int, found: list[Condition], replaced: dict[Tensor, Tensor]
+) -> bool:
+    """Adds the conditions that are necessary for a mask to have a value; returns whether they are sufficient."""
+    node = graph.producer(mask)
+    if node is None:
+        return False
+    if node.op.name == "logical_not":
+        return _split(graph, node.inputs[0], not value, rank, found, replaced)
+    if node.op.name == ("logical_and" if value else "logical_or"):
+        first, second = node.inputs
+        known = [_split(graph, t, value, rank, found, replaced) for t in (first, second)]
+        if known[0] != known[1] and mask.shape == (rest := second if known[0] else first).shape:
+            replaced[mask] = rest
+        return all(known)
+    condition = _comparison(graph, node, value, rank)
+    if condition is None:
+        return False
+    found.append(condition)
+    return True
+
+
+#: (op, value) -> (coefficient of the first operand, of the second, a number): their sum is not negative.
+_COMPARISONS = {
+    ("cmp_le", True): (-1, 1, 0),
+    ("cmp_lt", True): (-1, 1, -1),
+    ("cmp_ge", True): (1, -1, 0),
+    ("cmp_gt", True): (1, -1, -1),
+    ("cmp_gt", False): (-1, 1, 0),
+    ("cmp_ge", False): (-1, 1, -1),
+    ("cmp_lt", False): (1, -1, 0),
+    ("cmp_le", False): (1, -1, -1),
+}
+
+
+def _comparison(graph: Graph, node: Node, value: bool, rank: int) -> Condition | None:
+    signs = _COMPARISONS.get((node.op.name, value))
+    if signs is None:
+        return None
+    sides = [_affine(graph, t, rank) for t in node.inputs]
+    if sides[0] is None or sides[1] is None:
+        return None
+    total: Affine = {ONE: signs[2]}
+    for sign, side in zip(signs, sides):
+        for term, coefficient in (side or {}).items():
+            total[term] = total.get(term, 0) + sign * coefficient
+    if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
+        return None
+    return Condition(tuple((term, c) for term, c in total.items() if c))
+
+
+def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
+    """A tensor as a sum of positions, integers of a batch and a number, each times a number."""
+    if not tensor.dtype.is_int:
+        return None
+    value = constant(tensor)
+    if value is not None:
+        return {ONE: int(value)}
+    node = graph.producer(tensor)
+    if node is None:
+        own = (1, 1, *tensor.shape)[-2:]
+        return {tensor: 1} if own == (1, 1) and tensor.dtype.itemsize <= 4 else None
+    if node.op.name == "gen_index":
+        shape, axis = node.inputs[0].shape, node.attributes["axis"]
+        place = rank - len(shape) + axis
+        if shape[axis] == 1:
+            return {}
+        return {ROW: 1} if place == rank - 2 else {KEY: 1} if place == rank - 1 else None
+    if node.op.name == "identity":
+        return _affine(graph, node.inputs[0], rank)
+    if node.op.name not in ("add", "sub"):
+        return None
+    first, second = (_affine(graph, t, rank) for t in node.inputs)
+    if first is None or second is None:
+        return None
+    sign = 1 if node.op.name == "add" else -1
+    return {t: first.get(t, 0) + sign * second.get(t, 0) for t in {**first, **second}}
+
+
+def rebuilt(graph: Graph, replaced: Mapping[Tensor, Tensor]) -> Graph:
+    """What is left of a graph of scores if some tensors are replaced by others of its own."""
+
+    def resolved(tensor: Tensor) -> Tensor:
+        while tensor in replaced:
+            tensor = replaced[tensor]
+        return tensor
+
+    needed = {n for n in graph.nodes if n.kind is Kind.CONTRACTION}
+    stack = [resolved(graph.outputs[0])]
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is not None and node not in needed:
+            needed.add(node)
+            stack += [resolved(t) for t in node.inputs]
+    result = Graph(graph.name, compute_dtype=graph.compute_dtype)
+    # Tensors stay themselves: what a lowering knows of them holds for all graphs of the same scores.
+    result.tensors, result.inputs = graph.tensors, graph.inputs
+    for node in graph.nodes:
+        if node in needed:
+            inputs = tuple(resolved(t) for t in node.inputs)
+            result.add_node(node if inputs == node.inputs else Node(node.op, inputs, node.attributes, *node.outputs))
+    result.outputs = [resolved(graph.outputs[0])]
+    return result

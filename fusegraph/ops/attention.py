@@ -1,0 +1,341 @@
+"""``sdpa``, scaled dot-product attention, and what `passes.attention` makes of it.
+
+The op is a composite: products, a softmax and products again, with pointwise nodes on the scores in between, none of
+which `passes.attention` knows by name.  What an operand or attribute adds is in `_expand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, log2, sqrt
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import float32, float64
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.composite import Writing
+from fusegraph.ops.pointwise import number
+
+Array = np.ndarray[Any, Any]
+
+ALIGNMENTS = ("TOP_LEFT", "BOTTOM_RIGHT")
+OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token")
+LENGTHS = ("seq_len_q", "seq_len_kv")
+#: What adds nothing, in place of an operand that is left out in front of one that is not.
+NEUTRAL = {"bias": 0.0, "mask": True, "seq_len_q": 2**31 - 1, "seq_len_kv": 2**31 - 1, "sink_token": -inf}
+
+
+def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    q = types[0]
+    result = dict(values)
+    for key, t in zip(OPERANDS, types):
+        if key in LENGTHS and not t.dtype.is_int:
+            raise DTypeError(f"{key} is an integer, got {t.dtype}")
+        if key not in (*LENGTHS, "mask") and not t.dtype.is_float:
+            raise DTypeError(f"{key} is of floats, got {t.dtype}")
+    if values["attn_scale"] is not None:
+        result["attn_scale"] = float(number("attn_scale", values["attn_scale"], float64, q.shape))
+    if values["soft_cap"] is not None:
+        result["soft_cap"] = float(number("soft_cap", values["soft_cap"], float64, q.shape))
+        if not 0 < result["soft_cap"] < inf:
+            raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
+    if values["diagonal_alignment"] not in ALIGNMENTS:
+        allowed = " or ".join(map(repr, ALIGNMENTS))
+        raise AttributeValueError(f"diagonal_alignment is {allowed}, got {values['diagonal_alignment']!r}")
+    for key in ("diagonal_band_left_bound", "diagonal_band_right_bound"):
+        bound = values[key]
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer)) or bound < 0):
+            raise AttributeValueError(f"{key} is an integer that is not negative, or None, got {bound!r}")
+        result[key] = None if bound is None else int(bound)
+    for key in ("use_causal_mask", "use_alibi_mask", "generate_stats"):
+        if not isinstance(values[key], (bool, np.bool_)):
+            raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
+        result[key] = bool(values[key])
+    if result.pop("use_causal_mask"):
+        if result["diagonal_band_right_bound"] not in (None, 0):
+            raise AttributeValueError("use_causal_mask is diagonal_band_right_bound = 0; another one was given as well")
+        result["diagonal_band_right_bound"] = 0
+    result["use_causal_mask"] = False
+    return result
+
+
+def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+    q, k, v = (t.shape for t in types[:3])
+    if not len(q) == len(k) == len(v) == 4:
+        raise ShapeError("q, k and v have 4 dimensions: batch, heads, length, elements")
+    if not q[0] == k[0] == v[0]:
+        raise ShapeError(f"the batches differ: {q[0]}, {k[0]} and {v[0]}")
+    if k[1] != v[1] or k[1] == 0 or q[1] % k[1]:
+        raise ShapeError(f"{q[1]} heads of q are not shared evenly by {k[1]} heads of k and {v[1]} of v")
+    if q[3] != k[3]:
+        raise ShapeError(f"queries have {q[3]} elements, keys {k[3]}")
+    if k[2] != v[2]:
+        raise ShapeError(f"there are {k[2]} keys and {v[2]} values")
+    if k[2] == 0:
+        raise ShapeError("attention to no keys")
+    scores = (*q[:3], k[2])
+    for key, t in zip(OPERANDS[3:], types[3:]):
+        target = (*q[:2], 1, 1) if key == "sink_token" else (q[0], 1, 1, 1) if key in LENGTHS else scores
+        shape = (*t.shape, 1, 1, 1) if key in LENGTHS and len(t.shape) == 1 else t.shape
+        shape = (1,) * (4 - len(shape)) + shape
+        if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, target)):
+            raise ShapeError(f"{key} {list(t.shape)} does not broadcast to {list(target)}")
+    result = TensorType((*q[:3], v[3]), types[0].dtype)
+    wide = float64 if types[0].dtype == float64 else float32
+    return (result, TensorType((*q[:3], 1), wide)) if values["generate_stats"] else result
+
+
+def alibi_slopes(heads: int) -> Array:
+    """The slopes of Press, Smith and Lewis ("Train Short, Test Long", 2022), one a head."""
+    whole = 2 ** int(log2(heads))
+    slopes = [2.0 ** (-8 * (h + 1) / whole) for h in range(whole)]
+    return np.array([*slopes, *(2.0 ** (-4 * (2 * h + 1) / whole) for h in range(heads - whole))], np.float32)
+
+
+def positions_met(rows: int, keys: int, attributes: Mapping[str, Any]) -> int:
+    """How many pairs of query and key the band of an sdpa with these attributes holds."""
+    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
+    diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
+    last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)
+    first = np.zeros(rows, np.int64) if left is None else np.clip(diagonal - left + 1, 0, keys)
+    return int(np.maximum(last - first, 0).sum())
+
+
+def _is(tensor: Any, value: float) -> bool:
+    """Whether an operand is a constant of one element that is this number."""
+    return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == value
+
+
+def _expand(
+    write: Writing,
+    q: Any,
+    k: Any,
+    v: Any,
+    *others: Any,
+    attn_scale: float | None,
+    soft_cap: float | None,
+    diagonal_alignment: str,
+    diagonal_band_left_bound: int | None,
+    diagonal_band_right_bound: int | None,
+    use_causal_mask: bool,
+    use_alibi_mask: bool,
+    generate_stats: bool,
+) -> Any:
+    batch, heads, rows, depth = q.shape
+    shared, keys = k.shape[1:3]
+    given = {key: t for key, t in zip(OPERANDS[3:], others) if not _is(t, NEUTRAL[key])}
+    wide = "float64" if q.dtype == float64 else "float32"
+
+    def headed(tensor: Any, part: str) -> Any:
+        """A tensor of rank 4 at most with the heads in two dimensions, if several share their keys."""
+        shape = (1,) * (4 - len(tensor.shape)) + tuple(tensor.shape)
+        if shared != heads:
+            split = (shared, heads // shared) if shape[1] == heads else (shape[1], 1)
+            shape = (shape[0], *split, *shape[2:])
+        if isinstance(tensor, np.ndarray):
+            return tensor.reshape(shape)
+        return tensor if shape == tensor.shape else write("reshape", part, tensor, shape=shape)
+
+    if shared != heads:
+        q = write("reshape", "queries", q, shape=(batch, shared, heads // shared, rows, depth))
+        k, v = (write("reshape", n, x, shape=(batch, shared, 1, *x.shape[2:])) for n, x in (("keys", k), ("values", v)))
+    rank = len(q.shape)
+    turned = write("transpose", "keys turned", k, perm=(*range(rank - 2), rank - 1, rank - 2))
+    scores = write("matmul", "products", q, turned, dtype=wide)
+    scale = 1 / sqrt(depth) if attn_scale is None else attn_scale
+    scores = write("mul", "scaled", scores, scale)
+    if soft_cap is not None:
+        inner = write("tanh", "tanh", write("mul", "share", scores, 1 / soft_cap))
+        scores = write("mul", "capped", inner, soft_cap)
+    if "bias" in given:
+        scores = write("add", "biased", scores, headed(given["bias"], "bias"))
+    # Positions, of which the rows' are moved so that the diagonal is where they are equal.
+    i, j = (write("gen_index", n, scores, axis=a) for n, a in (("row", rank - 2), ("key", rank - 1)))
+    lengths = {}
+    for key in LENGTHS:
+        if key in given:
+            lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
+    diagonal = i
+    if diagonal_alignment == "BOTTOM_RIGHT":
+        last_key, last_row = lengths.get("seq_len_kv", keys), lengths.get("seq_len_q", rows)
+        if not lengths:
+            diagonal = write("add", "diagonal", i, keys - rows) if keys != rows else i
+        else:
+            diagonal = write("sub", "diagonal", write("add", "moved", i, last_key), last_row)
+    if use_alibi_mask:
+        slopes = headed(alibi_slopes(heads).reshape(1, heads, 1, 1), "slopes")
+        distance = write("identity", "distance", write("sub", "ahead", j, diagonal), dtype=wide)
+        scores = write("add", "with alibi", scores, write("mul", "alibi", distance, slopes.astype(wide)))
+    conditions = []
+    if "mask" in given:
+        conditions.append(headed(given["mask"], "mask"))
+    if diagonal_band_right_bound is not None:
+        right = write("add", "right", diagonal, diagonal_band_right_bound) if diagonal_band_right_bound else diagonal
+        conditions.append(write("cmp_le", "right of band", j, right))
+    if diagonal_band_left_bound is not None:
+        left = write("sub", "left", diagonal, diagonal_band_left_bound) if diagonal_band_left_bound else diagonal
+        conditions.append(write("cmp_gt", "left of band", j, left))
+    if "seq_len_kv" in lengths:
+        conditions.append(write("cmp_lt", "key exists", j, lengths["seq_len_kv"]))
+    if "seq_len_q" in lengths:
+        conditions.append(write("cmp_lt", "row exists", i, lengths["seq_len_q"]))
+    if conditions:
+        admitted = conditions[0]
+        for condition in conditions[1:]:
+            admitted = write("logical_and", "admitted", admitted, condition)
+        scores = write("binary_select", "masked", scores, -inf, admitted)
+    most = write("reduction", "largest", scores, mode="max", axes=-1)
+    sink = None
+    if "sink_token" in given:
+        sink = write("identity", "sink", headed(given["sink_token"], "sink token"), dtype=wide)
+        most = write("max", "largest with sink", most, sink)
+    shift = write("binary_select", "shift", 0.0, most, write("cmp_eq", "alone", most, -inf))
+    e = write("exp", "exponentials", write("sub", "shifted", scores, shift))
+    total = write("reduction", "sum", e, mode="add", axes=-1)
+    if sink is not None:
+        total = write("add", "sum with sink", total, write("exp", "of sink", write("sub", "sink shifted", sink, shift)))
+    divisor = write("binary_select", "divisor", 1.0, total, write("cmp_eq", "none", total, 0.0))
+    p = write("mul", "probabilities", e, write("reciprocal", "inverse", divisor))
+    if v.dtype != p.dtype:
+        p = write("narrow", "rounded", p, dtype=v.dtype)
+    out = write("matmul", "attended", p, v, dtype=q.dtype)
+    if shared != heads:
+        out = write("reshape", "result", out, shape=(batch, heads, rows, v.shape[-1]))
+    if not generate_stats:
+        return out
+    stats = write("add", "log sum", write("log", "log", total), shift)
+    return out, stats if shared == heads else write("reshape", "stats", stats, shape=(batch, heads, rows, 1))
+
+
+def _reference(*arrays: Array, **attributes: Any) -> Any:
+    """In float64, whatever the scores' size."""
+    q, k, v, *others = (np.asarray(x) for x in arrays)
+    given = dict(zip(OPERANDS[3:], others))
+    heads, rows, depth = q.shape[1:]
+    group, keys = heads // k.shape[1], k.shape[2]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    scale = attributes["attn_scale"]
+    with np.errstate(all="ignore"):
+        scores = np.matmul(q, k.swapaxes(-1, -2)) * (1 / sqrt(depth) if scale is None else scale)
+        cap = attributes["soft_cap"]
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        if "bias" in given:
+            scores = scores + given["bias"]
+        i, j = np.arange(rows)[:, None], np.arange(keys)
+        ends = [given.get(n, np.array(m)).astype(np.int64) for n, m in (("seq_len_q", rows), ("seq_len_kv", keys))]
+        neutral = NEUTRAL["seq_len_q"]
+        ends = [np.where(x == neutral, m, x) if x.size == 1 else x for x, m in zip(ends, (rows, keys))]
+        last_row, last_key = (x.reshape(-1, 1, 1, 1) for x in ends)
+        bottom = attributes["diagonal_alignment"] == "BOTTOM_RIGHT"
+        diagonal = i + (last_key - last_row if bottom else 0)
+        if attributes["use_alibi_mask"]:
+            scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - diagonal)
+        admitted = np.broadcast_to((i < last_row) & (j < last_key), scores.shape)
+        if "mask" in given:
+            admitted = admitted & (given["mask"] != 0)
+        left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
+        if right is not None:
+            admitted = admitted & (j <= diagonal + right)
+        if left is not None:
+            admitted = admitted & (j > diagonal - left)
+        scores = np.where(admitted, scores, -inf)
+        most = scores.max(axis=-1, keepdims=True)
+        sink = given.get("sink_token")
+        if sink is not None:
+            most = np.maximum(most, sink)
+        shift = np.where(most == -inf, 0.0, most)
+        e = np.exp(scores - shift)
+        total = e.sum(axis=-1, keepdims=True)
+        if sink is not None:
+            total = total + np.exp(sink - shift)
+        out = np.matmul(e / np.where(total == 0, 1.0, total), v)
+        return (out, np.log(total) + shift) if attributes["generate_stats"] else out
+
+
+register(
+    Op(
+        name="sdpa",
+        kind=Kind.COMPOSITE,
+        operands=OPERANDS,
+        infer=_infer,
+        reference=_reference,
+        attributes={
+            "attn_scale": None,
+            "diagonal_alignment": "TOP_LEFT",
+            "diagonal_band_left_bound": None,
+            "diagonal_band_right_bound": None,
+            "use_causal_mask": False,
+            "use_alibi_mask": False,
+            "soft_cap": None,
+            "generate_stats": False,
+        },
+        normalize=_normalize,
+        expand=_expand,
+        results=("", "stats"),
+        optional=5,
+        neutral=NEUTRAL,
+        as_stored=True,
+        masks=("mask",),
+        integers=("bias", *LENGTHS, "sink_token"),
+        keeps_layout=True,
+        cudnn="sdpa",
+        doc="""Scaled dot-product attention: softmax(q k^T * attn_scale, over keys) v for every batch and head.
+
+        q is (B, H, Sq, D), k (B, Hk, Skv, D), v (B, Hk, Skv, Dv), in any layout; the result (B, H, Sq, Dv).  Hk divides
+        H: neighbouring heads of q share those of k and v (grouped and multi-query attention).
+
+        attn_scale (default 1 / sqrt(D)) multiplies the products of queries and keys; then come, in this order, if they
+        are given: soft_cap * tanh(score / soft_cap), bias (added), alibi (the slope of the head times key - query), and
+        the masks.  A query meets a key where mask is true, and in the band key <= query + right bound and key > query -
+        left bound (use_causal_mask: right bound 0); with diagonal_alignment "BOTTOM_RIGHT" positions count from the
+        ends.  bias and mask broadcast to (B, H, Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many
+        queries and keys a batch has; sink_token (1, H, 1, 1) is the score of one more key, whose value is 0.
+        generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
+
+        A query that meets no key has the result 0 (and -inf in the stats).  Values at keys that are met by no query of
+        a tile may be NaN; others must be finite even where they are masked.  The probabilities are rounded to v's dtype
+        before they are multiplied.""",
+    )
+)
+
+
+class Score:
+    """The scores of an attention node as a graph of their own: the product of queries and keys, and pointwise nodes.
+
+    graph     its inputs are the operands, its only output is the score.
+    operands  the graph's inputs that stand for the node's inputs, in order, beginning with queries and keys.
+    notes     the nodes that the attention stands for, as lines of text.
+    """
+
+    def __init__(self, graph: Any, operands: tuple[Any, ...], notes: tuple[str, ...]) -> None:
+        self.graph, self.operands, self.notes = graph, operands, notes
+
+    @property
+    def anchor(self) -> Any:
+        """The product of queries and keys."""
+        return next(n for n in self.graph.nodes if n.kind is Kind.CONTRACTION)
+
+    def __repr__(self) -> str:
+        return f"{len(self.graph.nodes)} nodes"
+
+
+def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+    raise NotImplementedError("attention nodes are made by a pass")
+
+
+#: (q, k turned, v[, sink], others of the score) -> the result, and the logarithms of the sums of exponentials if they
+#: are wanted.  probabilities is the name of the tensor that the values are multiplied with, rounded says whether it has
+#: their dtype.  Not in the op table: `passes.attention` makes it of products and a softmax.
+ATTENTION = Op(
+    name="attention",
+    kind=Kind.ATTENTION,
+    operands=("operand",),
+    variadic=True,
+    attributes={"score": REQUIRED, "probabilities": REQUIRED, "sink": False, "zero": False, "rounded": False},
+    infer=_no_shape,
+    reference=_no_shape,
+    results=("", "stats"),
+)

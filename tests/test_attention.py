@@ -1,0 +1,348 @@
+"""Attention: the op sdpa, what is recognised as attention, and the kernels of the family on the CPU against the
+reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, check_on_gpu, compile_for, executables
+
+import codegen
+import fusegraph as fg
+from codegen import attention
+from codegen.arch import arch as arch_of
+from codegen.spec import AttentionSpec, Bound
+from fusegraph.engines.reference import evaluate
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.ops.attention import alibi_slopes
+from fusegraph.passes.decompose import decompose
+from fusegraph.plan import plan
+from fusegraph.report.check import random_inputs, run
+
+Extra = Callable[[fg.Graph], Mapping[str, Any]]
+FORMS = ("sm_90a", "sm_80")
+
+
+def made(
+    *,
+    name: str = "attended",
+    dtype: str = "bfloat16",
+    batch: int = 1,
+    heads: int = 2,
+    shared: int | None = None,
+    rows: int = 65,
+    keys: int | None = None,
+    depth: int = 32,
+    width: int | None = None,
+    layout: str = "BHSD",
+    extra: Extra | None = None,
+    **attributes: Any,
+) -> fg.Graph:
+    """An sdpa of tensors in a layout; extra makes further operands."""
+    g = fg.Graph(name, io_dtype=dtype)
+    keys = keys or rows
+
+    def tensor(key: str, h: int, length: int, elements: int) -> fg.Tensor:
+        strides = {
+            "BHSD": (h * length * elements, length * elements, elements, 1),
+            "BSHD": (h * length * elements, elements, h * elements, 1),
+            "gaps": (h * length * (elements + 3), length * (elements + 3), elements + 3, 1),
+            "turned": (h * length * elements, length * elements, 1, length),
+        }[layout]
+        return g.tensor(key, (batch, h, length, elements), strides=strides)
+
+    q, k, v = (
+        tensor("q", heads, rows, depth),
+        tensor("k", shared or heads, keys, depth),
+        tensor("v", shared or heads, keys, width or depth),
+    )
+    result = g.sdpa(q, k, v, **(extra(g) if extra else {}), **attributes)
+    for key, t in zip(("o", "stats"), result if isinstance(result, tuple) else (result,)):
+        g.output(t, name=key)
+    return g
+
+
+def lengths(g: fg.Graph) -> dict[str, Any]:
+    return {
+        "seq_len_q": g.constant(np.array([65, 7], np.int32)),
+        "seq_len_kv": g.constant(np.array([130, 33], np.int32)),
+    }
+
+
+CAUSAL: dict[str, Any] = {"use_causal_mask": True}
+BOTTOM: dict[str, Any] = {**CAUSAL, "diagonal_alignment": "BOTTOM_RIGHT"}
+
+QUICK: tuple[dict[str, Any], ...] = (
+    {"name": "plain", "rows": 63, "keys": 65, "depth": 40, "heads": 1},
+    {"name": "causal", "rows": 130, "heads": 4, "shared": 2, **CAUSAL},
+)
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"name": "one", "rows": 1},
+    {"name": "one row", "rows": 1, "keys": 130, "depth": 64},
+    {"name": "bottom", "rows": 63, "keys": 130, "width": 64, "generate_stats": True, **BOTTOM},
+    {"name": "rows without keys", "rows": 130, "keys": 63, "use_alibi_mask": True, "heads": 3, **BOTTOM},
+    {"name": "window", "rows": 130, "depth": 64, "diagonal_band_left_bound": 20, **CAUSAL},
+    {"name": "band", "rows": 130, "diagonal_band_left_bound": 5, "diagonal_band_right_bound": 70},
+    {"name": "capped", "dtype": "float16", "keys": 130, "depth": 128, "soft_cap": 5.0, "layout": "BSHD"},
+    {"name": "scaled", "attn_scale": -0.3, "heads": 1},
+    {"name": "zero", "attn_scale": 0, "heads": 1},
+    {"name": "biased", "keys": 66, "extra": lambda g: {"bias": g.tensor("bias", (1, 1, 65, 66))}},
+    {"name": "biased keys", "keys": 67, "extra": lambda g: {"bias": g.tensor("bias", (67,), "float32")}},
+    {
+        "name": "masked",
+        "keys": 130,
+        "heads": 4,
+        "shared": 2,
+        "batch": 2,
+        "extra": lambda g: {"mask": g.tensor("mask", (2, 4, 65, 130), "bool")},
+    },
+    {"name": "lengths", "keys": 130, "batch": 2, "extra": lengths, **BOTTOM},
+    {
+        "name": "sunk",
+        "heads": 4,
+        "shared": 2,
+        "generate_stats": True,
+        "extra": lambda g: {"sink_token": g.tensor("sink", (1, 4, 1, 1), "float32")},
+        **CAUSAL,
+    },
+)
+
+
+@pytest.mark.parametrize("arch", FORMS)
+def test_forms(arch: str) -> None:
+    check_all([made(**how) for how in QUICK], arch=arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_variants(arch: str) -> None:
+    graphs = [made(**how) for how in VARIANTS]
+    assert [len(plan(g).kernels) for g in graphs] == [1] * len(graphs)
+    results = check_all(graphs, arch=arch)
+    for result, g in zip(results, graphs):
+        if g.name not in ("rows without keys", "lengths"):  # there rounding decides nothing, but 0 / 0 is looked at
+            assert not any(o.undecided for o in result.outputs), g.name
+
+
+@pytest.mark.slow
+def test_layouts_and_dtypes() -> None:
+    """Whatever lies badly for the copy engine, or is no 16-bit float, has another form."""
+    graphs = [made(name=f"lies {k}", layout=k, rows=33, keys=40) for k in ("BSHD", "gaps", "turned")]
+    graphs += [made(name=dtype, dtype=dtype, rows=33, keys=40, **CAUSAL) for dtype in ("float32", "float64")]
+    graphs.append(made(name="deep", rows=17, keys=33, depth=300, width=20))
+    check_all(graphs, arch="sm_90a")
+    check_all([made(name="strict", rows=9, keys=12)], strict=True)
+    check_all([made(name="unfused", rows=9, keys=12)], fusion=False)
+
+
+def test_the_reference_is_what_the_nodes_compute() -> None:
+    for how in (*QUICK, *VARIANTS):
+        g = made(**{**how, "dtype": "float64"})
+        inputs = random_inputs(g, 1)
+        parts = decompose(g)
+        whole, written_out = evaluate(g, inputs), evaluate(parts.graph, inputs)
+        for new, old in zip(parts.graph.outputs, g.outputs):
+            np.testing.assert_allclose(written_out[new], whole[old], rtol=1e-9, atol=1e-9, err_msg=g.name)
+
+
+def test_rows_without_keys_are_zero() -> None:
+    g = made(name="none", rows=5, keys=3, generate_stats=True, **BOTTOM)
+    (executable,) = executables([g])
+    found = run(executable, random_inputs(g))
+    assert not found["o"][:, :, :2].any()
+    assert (found["stats"][:, :, :2] == -inf).all()
+    assert np.isfinite(found["stats"][:, :, 2:]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_what_is_masked_does_not_leak(arch: str) -> None:
+    """NaN and infinity in keys that no query meets, and scores so large that their exponentials overflow."""
+    masked = made(name="nan", rows=65, keys=130, extra=lambda g: {"mask": g.tensor("mask", (130,), "bool")})
+    large = made(name="large", rows=65, keys=130, attn_scale=300.0)
+    for executable in executables([masked, large], arch=arch):
+        inputs = random_inputs(executable.graph, 3)
+        if executable.graph is masked:
+            inputs["mask"][...] = np.arange(130) % 3 > 0
+            inputs["k"][:, :, ::3] = np.nan
+            inputs["k"][:, :, 6] = np.inf
+        assert np.isfinite(np.asarray(run(executable, inputs)["o"], np.float32)).all(), executable.graph.name
+
+
+# ---- what is recognised
+
+
+def written_out(
+    g: fg.Graph, *, score: Callable[[fg.Graph, fg.Tensor], fg.Tensor] | None = None, keys: int = 40
+) -> tuple[fg.Tensor, fg.Tensor]:
+    """Attention as a user writes it: its probabilities, and the result."""
+    q, k, v = (g.tensor(name, (2, 3, n, 32)) for name, n in (("q", 33), ("k", keys), ("v", keys)))
+    s = (q @ k.transpose(0, 1, 3, 2)) * 0.25
+    p = g.softmax(score(g, s) if score else s)
+    return p, p @ v
+
+
+def documents(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
+    """Keys of the same document that come before, with a bias that depends on how long before."""
+    i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
+    document = g.tensor("document", (40,), "int32")
+    same = g.cmp_eq(g.slice(document, (0,), (33,)).reshape(33, 1), document)
+    distance = g.cast(i - j, "float32")
+    return g.cast(g.binary_select(s + g.exp(distance * -0.1), -inf, (j <= i) & same), "bfloat16")
+
+
+def decisions(g: fg.Graph) -> list[str]:
+    return [d.reason for d in plan(g).partition.decisions if "attention" in d.reason]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_written_out(arch: str) -> None:
+    graphs = []
+    for name, score in (("plain", None), ("documents", documents)):
+        g = fg.Graph(name, io_dtype="bfloat16")
+        g.output(written_out(g, score=score)[1], name="o")
+        assert [x.family for x in plan(g).partition.groups if x.family != "view"] == ["attention"]
+        assert "no score is in memory" in decisions(g)[0]
+        graphs.append(g)
+
+    def inputs(g: fg.Graph) -> dict[str, Any]:
+        found = random_inputs(g)
+        if "document" in found:
+            found["document"][...] = np.arange(40) // 7
+        return found
+
+    check_all(graphs, arch=arch, inputs=inputs)
+
+
+def test_bounds_follow_from_the_masks() -> None:
+    def spec(**how: Any) -> AttentionSpec:
+        (kernel,) = plan(made(heads=1, **how)).kernels
+        found = kernel.group.lowered.spec
+        assert isinstance(found, AttentionSpec)
+        return found
+
+    plain = spec()
+    assert (plain.bounds, plain.program.instructions, plain.scale) == ((), (), float(np.float32(32**-0.5)))
+    assert spec(**CAUSAL).bounds == (Bound(1, -1, 0),)
+    window = spec(rows=10, keys=15, diagonal_band_left_bound=4, **BOTTOM)
+    assert set(window.bounds) == {Bound(1, -1, 5), Bound(-1, 1, -2)}
+    assert not window.inside.instructions
+    padded = spec(batch=2, keys=130, extra=lengths, **BOTTOM)
+    assert {(b.row, b.key, len(b.loads)) for b in padded.bounds} == {(1, -1, 2), (0, -1, 1), (-1, 0, 1)}
+    capped = spec(soft_cap=2.0, **CAUSAL)
+    assert capped.scale == 2.0  # what is left of the scale follows the tangent
+    assert len(capped.inside.instructions) < len(capped.program.instructions)
+
+
+def needed_elsewhere(g: fg.Graph) -> fg.Tensor:
+    p, o = written_out(g)
+    g.output(p, name="p")
+    return o
+
+
+def other_axis(g: fg.Graph) -> fg.Tensor:
+    q, k, v = (g.tensor(name, (2, 3, 40, 32)) for name in "qkv")
+    return g.softmax(q @ k.transpose(0, 1, 3, 2), axis=2) @ v
+
+
+def two_products(g: fg.Graph) -> fg.Tensor:
+    q, k, v, r = (g.tensor(name, (2, 3, 40, 32)) for name in "qkvr")
+    turned = k.transpose(0, 1, 3, 2)
+    return g.softmax(q @ turned + r @ turned) @ v
+
+
+def not_of_a_product(g: fg.Graph) -> fg.Tensor:
+    return g.softmax(g.tensor("x", (2, 3, 33, 40))) @ g.tensor("v", (2, 3, 40, 32))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (needed_elsewhere, "'p' is an output of the graph"),
+        (other_axis, "not along the keys"),
+        (two_products, "depends on 2 products"),
+        (not_of_a_product, "depends on 0 products"),
+    ],
+)
+def test_what_only_looks_like_attention(build: Callable[[fg.Graph], fg.Tensor], reason: str) -> None:
+    g = fg.Graph("looks", io_dtype="bfloat16")
+    g.output(build(g), name="o")
+    (text,) = decisions(g)
+    assert "left as it is" in text
+    assert reason in text
+    assert all(x.family != "attention" for x in plan(g).partition.groups)
+
+
+@pytest.mark.slow
+def test_left_alone_it_is_still_right() -> None:
+    graphs = []
+    for build in (needed_elsewhere, other_axis, two_products):
+        g = fg.Graph("looks", io_dtype="bfloat16")
+        g.output(build(g), name="o")
+        graphs.append(g)
+    check_all(graphs)
+
+
+# ---- the op
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "how"),
+    [
+        (ShapeError, "not shared evenly", {"heads": 3, "shared": 2}),
+        (AttributeValueError, "soft_cap is a positive number", {"soft_cap": 0}),
+        (AttributeValueError, "TOP_LEFT", {"diagonal_alignment": "left"}),
+        (AttributeValueError, "not negative", {"diagonal_band_left_bound": -1}),
+        (AttributeValueError, "another one was given", {"diagonal_band_right_bound": 3, **CAUSAL}),
+        (ShapeError, "bias .* does not broadcast", {"extra": lambda g: {"bias": g.tensor("b", (3, 65))}}),
+        (DTypeError, "seq_len_q is an integer", {"extra": lambda g: {"seq_len_q": g.tensor("n", (1,))}}),
+        (GraphError, "no attribute|unexpected", {"window": 3}),
+    ],
+)
+def test_refusals(error: type[Exception], text: str, how: dict[str, Any]) -> None:
+    with pytest.raises(error, match=text):
+        made(**how)
+
+
+def test_alibi_slopes() -> None:
+    np.testing.assert_allclose(alibi_slopes(8), [2.0**-k for k in range(1, 9)])
+    assert len(set(alibi_slopes(12).tolist())) == 12
+
+
+# ---- compiled for GPUs, and on one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_without_spills(arch: str) -> None:
+    graphs = [made(name=f"d{d}", rows=512, depth=d, **CAUSAL) for d in (64, 128, 256)]
+    graphs.append(made(name="capped", rows=509, keys=1021, depth=96, soft_cap=30.0, generate_stats=True))
+    for compiled in compile_for(arch, graphs):
+        assert compiled.spill_bytes == 0
+        assert "C75" not in compiled.log
+
+
+def test_schedules_hold_what_they_promise() -> None:
+    """Every schedule fits the chip, and data about it stays the same."""
+    for how in (*QUICK, *VARIANTS):
+        (kernel,) = plan(made(**how)).kernels
+        spec = kernel.group.lowered.spec
+        for name in ("sm_80", "sm_90a"):
+            target = arch_of(name)
+            for s in codegen.schedules(spec, target):
+                assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
+                source = attention.render(spec, s)  # type: ignore[arg-type]
+                assert source.dynamic_shared_bytes <= target.shared_bytes_per_block
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu([made(**how) for how in (*QUICK, *VARIANTS)])
+    sizes = [(1, 1), (63, 65), (509, 4097), (4097, 509)]
+    check_on_gpu([made(rows=m, keys=n, depth=64, **how) for m, n in sizes for how in ({}, CAUSAL)])
