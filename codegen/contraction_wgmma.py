@@ -147,7 +147,7 @@ class _Renderer(Producer, Results):
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
-        if self.carries_anywhere:
+        if self.carries_words:
             more.append("carry.cuh")
         if self.computed is not None:
             more.append("computed.cuh")

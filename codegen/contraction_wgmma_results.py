@@ -14,9 +14,6 @@ from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec
 from codegen.tiles import Factors
 
-#: Bytes: of shorter accesses than these fewer are needed if most have 16 aligned bytes and the rest one element.
-SHORT = 8
-
 
 class Results:
     """Writes what a consumer does with the sums of a tile."""
@@ -158,7 +155,7 @@ class Results:
         w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
         if ragged_n:
             w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-        if not layout.carried:  # else the barrier of the chunk between tells that this buffer has been read
+        if not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
             w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         elif self.partials.rows:
@@ -176,8 +173,8 @@ class Results:
         if self._outside:
             w.line(f"if ({' || '.join(self._outside)}) continue;")
         position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-        reads = any(op.strides[-1] for op in layout.program.loads)  # else a result too many does no harm in the buffer
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing if reads else None)
+        left = f"{self.parts.cols} - n"  # a result too many does no harm in the buffer
+        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, left)
         sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
         sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
         self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values], sinks=sinks)
@@ -191,7 +188,10 @@ class Results:
                 w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
         w.close()
         if layout.carried:
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+            if self._by_warps:
+                w.line("__syncwarp();  // a warp carries out its own rows")
+            else:
+                w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
             for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
                 self._carry(name, pointer, op, group)
         else:
@@ -203,96 +203,57 @@ class Results:
 
     def _carry(self, name: str, pointer: str, op: Operand, group: str) -> None:
         """Results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
-        vector = self._carried_vector(op)
-        tile = f"&shared.{name}[{group}][buffer][0][0]"
-        if vector:
-            self._carry_vectors(tile, pointer, op, vector)
-        elif self.layout.turned:
-            self._carry_columns(tile, pointer, op)
-        else:
-            self._carry_rows(tile, pointer, op)
-
-    def _carry_vectors(self, tile: str, pointer: str, op: Operand, vector: int) -> None:
-        """Rows (columns) that begin at multiples of a vector, and have as many elements."""
         w, s, layout = self.w, self.s, self.layout
         wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
-        vector = min(vector, wide)
+        words, vector = self._in_words(op), min(self._carried_vector(op), wide)
+        lanes = wide * op.dtype.itemsize // 4 if words else wide // vector
+        own = self._by_warps
         w.line("#pragma unroll 4")
-        w.open(f"for (int i = t; i < {wide * tall // vector}; i += {GROUP})")
-        slow, fast = f"i / {wide // vector}", tidy(f"i % {wide // vector} * {vector}")
+        if own:
+            w.open(f"for (int i = lane; i < {tall // 4 * lanes}; i += 32)")
+        else:
+            w.open(f"for (int i = t; i < {tall * lanes}; i += {GROUP})")
+        slow, fast = f"{'t / 32 * 16 + ' if own else ''}i / {lanes}", tidy(f"i % {lanes} * {vector}")
         r, c = (fast, slow) if layout.turned else (slow, fast)
-        w.line(f"const int r = {r}, c = {c};")
-        coordinates = self._carried_row()
-        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
+        w.line(f"const int r = {r};" if words else f"const int r = {r}, c = {c};")
+        coordinates = self._row("r" if s.turns or s.groups == 1 else f"{self.rows} + r", clamp=False)
+        ragged_n = self.parts.cols % s.cols
+        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk}{'' if words else ' + c'};")
         outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+        outside += [f"n >= {self.parts.cols}"] if ragged_n and not words else []
         if outside or self._outside:
             w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
-        place = "c, r" if layout.turned else "r, c"
-        offset = linear(list(zip([*coordinates, "n"], op.strides)))
-        w.line(f"store({pointer} + {offset}, load_results<{vector}, {wide}>({tile}, {place}));")
-        w.close()
-
-    def _carry_rows(self, tile: str, pointer: str, op: Operand) -> None:
-        """Rows that begin anywhere."""
-        w, s, chunk = self.w, self.s, self.layout.chunk
-        lanes = chunk * op.dtype.itemsize // 16
-        w.line("#pragma unroll 2")
-        w.open(f"for (int i = t; i < {lanes * GROUP_ROWS}; i += {GROUP})")
-        w.line(f"const int r = i / {lanes};" if lanes > 1 else "const int r = i;")
-        w.line(f"const {self.t} n = {self._n0} + chunk * {chunk};")
-        coordinates = self._carried_row()
-        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        if outside or self._outside:
-            w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
-        count = str(chunk)
-        if self.parts.cols % s.cols:
-            count = f"min({chunk}, {self._count(f'{self.parts.cols} - n')})"
         to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
-        w.line(f"carry_row<{chunk}>({to}, {tile}, r, 0, {count}, {f'i % {lanes}' if lanes > 1 else '0'});")
+        tile = f"&shared.{name}[{group}][buffer][0][0]"
+        if words:
+            left = f"{self.parts.cols} - n" if self.t == "int32" else f"int({self.parts.cols} - n)"
+            count = f"min({wide}, {left})" if ragged_n else str(wide)
+            w.line(f"carry_word<{wide}>({to}, {tile}, r, {count}, i % {lanes});")
+        else:
+            w.line(f"store({to}, load_results<{vector}, {wide}>({tile}, {'c, r' if layout.turned else 'r, c'}));")
         w.close()
 
-    def _carry_columns(self, tile: str, pointer: str, op: Operand) -> None:
-        """Columns of results that are contiguous along rows: as many at a time as lie in one image."""
-        w, s, layout = self.w, self.s, self.layout
-        lanes = GROUP_ROWS * op.dtype.itemsize // 16
-        w.open(f"for (int i = t; i < {lanes * layout.chunk}; i += {GROUP})")
-        w.line(f"const int c = i / {lanes};")
-        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
-        if self.parts.cols % s.cols:
-            w.line(f"if (n >= {self.parts.cols}) continue;")
-        w.open(f"for (int r = 0, count; r < {GROUP_ROWS}; r += count)")
-        coordinates = self._carried_row()
-        if self.parts.rows % s.rows:
-            w.line(f"if (m >= {self.parts.rows}) break;")
-        left = self._count(f"{layout.rows[-1]} - {coordinates[-1]}")
-        w.line(f"count = min({GROUP_ROWS} - r, {left});")
-        offset = linear(list(zip([*coordinates, "n"], op.strides)))
-        w.line(f"carry_row<{GROUP_ROWS}>({pointer} + {offset}, {tile}, c, r, count, i % {lanes});")
-        w.close()
-        w.close()
-
-    def _carried_row(self) -> list[str]:
-        """Writes row r of a consumer's; returns its coordinates."""
-        return self._row("r" if self.s.turns or self.s.groups == 1 else f"{self.rows} + r", clamp=False)
+    @property
+    def _by_warps(self) -> bool:
+        """Whether the warps that carry results out need not wait for each other: each has all of its rows."""
+        return self.layout.carried and not self.layout.turned and not self.partials.rows
 
     def _carried_vector(self, op: Operand) -> int:
-        """Results that every access to an output can have at aligned addresses; 0 if they would be short."""
+        """Results that every access to an output can have at aligned addresses."""
         along = len(self.layout.batch) + len(self.layout.rows) - (1 if self.layout.turned else 0)
         size = self.layout.rows[-1] if self.layout.turned else self.parts.cols
         vector = 16 // op.dtype.itemsize
         while vector > 1 and (size % vector or not self.epilogue.wide(op, vector, along)):
             vector //= 2
-        return vector if vector * op.dtype.itemsize >= SHORT else 0
+        return vector
+
+    def _in_words(self, op: Operand) -> bool:
+        """Whether rows of an output begin anywhere, and are carried out in words as they lie in memory."""
+        return not self.layout.turned and self._carried_vector(op) * op.dtype.itemsize < 4
 
     @property
-    def carries_anywhere(self) -> bool:
-        """Whether threads carry results to rows that begin anywhere."""
-        return self.layout.carried and not all(map(self._carried_vector, self.layout.stores))
-
-    def _count(self, text: str) -> str:
-        """A number of results as an int."""
-        return text if self.t == "int32" else f"int({text})"
+    def carries_words(self) -> bool:
+        return self.layout.carried and any(map(self._in_words, self.layout.stores))
 
     def _copy_out(self, group: str, ragged_m: bool) -> None:
         """One thread tells the copy engine to take the results of a chunk."""

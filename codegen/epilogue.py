@@ -65,12 +65,15 @@ class Run:
 
     element  C variable that counts them.
     missing  the condition under which one does not exist, given its number; None if all of them always do.
+    left     C expression of how many neighbours exist from the first result on, if what is read for a missing one does
+             not matter: none are left out then unless they would be read one by one.
     """
 
     count: int
     along: int
     element: str
     missing: Callable[[str], str] | None = None
+    left: str | None = None
 
 
 class Epilogue:
@@ -130,12 +133,18 @@ class Epilogue:
 
         vectors: dict[int, str] = {}
         stored: dict[int, str] = {}
-        if run and run.missing is None:
+        missing = run.missing if run else None
+        if run and (missing is None or run.left is not None):
             for n, operand in enumerate(program.loads):
                 if Load(n) not in self._terms and self.wide(operand, run.count, run.along):
                     vectors[n] = self.names.unique(operand.name, "_v")
                     source = f"{self.pointers.loads[n]} + {first(operand.strides)}"
-                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
+                    left = f", {run.left}" if missing is not None else ""
+                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source}{left});")
+            single = [n for n, op in enumerate(program.loads) if n not in vectors and op.strides[run.along]]
+            if run.left is not None and not single:
+                missing = None
+        if run and run.missing is None:
             for n, store in enumerate(program.stores):
                 if staged is None and self.wide(store.operand, run.count, run.along):
                     stored[n] = self.names.unique(store.operand.name, "_v")
@@ -145,8 +154,8 @@ class Epilogue:
             reach = max((op.strides[run.along] * run.count for op in program.operands), default=0)
             small = "int" if reach < 2**31 else "int64"
             w.open(f"for ({small} {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
-            if run.missing is not None:
-                w.line(f"if ({run.missing(run.element)}) continue;")
+            if missing is not None:
+                w.line(f"if ({missing(run.element)}) continue;")
         terms = dict(self._terms)
         for n, operand in enumerate(program.loads):
             if Load(n) in terms:

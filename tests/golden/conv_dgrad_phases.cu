@@ -124,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
                     }
                     store_fragments<64>(&shared.dx_out[group][buffer][0][0], t / 32 * 16, j, dx_v);
                 }
-                named_barrier_sync(group + 1, 128);
+                __syncwarp();  // a warp carries out its own rows
                 #pragma unroll 4
-                for (int i = t; i < 512; i += 128) {
-                    const int r = i / 8, c = i % 8 * 8;
+                for (int i = lane; i < 128; i += 32) {
+                    const int r = t / 32 * 16 + i / 8, c = i % 8 * 8;
                     const int32 m = m0 + group * 64 + r;
                     const int32 m_0 = m / 784;
                     const int32 m_1 = m / 28 % 28;
