@@ -278,7 +278,7 @@ MALFORMED = {
     "shapes": (one("Add", [2], [3]), "do not broadcast"),
     "declared": (model([("Relu", "x", "y")], X, [value("y", [2, 2], I64)]), "is declared as int64, but is float32"),
     "opset": (one("Relu", [2], opset=1000), "it is of operator set 1000; the installed package onnx knows those up to"),
-    "axis": (one("Softmax", [2], attributes={"axis": 5}), "(Softmax): softmax: axis 5 is not one of the 1 axes"),
+    "axis": (one("Softmax", [2], attributes={"axis": 5}), "(Softmax): axis 5 is not one of the 1 axes"),
     "strides": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"strides": [0, 1]}), "strides has 2 numbers of at"),
     "pads": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"pads": [-1] * 4}), "padding"),
     "large pads": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"pads": [2**62] * 4}), "overflows"),

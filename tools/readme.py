@@ -107,6 +107,25 @@ def _op(op: Op) -> str:
     return f"`{op.name}({', '.join(plain)})`{star}" if plain else f"`{op.name}`{star}"
 
 
+# --- ONNX's node tests
+
+
+def onnx() -> str:
+    """What tests/onnx_node_tests.json says: passed, skipped by reason, failed."""
+    found = json.loads((ROOT / "tests" / "onnx_node_tests.json").read_text("utf-8"))
+    skipped: dict[str, int] = found["skipped"]
+    rare = [reason for reason, count in skipped.items() if count < 5]
+    rows = [
+        ["**passed**", f"**{found['passed']}**"],
+        ["**failed**", f"**{len(found['failed'])}**"],
+        ["**skipped**", f"**{sum(skipped.values())}**"],
+        *([reason, str(count)] for reason, count in skipped.items() if reason not in rare),
+        [f"others: {', '.join(rare)}", str(sum(skipped[reason] for reason in rare))],
+    ]
+    table = [_cells([f"node tests of onnx {found['onnx']}", "number"]), _cells(["---", "---:"]), *map(_cells, rows)]
+    return "\n".join(table) + "\n"
+
+
 # --- what was measured
 
 
@@ -324,7 +343,7 @@ Makers = Mapping[str, Callable[[], str]]
 
 def readme_makers(_: str) -> Makers:
     """What makes the sections of README.md, by their names."""
-    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, measurements)}
+    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, onnx, measurements)}
 
 
 def hopper_makers(text: str) -> Makers:

@@ -27,15 +27,23 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
 
     def run(self, inputs: Any, **_: Any) -> tuple[np.ndarray[Any, Any], ...]:
         """The outputs, from arrays in the order of the inputs or by name."""
+        arrays = self._arrays(inputs)
+        model, executable = self._built(arrays)
+        results = executable(*(arrays[name] for name in model.inputs))
+        return results if isinstance(results, tuple) else (results,)
+
+    def model(self, inputs: Any) -> Model:
+        """The graph for inputs of these shapes."""
+        return self._built(self._arrays(inputs))[0]
+
+    def _arrays(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
         if not isinstance(inputs, Mapping):
             given = inputs if isinstance(inputs, Sequence) else [inputs]
             if len(given) > len(self._names):
                 raise ArgumentError(f"the model has {len(self._names)} inputs, got {len(given)}")
             inputs = dict(zip(self._names, given))
-        arrays = {name: np.asarray(x) for name, x in inputs.items() if not isinstance(x, list | tuple | None)}
-        model, executable = self._built(arrays)
-        results = executable(*(arrays[name] for name in model.inputs))
-        return results if isinstance(results, tuple) else (results,)
+        return {name: np.asarray(x) for name, x in inputs.items() if not isinstance(x, list | tuple | None)}
 
     def _built(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Model, Executable]:
         while True:

@@ -1,0 +1,75 @@
+"""The node tests of the package ``onnx``, and one of every operator as kernels on the CPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx.backend.test.runner import Runner
+from onnx_node_tests import RESULTS, array, cases, run, summary
+
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.frontends.onnx.table import TABLE
+from fusegraph.lowering.base import Options
+from fusegraph.onnx import Backend
+
+
+@pytest.mark.slow
+def test_the_node_tests_of_onnx() -> None:
+    outcome = run(cases())
+    assert not outcome.failed, "\n".join(f"{name}: {what}" for name, what in outcome.failed.items())
+    recorded = json.loads(RESULTS.read_text())
+    if onnx.__version__ == recorded["onnx"]:
+        assert summary(outcome) == recorded, "run python tests/onnx_node_tests.py and python tools/readme.py"
+    else:  # another version has other tests
+        assert len(outcome.passed) > 1000
+
+
+@pytest.mark.slow
+def test_every_operator_as_kernels() -> None:
+    """One node test of each operator of the table, the smallest: all kernels in one run of the compiler."""
+    chosen: dict[str, Any] = {}
+    for test in cases():
+        nodes = test.model.graph.node
+        if len(nodes) == 1 and (nodes[0].domain, nodes[0].op_type) in TABLE:
+            smallest = chosen.get(nodes[0].op_type)
+            if supported(test) and (smallest is None or size(test) < size(smallest)):
+                chosen[nodes[0].op_type] = test
+    assert set(chosen) >= {name for domain, name in TABLE if not domain} - WITHOUT
+    models = [Backend.prepare(t.model, engine="reference").model(inputs(t)) for t in chosen.values()]
+    executables = [CpuExecutable(model.graph, Options(), lazy=True) for model in models]
+    build_together(executables)
+    for test, model, executable in zip(chosen.values(), models, executables):
+        given = dict(zip((v.name for v in test.model.graph.input), inputs(test)))
+        found = executable(*(given[name] for name in model.inputs))
+        expected = [array(x) for x in test.data_sets[0][1]]
+        results = found if isinstance(found, tuple) else (found,)
+        Runner.assert_similar_outputs(expected, results, test.rtol, max(test.atol, 1e-5))
+
+
+#: Operators of the table of which there is no node test of their own in a type that there is.
+WITHOUT = frozenset({"GlobalLpPool"})
+
+
+def inputs(test: Any) -> list[Any]:
+    return [array(x) for x in test.data_sets[0][0]]
+
+
+def size(test: Any) -> int:
+    """Elements of all inputs; ones that are no multiple of a vector first."""
+    return sum(x.size for x in inputs(test))
+
+
+def supported(test: Any) -> bool:
+    return not run([test]).skipped
+
+
+def test_recorded_results_have_no_failures() -> None:
+    recorded = json.loads(RESULTS.read_text())
+    assert recorded["failed"] == {}
+    assert recorded["passed"] > 1400
