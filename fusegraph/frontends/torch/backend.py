@@ -1,0 +1,159 @@
+"""``torch.compile(model, backend="fusegraph")``: torch traces, AOTAutograd makes graphs of ATen operators without
+mutation, forward and backward, and each is cut, built and compiled here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from fusegraph.engines import compile as compile_graph
+from fusegraph.errors import ArgumentError
+from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
+    contraction,
+    movement,
+    norm,
+    pointwise,
+    reduction,
+    window,
+)
+from fusegraph.frontends.torch.build import build
+from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
+from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, symbols
+from fusegraph.frontends.torch.program import Program, write
+from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
+from fusegraph.frontends.torch.table import HANDLERS, Precision
+from fusegraph.graph import Graph
+
+#: Left as they are though they have a decomposition: attention is torch's own call.
+_WHOLE = (
+    "aten.scaled_dot_product_attention.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+)
+#: What `torch.compile(options=...)` may have: options of `fusegraph.compile`.
+_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs")
+
+
+def decompositions() -> dict[Any, Any]:
+    """The core ATen decompositions, but for the operators that the table has."""
+    return {
+        op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS and str(op) not in _WHOLE
+    }
+
+
+def backend(
+    module: Any, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compiles a graph that torch's tracer gives.
+
+    mode "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  options are those of
+    `fusegraph.compile`: strict, fusion, autotune, workspace_limit, jobs.  Raises ArgumentError for others.
+    """
+    settings = _settings(mode, options)
+
+    def compiler(phase: str) -> Callable[[Any, Sequence[Any]], Program]:
+        return lambda traced, _: _boxed(_function(traced, phase, settings))
+
+    made = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return made(module, inputs)
+
+
+def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    settings = dict(options or {})
+    for key in settings:
+        if key not in _OPTIONS:
+            raise ArgumentError(f"backend fusegraph has no option {key!r}; it has: {', '.join(_OPTIONS)}")
+    modes = (None, "default", "max-autotune", "max-autotune-no-cudagraphs")
+    if mode not in modes:
+        raise ArgumentError(f"backend fusegraph has no mode {mode!r}; it has: {', '.join(map(str, modes))}")
+    if mode is not None and mode.startswith("max-autotune"):
+        settings.setdefault("autotune", True)
+    return settings
+
+
+def _boxed(program: Program) -> Program:
+    """Marks a function as one that takes its arguments in a list, which it may empty."""
+    program._boxed_call = True  # type: ignore[attr-defined]
+    return program
+
+
+def _function(module: Any, phase: str, settings: Mapping[str, Any]) -> Program:
+    """What computes a traced graph; one with symbolic sizes is compiled for each choice of them when it comes."""
+    graph = module.graph
+    if not is_symbolic(graph):
+        return compile_program(graph, forms_of(graph, {}), phase, settings)
+    known: dict[tuple[Any, ...], Program] = {}
+
+    def program(arguments: list[Any]) -> Sequence[Any]:
+        key = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in arguments])
+        found = known.get(key)
+        if found is None:
+            forms = forms_of(graph, symbols(graph, arguments))
+            found = known[key] = compile_program(graph, forms, phase, settings)
+        return found(arguments)
+
+    return program
+
+
+def compile_program(graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any]) -> Program:
+    """Cuts a graph, compiles the pieces and writes the function that runs them."""
+    start = time.perf_counter()
+    analysis = Analysis(graph, forms)
+    division, graphs = in_pieces(analysis, phase)
+    run = {}
+    pieces = []
+    for piece, part in graphs.items():
+        kind, _, index = piece.device.partition(":")
+        engine: dict[str, Any] = {"engine": "cuda", "device": int(index or 0)} if kind == "cuda" else {"engine": "cpu"}
+        how = {key: value for key, value in settings.items() if kind == "cuda" or key not in ("autotune", "jobs")}
+        executable = run[piece] = compile_graph(part, **engine, **how)
+        assert executable.plan is not None
+        pieces.append(piece_report(executable.plan, piece.device))
+    program = write(analysis, division, run)
+    left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
+    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start))
+    return program
+
+
+def in_pieces(analysis: Analysis, name: str, names: Mapping[Any, str] | None = None) -> tuple[Cut, dict[Piece, Graph]]:
+    """Cuts a graph such that every piece can be built, and builds them."""
+    refused: dict[Any, str] = {}
+    while True:
+        division = cut(analysis, refused)
+        several = len(division.pieces) > 1
+        built = {
+            piece: build(piece, analysis, f"{name}_{number}" if several else name, precision(piece.device), names or {})
+            for number, piece in enumerate(division.pieces, start=1)
+        }
+        fresh = {node: reason for b in built.values() for node, reason in b.refused.items()}
+        if not fresh:
+            return division, {piece: b.graph for piece, b in built.items()}
+        refused |= fresh
+
+
+def precision(device: str) -> Precision:
+    """What torch's settings, which are those of CUDA, allow: tf32 in products, and in convolutions."""
+    if not device.startswith("cuda"):
+        return Precision()
+    return Precision(_allows_tf32(torch.backends.cuda.matmul), _allows_tf32(torch.backends.cudnn, "conv"))
+
+
+def _allows_tf32(settings: Any, part: str | None = None) -> bool:
+    """By the setting of newer releases of torch, or by the one it has replaced."""
+    newer: Any = getattr(settings, part, None) if part else settings
+    if hasattr(newer, "fp32_precision"):
+        return bool(newer.fp32_precision == "tf32")
+    return bool(settings.allow_tf32)

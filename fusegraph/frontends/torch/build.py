@@ -1,0 +1,121 @@
+"""A piece of an FX graph as a Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusegraph.errors import FusegraphError, NotSupportedError
+from fusegraph.frontends.torch.cut import Analysis, Piece
+from fusegraph.frontends.torch.forms import is_projection
+from fusegraph.frontends.torch.table import FREE, HANDLERS, Call, Form, Precision
+from fusegraph.graph import Graph, Tensor
+from fusegraph.layout import overlaps
+
+
+@dataclass(frozen=True)
+class Built:
+    """A piece's graph, its inputs and outputs in the order of the piece's; or the nodes that torch has to compute, with
+    the reason, where a handler did not take them.
+    """
+
+    graph: Graph
+    refused: Mapping[Any, str]
+
+
+class _Skip(Exception):
+    """What a node needs could not be made."""
+
+
+def build(piece: Piece, analysis: Analysis, name: str, precision: Precision, names: Mapping[Any, str]) -> Built:
+    """Builds a piece's graph; ``names`` has names of inputs that say more than their nodes'."""
+    return _Builder(piece, analysis, name, precision, names).build()
+
+
+class _Builder:
+    def __init__(
+        self, piece: Piece, analysis: Analysis, name: str, precision: Precision, names: Mapping[Any, str]
+    ) -> None:
+        self._piece, self._analysis, self._precision = piece, analysis, precision
+        self._graph = Graph(name)
+        self._values: dict[Any, Any] = {}
+        self._refused: dict[Any, str] = {}
+        for node in piece.inputs:
+            form = analysis.forms.of(node)
+            assert form is not None
+            self._values[node] = self._graph.tensor(
+                names.get(node, node.name), form.shape, form.dtype, strides=form.strides
+            )
+
+    def build(self) -> Built:
+        for node in self._piece.nodes:
+            try:
+                self._values[node] = self._applied(node, HANDLERS)
+            except _Skip:
+                continue
+            except FusegraphError as error:
+                self._refused[node] = str(error)
+        if not self._refused:
+            for node in self._piece.outputs:
+                self._output(node)
+        return Built(self._graph, self._refused)
+
+    def _output(self, node: Any) -> None:
+        form = self._form(node)
+        value = self._value(node)
+        if value in self._graph.outputs:
+            value = self._graph.identity(value)
+        strides = form.strides if not overlaps(form.shape, form.strides) else None
+        self._graph.output(value, strides=strides)
+
+    def _form(self, node: Any) -> Form:
+        form = self._analysis.forms.of(node)
+        assert form is not None
+        return form
+
+    def _value(self, node: Any) -> Any:
+        """A node's tensor, or tuple of several, made now if it is a view, a constant or one of several results."""
+        if node not in self._values:
+            if is_projection(node):
+                self._values[node] = self._value(node.args[0])[node.args[1]]
+            elif node in self._analysis.forms.numbers:
+                return self._analysis.forms.numbers[node]
+            elif self._analysis.is_free(node):
+                self._values[node] = self._applied(node, FREE)
+            else:
+                raise _Skip
+            if self._values[node] is None:
+                raise NotSupportedError(f"{node.name} is a result that is not computed")
+        return self._values[node]
+
+    def _applied(self, node: Any, table: Mapping[str, Any]) -> Any:
+        """What a handler makes of a node, which must have the forms that torch says."""
+        forms = self._analysis.forms.forms[node]
+        assert forms is not None
+        call = Call(self._graph, forms, self._precision)
+        args, kwargs = self._argument(node.args), self._argument(node.kwargs)
+        result = table[str(node.target)](call, *args, **kwargs)
+        for tensor, form in zip(result if isinstance(result, tuple) else (result,), forms):
+            if (
+                isinstance(tensor, Tensor)
+                and form is not None
+                and (tensor.shape, tensor.dtype)
+                != (
+                    form.shape,
+                    form.dtype,
+                )
+            ):
+                raise NotSupportedError(
+                    f"its result would be {tensor.dtype} {list(tensor.shape)}, in torch it is {form.dtype} "
+                    f"{list(form.shape)}"
+                )
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        """An argument of a node with tensors in the place of nodes."""
+        if isinstance(value, tuple | list):
+            return tuple(self._argument(v) for v in value)
+        if isinstance(value, dict):
+            return {key: self._argument(v) for key, v in value.items()}
+        return self._value(value) if hasattr(value, "all_input_nodes") else value

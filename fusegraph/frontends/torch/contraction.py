@@ -1,0 +1,102 @@
+"""ATen's matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusegraph.dtypes import float32
+from fusegraph.errors import NotSupportedError
+from fusegraph.frontends.torch.table import Call, aten, pair
+from fusegraph.graph import Tensor
+from fusegraph.ops.convolution import smallest_sizes
+
+
+def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
+    if not c.dtype.is_float:
+        a, b = c.cast(a), c.cast(b)
+    compute = "tf32" if c.precision.matmul and a.dtype == float32 else None
+    result: Tensor = c.graph.matmul(a, b, compute_dtype=compute)
+    return c.cast(result)
+
+
+@aten("mm.default", "bmm.default", "mv.default")
+def _mm(c: Call, a: Tensor, b: Tensor) -> Tensor:
+    if b.rank == 1:
+        return _product(c, a, b.reshape(-1, 1)).reshape(c.form.shape)
+    return _product(c, a, b)
+
+
+@aten("addmm.default", "baddbmm.default")
+def _addmm(c: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    result = _product(c, a, b)
+    result = result if alpha == 1 else c.apply("mul", result, alpha)
+    if beta == 0:  # x counts for nothing then, NaN or not
+        return result
+    return c.apply("add", result, x if beta == 1 else c.apply("mul", x, beta))
+
+
+def _compute(c: Call, x: Tensor) -> str | None:
+    return "tf32" if c.precision.convolution and x.dtype == float32 else None
+
+
+@aten("convolution.default")
+def _convolution(
+    c: Call,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    spatial = x.rank - 2
+    if spatial < 1:
+        raise NotSupportedError(f"a convolution of rank {x.rank}")
+    how = {key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))}
+    how["groups"] = groups  # type: ignore[assignment]
+    if transposed:
+        least = smallest_sizes(x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"])
+        size = [a + b for a, b in zip(least, pair(output_padding, spatial))]
+        result = c.graph.conv_dgrad(x, w, size=size, compute_dtype=_compute(c, x), **how)
+    else:
+        result = c.graph.conv_fprop(x, w, compute_dtype=_compute(c, x), **how)
+    if bias is not None:
+        result = c.graph.add(result, bias.reshape((-1, *(1,) * spatial)))
+    return c.cast(result)
+
+
+@aten("convolution_backward.default")
+def _convolution_backward(
+    c: Call,
+    loss: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, w and the bias, those that the mask asks for."""
+    spatial = x.rank - 2
+    how: dict[str, Any] = {
+        key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
+    }
+    how |= {"groups": groups, "compute_dtype": _compute(c, x)}
+    dx = dw = db = None
+    if transposed:  # the forward op of which this is the gradient is itself a gradient, that of a convolution
+        dx = c.graph.conv_fprop(loss, w, **how) if output_mask[0] else None
+        dw = c.graph.conv_wgrad(loss, x, taps=w.shape[2:], **how) if output_mask[1] else None
+    else:
+        dx = c.graph.conv_dgrad(loss, w, size=x.shape[2:], **how) if output_mask[0] else None
+        dw = c.graph.conv_wgrad(x, loss, taps=w.shape[2:], **how) if output_mask[1] else None
+    if output_mask[2]:
+        db = c.graph.reduction(loss, mode="add", axes=(0, *range(2, loss.rank)), keepdims=False)
+    return dx, dw, db

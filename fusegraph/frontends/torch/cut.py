@@ -1,0 +1,202 @@
+"""An FX graph cut into pieces: what fusegraph compiles, and between them what torch computes.
+
+Every node that the table takes has a level, the number of times that values on the way to it went through torch and
+back.  Those of one level (and device) are a piece: a path that leaves it ends in higher levels, so that each piece is
+convex, and there are as few of them as changes of hands on the longest path.  Views and constants belong nowhere: who
+needs one makes it, so that what is handed over lies in memory as torch says, and views of it stay views.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from fusegraph.frontends.torch.forms import Forms, is_projection
+from fusegraph.frontends.torch.table import FREE, HANDLERS, Form
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes of one level on one device, in the graph's order; what it takes and what others need of it, neither views
+    nor constants.
+    """
+
+    level: int
+    device: str
+    nodes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """levels: for every node that torch computes or a piece does.  left: the nodes that torch computes, with the
+    reason.
+    """
+
+    pieces: tuple[Piece, ...]
+    levels: Mapping[Any, int]
+    left: Mapping[Any, str]
+
+
+class Analysis:
+    """What of a graph is whose."""
+
+    def __init__(self, graph: Any, forms: Forms) -> None:
+        self.graph = graph
+        self.forms = forms
+        self._roots: dict[Any, tuple[Any, ...]] = {}
+
+    def is_free(self, node: Any) -> bool:
+        """Whether a node is a view or a constant that a piece can make."""
+        if is_projection(node):
+            return self.is_free(node.args[0])
+        if node.op != "call_function" or str(node.target) not in FREE:
+            return False
+        known = self.forms.forms.get(node)
+        return known is not None and all(f is not None and f.dtype is not None for f in known)
+
+    def roots(self, node: Any) -> tuple[Any, ...]:
+        """The node, or what it is a view of, constants being of nothing."""
+        if node in self.forms.numbers:
+            return ()
+        if not self.is_free(node):
+            return (node,)
+        if node not in self._roots:
+            self._roots[node] = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots(n)))
+        return self._roots[node]
+
+    def needs(self, node: Any) -> tuple[Any, ...]:
+        """The roots of a node's arguments."""
+        return tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots(n)))
+
+    def refusal(self, node: Any) -> str | None:
+        """Why torch computes a node, None where a piece may."""
+        if node.op != "call_function":
+            return f"{node.op} of {node.target}"
+        name = str(node.target)
+        if name == "aten.copy_.default":
+            return "it writes to an input"
+        if name not in HANDLERS:
+            return "not in the table" if name not in FREE else "of a dtype, or of sizes, that fusegraph has not"
+        known = self.forms.forms.get(node)
+        if known is None:
+            return "its sizes depend on data"
+        used = self._used(node, known)
+        if not used or any(form is None for form in used):
+            return "its results are no tensors with strides"
+        places = {form.device for form in used if form is not None}
+        for source in node.all_input_nodes:
+            if source in self.forms.numbers:
+                continue
+            inputs = self.forms.forms.get(source)
+            if inputs is None or any(form is None for form in inputs):
+                return f"{source.name} is no tensor with strides"
+            used += inputs
+            places |= {form.device for form in inputs if form is not None}
+        if len(places) > 1:
+            return f"its tensors are on several devices: {', '.join(sorted(places))}"
+        if next(iter(places)).partition(":")[0] not in ("cpu", "cuda"):
+            return f"its tensors are on {next(iter(places))}"
+        if any(form is not None and form.dtype is None for form in used):
+            return "a tensor has a dtype that fusegraph has not"
+        return None
+
+    def _used(self, node: Any, known: tuple[Form | None, ...]) -> tuple[Form | None, ...]:
+        """The forms of those of a node's results that something takes."""
+        users = list(node.users)
+        if not (users and all(is_projection(user) for user in users)):
+            return known
+        return tuple(known[user.args[1]] for user in users if user.args[1] < len(known))
+
+    def device(self, node: Any) -> str:
+        """Where a node's results are."""
+        return next(form.device for form in self.forms.forms[node] or () if form is not None)
+
+    def nbytes(self, node: Any) -> int:
+        """Bytes of a node's results."""
+        forms = self.forms.forms.get(node) or ()
+        return sum(prod(f.shape) * f.dtype.itemsize for f in forms if f is not None and f.dtype is not None)
+
+
+def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
+    """Cuts a graph, leaving to torch also the nodes that are ``refused``."""
+    graph = analysis.graph
+    left: dict[Any, str] = {}
+    ours: dict[Any, Any] = {}  # a node, or a projection of it -> the node that a piece computes
+    levels: dict[Any, int] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or node in analysis.forms.numbers or analysis.is_free(node):
+            continue
+        if is_projection(node):
+            source = node.args[0]
+            if source in ours:
+                ours[node] = source
+            elif source in levels:
+                levels[node] = levels[source]
+            continue
+        if node.op == "get_attr":
+            continue
+        reason = refused.get(node) or analysis.refusal(node)
+        level = 0
+        for root in analysis.needs(node):
+            if root in ours:
+                level = max(level, levels[ours[root]] + (reason is not None))
+            elif root in levels:
+                level = max(level, levels[root])
+        levels[node] = level
+        if reason is None:
+            ours[node] = node
+        else:
+            left[node] = reason
+    _delay(analysis, levels, ours)
+    return Cut(tuple(_pieces(analysis, levels, ours)), levels, left)
+
+
+def _delay(analysis: Analysis, levels: dict[Any, int], ours: Mapping[Any, Any]) -> None:
+    """Moves nodes to the piece of what takes their results where fewer bytes are handed over between pieces: a cast of
+    a weight belongs with the product.
+    """
+    takers: dict[Any, list[Any]] = defaultdict(list)
+    for node in analysis.graph.nodes:
+        if node in levels or node.op == "output":
+            for root in analysis.needs(node):
+                takers[ours.get(root, root)].append(node)
+    for node in reversed([n for n, owner in ours.items() if n is owner]):
+        if not takers[node] or any(t.op == "output" for t in takers[node]):
+            continue
+        # Torch may come after a piece only: what it takes is of an earlier level than it is.
+        latest = min(levels[t] if t in ours else levels[t] - 1 for t in takers[node])
+        if latest <= levels[node]:
+            continue
+        fresh = sum(
+            analysis.nbytes(ours[r])
+            for r in analysis.needs(node)
+            if r in ours and all(levels.get(t, latest) <= levels[ours[r]] for t in takers[ours[r]] if t is not node)
+        )
+        if fresh <= analysis.nbytes(node):
+            levels[node] = latest
+
+
+def _pieces(analysis: Analysis, levels: Mapping[Any, int], ours: Mapping[Any, Any]) -> Iterator[Piece]:
+    members: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    for node, owner in ours.items():
+        if node is owner:
+            members[levels[node], analysis.device(node)].append(node)
+    home = {node: key for key, nodes in members.items() for node in nodes}
+    wanted: dict[Any, None] = {}  # what of the pieces something else needs
+    for node in analysis.graph.nodes:
+        if node in levels or node.op == "output":
+            for root in analysis.needs(node):
+                if root in ours and home.get(ours[root]) != home.get(node):
+                    wanted[root] = None
+    for (level, device), nodes in sorted(members.items()):
+        inputs = dict.fromkeys(
+            r for n in nodes for r in analysis.needs(n) if r not in ours or home[ours[r]] != (level, device)
+        )
+        outputs = [root for root in wanted if home[ours[root]] == (level, device)]
+        if outputs:
+            yield Piece(level, device, tuple(nodes), tuple(inputs), tuple(outputs))

@@ -1,0 +1,126 @@
+"""What an FX graph says of its values: the form of every tensor, the value of every integer.
+
+A graph that was traced with symbolic sizes has them for one choice of the symbols at a time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusegraph.dtypes import BY_NAME, DType
+from fusegraph.frontends.torch.table import Form
+
+_DTYPES: dict[Any, DType] = {
+    getattr(torch, name): BY_NAME[ours]
+    for name, ours in {
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "float32": "float32",
+        "float64": "float64",
+        "float8_e4m3fn": "float8_e4m3",
+        "float8_e5m2": "float8_e5m2",
+        "int8": "int8",
+        "uint8": "uint8",
+        "int32": "int32",
+        "int64": "int64",
+        "bool": "bool",
+    }.items()
+    if hasattr(torch, name)
+}
+
+
+class UnknownSizeError(Exception):
+    """A size that depends on the data."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """forms: the forms of each node's results, None where they are not known or are no tensors.  numbers: the values of
+    nodes that are integers.
+    """
+
+    forms: Mapping[Any, tuple[Form | None, ...] | None]
+    numbers: Mapping[Any, int | float | bool]
+
+    def of(self, node: Any) -> Form | None:
+        """The form of a node that is one tensor."""
+        known = self.forms.get(node)
+        return known[0] if known is not None and len(known) == 1 else None
+
+
+def is_symbolic(graph: Any) -> bool:
+    """Whether sizes of a graph's inputs are symbols."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and (
+            isinstance(value, torch.SymInt)
+            or (isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape))
+        ):
+            return True
+    return False
+
+
+def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, int]:
+    """The values of a graph's symbols for the arguments of a call."""
+    found: dict[Any, int] = {}
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    for node, argument in zip(placeholders, arguments):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            pairs: list[tuple[Any, int]] = [(value, int(argument))]
+        elif isinstance(value, torch.Tensor):
+            pairs = [*zip(value.shape, argument.shape), *zip(value.stride(), argument.stride())]
+        else:
+            continue
+        for size, number in pairs:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                found.setdefault(size.node.expr, int(number))
+    return found
+
+
+def forms_of(graph: Any, values: Mapping[Any, int]) -> Forms:
+    """The forms of a graph's nodes, its symbols having these values."""
+    known: dict[Any, int | float | bool] = {}
+
+    def number(size: Any) -> Any:
+        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size
+        expression = size.node.expr
+        if expression not in known:
+            result = expression.subs(values) if hasattr(expression, "subs") else expression
+            if getattr(result, "free_symbols", None):
+                raise UnknownSizeError
+            kind = int if isinstance(size, torch.SymInt) else float if isinstance(size, torch.SymFloat) else bool
+            known[expression] = kind(result)
+        return known[expression]
+
+    def form(value: Any) -> Form | None:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return None
+        shape, strides = (tuple(int(number(n)) for n in sizes) for sizes in (value.shape, value.stride()))
+        return Form(shape, strides, _DTYPES.get(value.dtype), str(value.device))
+
+    forms: dict[Any, tuple[Form | None, ...] | None] = {}
+    numbers: dict[Any, int | float | bool] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        try:
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+                numbers[node] = number(value)
+            elif isinstance(value, tuple | list):
+                forms[node] = tuple(form(v) for v in value)
+            elif isinstance(value, torch.Tensor):
+                forms[node] = (form(value),)
+        except UnknownSizeError:
+            forms[node] = None
+    return Forms(forms, numbers)
+
+
+def is_projection(node: Any) -> bool:
+    """Whether a node is one of the results of another."""
+    return node.op == "call_function" and node.target is operator.getitem

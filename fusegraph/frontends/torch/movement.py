@@ -1,0 +1,269 @@
+"""ATen's views and other movement, and what is known without computing: constants, ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import int64
+from fusegraph.errors import NotSupportedError
+from fusegraph.frontends.torch.table import Call, aten, free
+from fusegraph.graph import Tensor
+
+# ---- views
+
+
+@free("alias.default", "detach.default")
+def _same(c: Call, x: Tensor) -> Tensor:
+    return x
+
+
+@free(
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze.default",
+)
+def _reshape(c: Call, x: Tensor, *_: Any) -> Tensor:
+    return x if x.shape == c.form.shape else x.reshape(c.form.shape)
+
+
+@free("expand.default")
+def _expand(c: Call, x: Tensor, *_: Any, implicit: bool = False) -> Tensor:
+    if x.shape == c.form.shape:
+        return x
+    return c.graph.broadcast(x, c.form.shape)
+
+
+@free("permute.default")
+def _permute(c: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x.transpose(dims)
+
+
+@free("transpose.int")
+def _transpose(c: Call, x: Tensor, first: int, second: int) -> Tensor:
+    perm = list(range(x.rank))
+    perm[first], perm[second] = perm[second], perm[first]
+    return x.transpose(perm) if perm else x
+
+
+@free("t.default")
+def _t(c: Call, x: Tensor) -> Tensor:
+    return x.T if x.rank == 2 else x
+
+
+@free("as_strided.default")
+def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
+    """A view of the same elements, in which only dimensions of size 1 have come or gone."""
+
+    def real(shape: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
+        return [(n, step) for n, step in zip(shape, steps) if n != 1]
+
+    if offset or real(x.shape, x.strides) != real(size, strides):
+        raise NotSupportedError("as_strided that is no reshape")
+    return x.reshape(c.form.shape)
+
+
+def _part(x: Tensor, dim: int, start: int | None, stop: int | None, step: int = 1) -> Tensor:
+    """A slice along one axis."""
+    keys = [slice(None)] * x.rank
+    keys[dim] = slice(start, stop, step)
+    return x[tuple(keys)]
+
+
+@free("slice.Tensor")
+def _slice(c: Call, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    return _part(x, dim, start, end, step)
+
+
+@free("select.int")
+def _select(c: Call, x: Tensor, dim: int, index: int) -> Tensor:
+    at = index % x.shape[dim]
+    return _part(x, dim, at, at + 1).reshape(c.form.shape)
+
+
+@free("split_with_sizes.default", "split.Tensor")
+def _split(c: Call, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    sizes = [form.shape[dim] for form in c.forms if form is not None]
+    return tuple(c.graph.split(x, sizes, axis=dim))
+
+
+@free("unbind.int")
+def _unbind(c: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(_part(x, dim, at, at + 1).reshape(c.form.shape) for at in range(x.shape[dim]))
+
+
+# ---- known without computing
+
+
+def _full(c: Call, value: bool | int | float) -> Tensor:
+    constant = c.graph.constant(np.asarray(value), dtype=c.dtype)
+    return c.graph.broadcast(constant, c.form.shape) if c.form.shape else constant
+
+
+@free("full.default", "full_like.default", "new_full.default")
+def _filled(c: Call, _: Any, *rest: Any, **__: Any) -> Tensor:
+    return _full(c, rest[-1])
+
+
+@free("scalar_tensor.default")
+def _scalar(c: Call, value: float, **_: Any) -> Tensor:
+    return _full(c, value)
+
+
+@free("zeros.default", "zeros_like.default", "new_zeros.default")
+def _zeros(c: Call, *_: Any, **__: Any) -> Tensor:
+    return _full(c, 0)
+
+
+@free("ones.default", "ones_like.default", "new_ones.default")
+def _ones(c: Call, *_: Any, **__: Any) -> Tensor:
+    return _full(c, 1)
+
+
+@free("arange.start_step", "arange.start", "arange.default")
+def _arange(c: Call, *bounds: float, **_: Any) -> Tensor:
+    start, step = (0, 1) if len(bounds) == 1 else (bounds[0], bounds[2] if len(bounds) > 2 else 1)
+    return _range(c, start, step)
+
+
+@free("prims.iota.default")
+def _iota(c: Call, _: int, *, start: int, step: int, **__: Any) -> Tensor:
+    return _range(c, start, step)
+
+
+def _range(c: Call, start: float, step: float) -> Tensor:
+    if not c.form.shape[0]:
+        return _full(c, 0)
+    # Positions are int32; the products of float ranges are rounded once, in float32 or wider.
+    position = c.graph.gen_index(_full(c, 0), axis=0)
+    result = c.cast(position, c.dtype if c.dtype.is_float else int64)
+    result = c.graph.mul(result, c.number(step, result.dtype)) if step != 1 else result
+    result = c.graph.add(result, c.number(start, result.dtype)) if start != 0 else result
+    return c.cast(result)
+
+
+# ---- movement that is no view
+
+
+@aten("cat.default")
+def _cat(c: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    # An empty tensor of rank 1 goes with any others.
+    joined = [c.cast(x) for x in tensors if x.shape != (0,) or len(c.form.shape) == 1]
+    return c.graph.concatenate(joined, axis=dim)
+
+
+@aten("flip.default")
+def _flip(c: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return c.graph.flip(x, tuple(dims))
+
+
+@aten("repeat.default")
+def _repeat(c: Call, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    shape = (1,) * (len(repeats) - x.rank) + x.shape
+    apart = [n for size in shape for n in (1, size)]
+    wide = [n for count, size in zip(repeats, shape) for n in (count, size)]
+    return c.graph.broadcast(x.reshape(apart), wide).reshape(c.form.shape)
+
+
+@aten("constant_pad_nd.default")
+def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
+    for dim, (before, after) in enumerate(pairs):  # what is cut off
+        if min(before, after) < 0:
+            x = _part(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+    kept = [(max(before, 0), max(after, 0)) for before, after in pairs]
+    number = value if c.dtype.is_float else int(value)
+    return c.graph.pad(x, kept, value=number)
+
+
+def _padded(mode: str, count: int) -> Any:
+    def handler(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
+        pairs = [(0, 0)] * (x.rank - count) + list(zip(pad[::2], pad[1::2]))[::-1]
+        return c.graph.pad(x, pairs, mode=mode)
+
+    return handler
+
+
+for _count in (1, 2, 3):
+    aten(f"reflection_pad{_count}d.default")(_padded("reflect", _count))
+    aten(f"replication_pad{_count}d.default")(_padded("replicate", _count))
+
+
+@aten("slice_scatter.default")
+def _slice_scatter(
+    c: Call, x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    first, last, step = slice(start, end, step).indices(x.shape[dim])
+    if step != 1:
+        raise NotSupportedError(f"slice_scatter with a step of {step}")
+    parts = [_part(x, dim, 0, first), c.cast(source), _part(x, dim, max(first, last), None)]
+    return c.graph.concatenate([p for p in parts if p.shape[dim]] or [x], axis=dim)
+
+
+@aten("select_scatter.default")
+def _select_scatter(c: Call, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    dim, index = dim % x.rank, index % x.shape[dim]
+    row = source.reshape((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    return _slice_scatter(c, x, row, dim, index, index + 1)
+
+
+# ---- gathering
+
+
+def _wrapped(c: Call, index: Tensor, size: int) -> Tensor:
+    """Positions counted from the end, if negative, as positions."""
+    if index.dtype.is_bool or not index.dtype.is_int:
+        raise NotSupportedError(f"an index of {index.dtype}")
+    return c.graph.binary_select(index + size, index, index < 0)
+
+
+@aten("embedding.default")
+def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
+    return c.graph.gather(weight, index, axis=0)
+
+
+@aten("index_select.default")
+def _index_select(c: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return c.graph.gather(x, _wrapped(c, index, x.shape[dim]), axis=dim)
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def _index(c: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Indices that vary along axes of their own, as those of an interpolation: one gather each."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    if given != list(range(given[0], given[-1] + 1)):
+        raise NotSupportedError("indices that are not side by side")
+    rank = max(index.rank for index in indices if index is not None)
+    varying = [
+        d + rank - index.rank
+        for index in indices
+        if index is not None
+        for d in range(index.rank)
+        if index.shape[d] != 1
+    ]
+    if len(given) > 1 and varying != sorted(set(varying)):
+        raise NotSupportedError("indices that vary together")
+    result = x
+    for dim in reversed(given):  # the axes in front keep their places
+        index = indices[dim]
+        assert index is not None
+        flat = index.reshape(-1) if len(given) > 1 or index.rank != 1 else index
+        result = c.graph.gather(result, _wrapped(c, flat, x.shape[dim]), axis=dim)
+    return result.reshape(c.form.shape)
+
+
+@aten("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
+def _upsample_nearest(c: Call, x: Tensor, size: Sequence[int], *scales: float | None) -> Tensor:
+    result = x
+    for axis, (out, scale) in enumerate(zip(size, (*scales, *(None,) * len(size))), start=2):
+        step = np.float32(1 / scale) if scale else np.float32(x.shape[axis] / out)
+        position = np.floor(np.arange(out, dtype=np.float32) * step).astype(np.int32)
+        position = np.minimum(position, x.shape[axis] - 1)
+        result = c.graph.gather(result, c.graph.constant(position), axis=axis)
+    return result

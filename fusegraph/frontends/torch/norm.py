@@ -1,0 +1,172 @@
+"""ATen's norms, as the composites of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusegraph.dtypes import float32, float64
+from fusegraph.frontends.torch.table import Call, aten
+from fusegraph.graph import Tensor
+
+
+def _or(c: Call, x: Tensor | None, value: float, like: Tensor) -> Tensor:
+    """A scale or bias that may be missing."""
+    return x if x is not None else c.graph.constant(value, dtype=like.dtype)
+
+
+def _column(x: Tensor, rank: int) -> Tensor:
+    """A vector with one element a channel, as what broadcasts to images of some rank."""
+    return x.reshape((1, -1, *(1,) * (rank - 2))) if x.rank == 1 else x
+
+
+def _vector(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.reshape(-1)
+
+
+@aten("native_layer_norm.default")
+def _layer_norm(
+    c: Call, x: Tensor, shape: Sequence[int], scale: Tensor | None, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, ...]:
+    y, mean, inverse = c.graph.layernorm(
+        x,
+        _or(c, scale, 1, x),
+        _or(c, bias, 0, x),
+        axes=tuple(range(x.rank - len(shape), x.rank)),
+        epsilon=epsilon,
+        norm_forward_phase="training",
+    )
+    return c.cast(y), mean, inverse
+
+
+@aten("native_layer_norm_backward.default")
+def _layer_norm_backward(
+    c: Call,
+    loss: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    inverse: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    one = scale if scale is not None else c.graph.broadcast(_or(c, None, 1, x), tuple(shape))
+    dx, dscale, dbias = c.graph.layernorm_backward(
+        loss, x, one, mean, inverse, axes=tuple(range(x.rank - len(shape), x.rank))
+    )
+    given = [c.cast(g, f.dtype) if f is not None else g for g, f in zip((dx, dscale, dbias), c.forms)]
+    return tuple(g if wanted else None for g, wanted in zip(given, output_mask))
+
+
+@aten("native_group_norm.default")
+def _group_norm(
+    c: Call,
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    _n: int,
+    _c: int,
+    _hw: int,
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    y, mean, inverse = c.graph.groupnorm(
+        x,
+        _column(_or(c, scale, 1, x), x.rank),
+        _column(_or(c, bias, 0, x), x.rank),
+        groups=groups,
+        epsilon=epsilon,
+        norm_forward_phase="training",
+    )
+    shape = (x.shape[0], groups)
+    return c.cast(y), _as(c, mean.reshape(shape), 1), _as(c, inverse.reshape(shape), 2)
+
+
+def _as(c: Call, x: Tensor, number: int) -> Tensor:
+    """A result with the dtype that torch gives it."""
+    form = c.forms[number]
+    return x if form is None else c.cast(x, form.dtype)
+
+
+@aten("_native_batch_norm_legit_no_training.default")
+def _batch_norm_inference(
+    c: Call,
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor | None, ...]:
+    # As a factor and a term a channel, which are vectors: one multiply-add is left for each element.
+    wide = float64 if x.dtype == float64 else float32
+    factor = c.graph.rsqrt(c.cast(variance, wide) + epsilon)
+    factor = factor if scale is None else factor * scale
+    term = -mean * factor if bias is None else bias - mean * factor
+    return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), None, None
+
+
+@aten("_native_batch_norm_legit_functional.default")
+def _batch_norm(
+    c: Call,
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor | None, ...]:
+    if not training:
+        y, *_ = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
+        return y, None, None, c.graph.identity(mean), c.graph.identity(variance)
+    results = c.graph.batchnorm(
+        x,
+        *(_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x), mean, variance)),
+        epsilon=epsilon,
+        momentum=momentum,
+    )
+    y, *vectors = results
+    return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.reshape(-1)
+
+
+@aten("native_batch_norm_backward.default")
+def _batch_norm_backward(
+    c: Call,
+    loss: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    inverse: Tensor | None,
+    training: bool,
+    epsilon: float,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    channels = (1, x.shape[1], *(1,) * (x.rank - 2))
+    one = _column(scale, x.rank) if scale is not None else c.graph.broadcast(_or(c, None, 1, x), channels)
+    if training:
+        assert mean is not None
+        assert inverse is not None
+        dx, dscale, dbias = c.graph.batchnorm_backward(loss, x, one, _column(mean, x.rank), _column(inverse, x.rank))
+    else:
+        assert running_mean is not None
+        assert running_var is not None
+        slope = _column(c.graph.rsqrt(running_var + epsilon), x.rank)
+        images = (0, *range(2, x.rank))
+        dx = loss * slope * one
+        normal = (x - _column(running_mean, x.rank)) * slope
+        dscale = c.graph.reduction(loss * normal, mode="add", axes=images)
+        dbias = c.graph.reduction(loss, mode="add", axes=images)
+    results = (dx, _vector(dscale), _vector(dbias))
+    return tuple(
+        None if not wanted or g is None else _as(c, g, n) for n, (g, wanted) in enumerate(zip(results, output_mask))
+    )

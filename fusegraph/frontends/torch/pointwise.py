@@ -1,0 +1,248 @@
+"""ATen's pointwise operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusegraph.dtypes import bool_, float32
+from fusegraph.errors import NotSupportedError
+from fusegraph.frontends.torch.table import HANDLERS, Call, aten
+from fusegraph.graph import Tensor
+
+#: ATen's name -> that of the op that does the same to a float (and to a bool or integer as the float it is).
+_UNARY = {
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "silu": "swish",
+    "mish": "mish",
+    "hardswish": "hardswish",
+    "hardsigmoid": "hardsigmoid",
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "reciprocal": "reciprocal",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "ceil": "ceil",
+    "floor": "floor",
+    "round": "round",
+    "exp": "exp",
+    "exp2": "exp2",
+    "expm1": "expm1",
+    "log": "log",
+    "log2": "log2",
+    "log1p": "log1p",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "erf": "erf",
+    "relu": "relu",
+}
+_COMPARISONS = {"eq": "cmp_eq", "ne": "cmp_neq", "gt": "cmp_gt", "ge": "cmp_ge", "lt": "cmp_lt", "le": "cmp_le"}
+
+
+def _unary(op: str) -> Any:
+    return lambda c, x: c.apply(op, x)
+
+
+def _comparison(op: str) -> Any:
+    def handler(c: Call, a: Any, b: Any) -> Tensor:
+        if not isinstance(b, Tensor):
+            a = c.cast(a, float32) if isinstance(b, float) and not a.dtype.is_float else a
+            b = c.number(b, a.dtype)
+        return getattr(c.graph, op)(a, b)
+
+    return handler
+
+
+HANDLERS.update({f"aten.{name}.default": _unary(op) for name, op in _UNARY.items()})
+HANDLERS.update(
+    {f"aten.{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in ("Tensor", "Scalar")}
+)
+
+
+# ---- arithmetic
+
+
+def _scaled(c: Call, x: Any, alpha: float) -> Any:
+    """alpha x, without a node where alpha is 1."""
+    if alpha == 1:
+        return x
+    return alpha * x if not isinstance(x, Tensor) else c.apply("mul", x, alpha)
+
+
+@aten("add.Tensor", "add.Scalar")
+def _add(c: Call, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return c.apply("add", a, _scaled(c, b, alpha))
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def _sub(c: Call, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return c.apply("sub", a, _scaled(c, b, alpha))
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+def _rsub(c: Call, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return c.apply("sub", b, _scaled(c, a, alpha))
+
+
+@aten("mul.Tensor", "mul.Scalar")
+def _mul(c: Call, a: Any, b: Any) -> Tensor:
+    if c.dtype.is_bool:
+        return c.graph.logical_and(a, b)
+    return c.apply("mul", a, b)
+
+
+@aten("div.Tensor", "div.Scalar")
+def _div(c: Call, a: Any, b: Any) -> Tensor:
+    return c.apply("div", a, b)
+
+
+@aten("pow.Tensor_Scalar")
+def _pow_scalar(c: Call, x: Tensor, exponent: float) -> Tensor:
+    if exponent in (2, 3):
+        square = c.apply("mul", x, x)
+        return square if exponent == 2 else c.apply("mul", square, x)
+    if exponent in (0.5, -0.5, -1) and c.dtype.is_float:
+        return c.apply({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], x)
+    return c.apply("pow", x, exponent)
+
+
+@aten("pow.Tensor_Tensor", "pow.Scalar")
+def _pow(c: Call, a: Any, b: Any) -> Tensor:
+    return c.apply("pow", a, b)
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def _fmod(c: Call, a: Any, b: Any) -> Tensor:
+    return c.apply("mod", a, b)
+
+
+@aten("maximum.default")
+def _maximum(c: Call, a: Tensor, b: Tensor) -> Tensor:
+    return c.apply("max", a, b)
+
+
+@aten("minimum.default")
+def _minimum(c: Call, a: Tensor, b: Tensor) -> Tensor:
+    return c.apply("min", a, b)
+
+
+@aten("clamp.default")
+def _clamp(c: Call, x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    return c.apply("clamp", x, min=low, max=high)
+
+
+@aten("hardtanh.default")
+def _hardtanh(c: Call, x: Tensor, low: float = -1, high: float = 1) -> Tensor:
+    return c.apply("clamp", x, min=low, max=high)
+
+
+@aten("clamp_min.default")
+def _clamp_min(c: Call, x: Tensor, low: float) -> Tensor:
+    return c.apply("clamp", x, min=low)
+
+
+@aten("clamp_max.default")
+def _clamp_max(c: Call, x: Tensor, high: float) -> Tensor:
+    return c.apply("clamp", x, max=high)
+
+
+@aten("clamp.Tensor")
+def _clamp_tensor(c: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    raised = x if low is None else c.apply("max", x, low)
+    return raised if high is None else c.apply("min", raised, high)
+
+
+# ---- activations with numbers, and gradients
+
+
+@aten("gelu.default")
+def _gelu(c: Call, x: Tensor, approximate: str = "none") -> Tensor:
+    return c.apply("gelu_approx_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@aten("gelu_backward.default")
+def _gelu_backward(c: Call, loss: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
+    return c.apply("gelu_approx_tanh_backward" if approximate == "tanh" else "gelu_backward", loss, x)
+
+
+@aten("silu_backward.default")
+def _silu_backward(c: Call, loss: Tensor, x: Tensor) -> Tensor:
+    return c.apply("swish_backward", loss, x)
+
+
+@aten("leaky_relu.default")
+def _leaky_relu(c: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return c.apply("leaky_relu", x, negative_slope=negative_slope)
+
+
+@aten("elu.default")
+def _elu(c: Call, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    if input_scale != 1:
+        raise NotSupportedError("elu with an input_scale")
+    return _scaled(c, c.apply("elu", x, alpha=alpha), scale)
+
+
+@aten("softplus.default")
+def _softplus(c: Call, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    if threshold < 20:  # above it torch's is the identity, which ours equals to the last digit from 20 on
+        raise NotSupportedError(f"softplus with a threshold of {threshold}")
+    return c.apply("softplus", x, beta=beta)
+
+
+# ---- truth
+
+
+def _truth(op: str) -> Any:
+    def handler(c: Call, *operands: Tensor) -> Tensor:
+        if not all(x.dtype.is_bool for x in operands) and not op.startswith("logical"):
+            raise NotSupportedError(f"bits of {operands[0].dtype}")
+        return getattr(c.graph, op if op.startswith("logical") else _BITS[op])(*operands)
+
+    return handler
+
+
+_BITS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
+for _name in ("logical_and", "logical_or", "logical_not"):
+    HANDLERS[f"aten.{_name}.default"] = _truth(_name)
+HANDLERS["aten.bitwise_and.Tensor"] = _truth("bitwise_and")
+HANDLERS["aten.bitwise_or.Tensor"] = _truth("bitwise_or")
+HANDLERS["aten.bitwise_not.default"] = _truth("bitwise_not")
+
+
+@aten("logical_xor.default")
+def _xor(c: Call, a: Tensor, b: Tensor) -> Tensor:
+    return c.graph.cmp_neq(c.cast(a, bool_), c.cast(b, bool_))
+
+
+@aten("isnan.default")
+def _isnan(c: Call, x: Tensor) -> Tensor:
+    return c.graph.isnan(x) if x.dtype.is_float else c.graph.cmp_neq(x, x)
+
+
+@aten("isinf.default")
+def _isinf(c: Call, x: Tensor) -> Tensor:
+    return c.graph.cmp_eq(c.graph.abs(x), float("inf")) if x.dtype.is_float else c.graph.cmp_neq(x, x)
+
+
+@aten("where.self")
+def _where(c: Call, condition: Tensor, a: Any, b: Any) -> Tensor:
+    # Numbers of rank 0 may come as constants: what decides the dtype is the result's.
+    a, b = (c.operand(x, c.dtype) for x in (a, b))
+    return c.cast(c.graph.binary_select(a, b, condition))
+
+
+# ---- copies and casts
+
+
+@aten("clone.default", "lift_fresh_copy.default")
+def _clone(c: Call, x: Tensor, memory_format: Any = None) -> Tensor:
+    return c.graph.identity(x)
+
+
+@aten("_to_copy.default", "prims.convert_element_type.default")
+def _to_copy(c: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    if c.dtype.is_bool and not x.dtype.is_bool:
+        return c.graph.cmp_neq(x, 0)
+    return c.cast(x) if x.dtype != c.dtype else c.graph.identity(x)

@@ -1,0 +1,146 @@
+"""The function that runs the pieces, and torch's operators between them: straight Python, written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
+from fusegraph.frontends.torch.forms import is_projection
+
+#: Takes the list of all arguments, which it empties, and returns the list of all results.
+Program = Callable[[list[Any]], Sequence[Any]]
+
+
+def write(analysis: Analysis, cut: Cut, run: Mapping[Piece, Callable[..., Any]]) -> Program:
+    """The function that computes a graph; ``run`` calls each piece with its inputs, for its output or a tuple of
+    them.
+    """
+    return _Writer(analysis, cut, run).write()
+
+
+class _Writer:
+    def __init__(self, analysis: Analysis, cut: Cut, run: Mapping[Piece, Callable[..., Any]]) -> None:
+        self._analysis, self._cut, self._run = analysis, cut, run
+        self._names: dict[Any, str] = {}
+        self._scope: dict[str, Any] = {"as_declared": _as_declared}
+        self._lines: list[tuple[str, tuple[Any, ...]]] = []  # text, and the nodes whose values it mentions
+
+    def write(self) -> Program:
+        graph = self._analysis.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for node in placeholders:
+            self._name(node)
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._scope[self._name(node)] = _attribute(graph.owning_module, node.target)
+        copies = [n for n in self._cut.left if str(n.target) == "aten.copy_.default"]
+        left = [n for n in graph.nodes if n in self._cut.left and n not in copies]
+        for level in sorted({*self._cut.levels.values()}):
+            for node in left:
+                if self._cut.levels[node] == level:
+                    self._torch(node)
+            for piece in self._cut.pieces:
+                if piece.level == level:
+                    self._piece(piece)
+        if copies:  # of inputs that the model changes: when everything has been read
+            targets, sources = ([self._text(n.args[k]) for n in copies] for k in (0, 1))
+            self._scope["copy_all"] = torch._foreach_copy_
+            self._line(f"copy_all([{', '.join(targets)}], [{', '.join(sources)}])", copies)
+            self._names |= {n: self._names[n.args[0]] for n in copies}
+        output = next(n for n in graph.nodes if n.op == "output")
+        results = self._text(output.args[0])
+        names = [self._names[n] for n in placeholders]
+        body = [f"    {', '.join(names)}, = arguments"] if names else []
+        body += ["    arguments.clear()", *self._with_deletions(output), f"    return {results}"]
+        exec("\n".join(["def program(arguments):", *body]), self._scope)
+        program: Program = self._scope["program"]
+        return program
+
+    def _with_deletions(self, output: Any) -> list[str]:
+        """The lines, each followed by the deletion of what is not needed any more, so that its memory is free."""
+        last: dict[str, int] = {}
+        for number, (_, nodes) in enumerate(self._lines):
+            last |= {self._names[n]: number for n in nodes}
+        kept = {self._names[n] for n in output.all_input_nodes if n in self._names}
+        kept |= {n for n in last if n in self._scope}
+        result = []
+        for number, (text, _) in enumerate(self._lines):
+            gone = [name for name, at in last.items() if at == number and name not in kept]
+            result += [f"    {text}"] + ([f"    del {', '.join(gone)}"] if gone else [])
+        return result
+
+    def _name(self, node: Any) -> str:
+        return self._names.setdefault(node, f"v{len(self._names)}")
+
+    def _line(self, text: str, nodes: Sequence[Any]) -> None:
+        self._lines.append((text, tuple(n for m in nodes for n in (m, *m.all_input_nodes) if n in self._names)))
+
+    def _piece(self, piece: Piece) -> None:
+        inputs = [self._text(n) for n in piece.inputs]
+        target = f"piece{len(self._scope)}"
+        self._scope[target] = self._run[piece]
+        outputs = [self._name(n) for n in piece.outputs]
+        text = f"{', '.join(outputs)} = {target}({', '.join(inputs)})"
+        self._lines.append((text, (*piece.inputs, *piece.outputs)))
+
+    def _torch(self, node: Any) -> None:
+        """A call of torch's own; the strides of its result are seen to be what the next piece was built for."""
+        args = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
+        target = f"op{len(self._scope)}"
+        self._scope[target] = node.target
+        call = f"{target}({', '.join(args)})"
+        if any(node in piece.inputs for piece in self._cut.pieces):
+            form = self._analysis.forms.of(node)
+            assert form is not None
+            call = f"as_declared({call}, {form.strides!r})"
+        self._line(f"{self._name(node)} = {call}", [node])
+
+    def _made(self, node: Any) -> str:
+        """A node's value, made now if it is a view, a constant or one of several results."""
+        if node in self._analysis.forms.numbers and node not in self._names:
+            return self._literal(self._analysis.forms.numbers[node])
+        if node not in self._names:
+            if is_projection(node):
+                source = self._made(node.args[0])
+                call = f"{source}[{node.args[1]}]"
+                form = self._analysis.forms.of(node)
+                if form is not None and any(node in piece.inputs for piece in self._cut.pieces):
+                    call = f"as_declared({call}, {form.strides!r})"
+                self._line(f"{self._name(node)} = {call}", [node])
+            else:
+                self._torch(node)
+        return self._names[node]
+
+    def _text(self, value: Any) -> str:
+        """An argument as Python."""
+        if isinstance(value, tuple | list):
+            inner = "".join(f"{self._text(v)}, " for v in value)
+            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        if isinstance(value, dict):
+            return "{" + "".join(f"{k!r}: {self._text(v)}, " for k, v in value.items()) + "}"
+        if isinstance(value, slice):
+            return f"slice({self._text(value.start)}, {self._text(value.stop)}, {self._text(value.step)})"
+        return self._made(value) if hasattr(value, "all_input_nodes") else self._literal(value)
+
+    def _literal(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"constant{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+
+def _attribute(owner: Any, path: str) -> Any:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _as_declared(x: Any, strides: tuple[int, ...]) -> Any:
+    """A tensor with the strides that a piece was built for, as torch's operators promise but do not always keep."""
+    if x.stride() == strides or x.numel() == 0:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

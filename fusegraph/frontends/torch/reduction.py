@@ -1,0 +1,114 @@
+"""ATen's reductions, softmax and sums along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusegraph.dtypes import int64
+from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
+from fusegraph.graph import Tensor
+
+Dims = int | Sequence[int] | None
+
+
+def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
+    if x.rank == 0 and mode not in ("argmax", "argmin"):
+        x, dim, keepdim = x.reshape(1), 0, False
+    return c.graph.reduction(x, mode=mode, axes=axes(x, dim), keepdims=keepdim, **more)
+
+
+def _sum(mode: str) -> Any:
+    def handler(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        wide = x.dtype.is_float and c.dtype.is_float and c.dtype.itemsize >= x.dtype.itemsize
+        x = x if wide else c.cast(x)
+        return c.cast(_reduce(c, x, mode, dim, keepdim, dtype=c.dtype))
+
+    return handler
+
+
+HANDLERS["aten.sum.dim_IntList"] = HANDLERS["aten.sum.default"] = _sum("add")
+HANDLERS["aten.mean.dim"] = _sum("avg")
+HANDLERS["aten.prod.dim_int"] = _sum("mul")
+
+
+HANDLERS["aten.mean.default"] = lambda c, x, dtype=None: _sum("avg")(c, x)
+HANDLERS["aten.prod.default"] = lambda c, x, dtype=None: _sum("mul")(c, x)
+
+
+@aten("amax.default")
+def _amax(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "max", dim, keepdim)
+
+
+@aten("amin.default")
+def _amin(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "min", dim, keepdim)
+
+
+@aten("any.dim", "any.dims", "any.default")
+def _any(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "any", dim, keepdim)
+
+
+@aten("all.dim", "all.dims", "all.default")
+def _all(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "all", dim, keepdim)
+
+
+@aten("argmax.default")
+def _argmax(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "argmax", dim, keepdim)
+
+
+@aten("argmin.default")
+def _argmin(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "argmin", dim, keepdim)
+
+
+@aten("max.dim")
+def _max(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _reduce(c, x, "max", dim, keepdim), _reduce(c, x, "argmax", dim, keepdim)
+
+
+@aten("min.dim")
+def _min(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _reduce(c, x, "min", dim, keepdim), _reduce(c, x, "argmin", dim, keepdim)
+
+
+@aten("var.correction")
+def _var(c: Call, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return _reduce(c, x, "var", dim, keepdim, correction=1 if correction is None else correction)
+
+
+@aten("var_mean.correction")
+def _var_mean(
+    c: Call, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _var(c, x, dim, correction=correction, keepdim=keepdim), _reduce(c, x, "avg", dim, keepdim)
+
+
+@aten("cumsum.default")
+def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    x = c.cast(x, int64) if not x.dtype.is_float else x
+    return c.graph.cumsum(c.cast(x), axis=dim)
+
+
+@aten("_softmax.default")
+def _softmax(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return c.cast(c.graph.softmax(c.cast(x), axis=dim))
+
+
+@aten("_log_softmax.default")
+def _log_softmax(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return c.cast(c.graph.log_softmax(c.cast(x), axis=dim))
+
+
+@aten("_softmax_backward_data.default")
+def _softmax_backward(c: Call, loss: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+    return c.cast(c.graph.softmax_backward(loss, y, axis=dim))
+
+
+@aten("_log_softmax_backward_data.default")
+def _log_softmax_backward(c: Call, loss: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+    return c.cast(c.graph.log_softmax_backward(loss, y, axis=dim))

@@ -1,0 +1,135 @@
+"""What the backend has compiled: kernels, what was fused and what not, what was left to torch, seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusegraph.passes.partition import Decision
+from fusegraph.plan import Plan
+from fusegraph.report.explain import count_text, describe, size_text
+
+
+@dataclass(frozen=True)
+class PieceReport:
+    """One piece: its graph's nodes, the kernels they became, bytes of device-memory traffic one kernel a node would
+    move and what the kernels move, the pairs that were fused and those that were not, with the reason.
+    """
+
+    name: str
+    device: str
+    nodes: int
+    kernels: int
+    bytes_unfused: int
+    bytes_moved: int
+    fused: int
+    declined: tuple[Decision, ...]
+
+    @property
+    def bytes_saved(self) -> int:
+        return self.bytes_unfused - self.bytes_moved
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """One function that torch gave to compile: ``name`` is its phase (inference, forward or backward) and, of several,
+    its number.  left are the nodes that torch computes: name, operator, reason.  seconds are those spent in fusegraph.
+    """
+
+    name: str
+    pieces: tuple[PieceReport, ...]
+    left: tuple[tuple[str, str, str], ...]
+    seconds: float
+
+    @property
+    def nodes(self) -> int:
+        return sum(p.nodes for p in self.pieces)
+
+    @property
+    def kernels(self) -> int:
+        return sum(p.kernels for p in self.pieces)
+
+    @property
+    def fused(self) -> int:
+        return sum(p.fused for p in self.pieces)
+
+    @property
+    def declined(self) -> tuple[Decision, ...]:
+        return tuple(d for p in self.pieces for d in p.declined)
+
+    @property
+    def bytes_unfused(self) -> int:
+        return sum(p.bytes_unfused for p in self.pieces)
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(p.bytes_moved for p in self.pieces)
+
+    @property
+    def bytes_saved(self) -> int:
+        return self.bytes_unfused - self.bytes_moved
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {count_text(self.nodes, 'node')} in {count_text(self.kernels, 'kernel')} of "
+            f"{count_text(len(self.pieces), 'piece')}, {size_text(self.bytes_saved)} of traffic saved, "
+            f"{self.seconds:.2f} s"
+        ]
+        lines += [
+            f"  left to torch: {_listed(name for name, op, why in self.left if (op, why) == key)} = {key[0]}: {key[1]}"
+            for key in dict.fromkeys((op, why) for _, op, why in self.left)
+        ]
+        lines.append(f"  fused: {count_text(self.fused, 'pair')}; declined: {len(self.declined) or 'none'}")
+        reasons = Counter(d.reason for d in self.declined)
+        for reason, count in reasons.most_common():
+            pairs = (f"{d.producer} -> {d.consumer}" for d in self.declined if d.reason == reason)
+            lines.append(f"    {count} x {reason}: {_listed(pairs)}")
+        return "\n".join(lines)
+
+
+class Report(tuple[FunctionReport, ...]):
+    """The reports of some functions; as text, all of them."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing compiled yet"
+
+
+def _listed(names: Iterator[str], most: int = 6) -> str:
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+_COMPILED: list[FunctionReport] = []
+
+
+def report(*, clear: bool = False) -> Report:
+    """What ``torch.compile(..., backend="fusegraph")`` has compiled in this process, in order; ``clear`` forgets it
+    afterwards.
+    """
+    result = Report(_COMPILED)
+    if clear:
+        _COMPILED.clear()
+    return result
+
+
+def add(function: FunctionReport) -> None:
+    """Remembers what was compiled."""
+    _COMPILED.append(function)
+
+
+def piece_report(plan: Plan, device: str) -> PieceReport:
+    """The report of a piece with this plan."""
+    facts = describe(plan)
+    decisions = plan.partition.decisions
+    return PieceReport(
+        plan.graph.name,
+        device,
+        len(plan.graph.nodes),
+        len(plan.kernels),
+        facts["bytes_unfused"],
+        facts["bytes_moved"],
+        sum(d.fused for d in decisions),
+        tuple(d for d in decisions if not d.fused),
+    )

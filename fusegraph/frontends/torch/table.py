@@ -1,0 +1,136 @@
+"""The table of ATen operators: each name with a handler of a few calls of the builder.
+
+A handler is called as the operator is, its tensors being those of the graph, after a `Call` that has the graph and the
+types of the operator's results as torch infers them.  It returns the result, or a tuple of several (None where a result
+is never used).  It raises NotSupportedError, or whatever the builder raises, for arguments it does not take: torch
+computes that node then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType, float32
+from fusegraph.graph import Graph, Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor as torch describes it; ``dtype`` is None where fusegraph has none of the kind, ``device`` as torch
+    writes it ("cuda:0").
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType | None
+    device: str
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Whether matrix products and convolutions may round float32 factors to tf32, as torch's settings say."""
+
+    matmul: bool = False
+    convolution: bool = False
+
+
+Handler = Callable[..., Any]
+
+#: Operators that compute: each becomes nodes of one piece.
+HANDLERS: dict[str, Handler] = {}
+#: Operators whose results are views, or known without computing: they are made wherever they are needed.
+FREE: dict[str, Handler] = {}
+
+
+def _full_name(name: str) -> str:
+    return name if name.startswith("prims.") else f"aten.{name}"
+
+
+def aten(*names: str) -> Callable[[Handler], Handler]:
+    """Enters a handler for operators of ATen, named with their overloads ("add.Tensor"), or of prims."""
+
+    def enter(handler: Handler) -> Handler:
+        HANDLERS.update((_full_name(name), handler) for name in names)
+        return handler
+
+    return enter
+
+
+def free(*names: str) -> Callable[[Handler], Handler]:
+    """Enters a handler for ATen operators that make views or constants."""
+
+    def enter(handler: Handler) -> Handler:
+        FREE.update((_full_name(name), handler) for name in names)
+        return handler
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an operator: the graph it goes to, the forms of its results, torch's precision."""
+
+    graph: Graph
+    forms: tuple[Form | None, ...]
+    precision: Precision
+
+    @property
+    def form(self) -> Form:
+        """The form of the first result."""
+        first = self.forms[0]
+        assert first is not None
+        return first
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the first result."""
+        assert self.form.dtype is not None
+        return self.form.dtype
+
+    def cast(self, x: Tensor, dtype: DType | None = None) -> Tensor:
+        """x in a dtype, by default that of the first result."""
+        wanted = dtype or self.dtype
+        return x if x.dtype == wanted else self.graph.cast(x, wanted)
+
+    def number(self, value: bool | int | float, like: DType) -> Tensor:
+        """A number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers: those that
+        the dtype does not hold exactly are float32 here too.
+        """
+        dtype = like
+        if like.is_float:
+            with np.errstate(all="ignore"):
+                exact = float(np.asarray(float(value)).astype(like.numpy)) == value
+            dtype = like if exact or like.itemsize > 4 else float32
+        elif isinstance(value, float):
+            dtype = float32
+        return self.graph.constant(float(value) if dtype.is_float else value, dtype=dtype)
+
+    def operand(self, x: Any, dtype: DType) -> Tensor:
+        """A tensor or number as operand of an op whose result has a dtype: of the same kind, no wider."""
+        if not isinstance(x, Tensor):
+            return self.number(x, dtype)
+        narrower = x.dtype.is_float and dtype.is_float and x.dtype.itemsize <= dtype.itemsize
+        return x if narrower else self.cast(x, dtype)
+
+    def apply(self, op: str, *operands: Any, **attributes: Any) -> Tensor:
+        """An op of the table on operands of the result's kind; the result has the dtype that torch says."""
+        given = [self.operand(x, self.dtype) for x in operands]
+        return self.cast(getattr(self.graph, op)(*given, **attributes))
+
+
+def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """The axes that a ``dim`` means: None, and none at all, are all of them."""
+    if dim is None or x.rank == 0:
+        return None
+    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % x.rank for d in given) or None
+
+
+def pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """One number a spatial dimension, of one for all or a list."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    return given * count if len(given) == 1 else given

@@ -1,0 +1,112 @@
+"""ATen's pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusegraph.dtypes import int64
+from fusegraph.errors import NotSupportedError
+from fusegraph.frontends.torch.table import Call, aten, pair
+from fusegraph.graph import Tensor
+
+
+def _windows(
+    count: int,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int] | None,
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+) -> dict[str, Any]:
+    """The attributes that all sliding windows have; without images' first axis there is none for them."""
+    if x.rank != count + 2:
+        raise NotSupportedError(f"windows over a tensor of rank {x.rank}")
+    return {
+        "window": pair(window, count),
+        "stride": pair(stride, count) if stride else None,
+        "padding": pair(padding, count),
+        "ceil_mode": ceil_mode,
+    }
+
+
+@aten("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def _max_pool(
+    c: Call,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    count = x.rank - 2
+    how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
+    return c.graph.max_pool(x, **how), c.graph.max_pool_index(x, dtype=int64, **how)
+
+
+@aten("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
+def _max_pool_backward(
+    c: Call,
+    loss: Tensor,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    index: Tensor,
+) -> Tensor:
+    count = x.rank - 2
+    how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
+    return c.cast(c.graph.max_pool_backward_index(loss, index, size=x.shape[2:], **how))
+
+
+@aten("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def _avg_pool(
+    c: Call,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    if divisor_override is not None:
+        raise NotSupportedError("avg_pool with a divisor_override")
+    how = _windows(x.rank - 2, x, window, stride, padding, ceil_mode)
+    return c.graph.avg_pool(x, count_include_pad=count_include_pad, **how)
+
+
+@aten("avg_pool2d_backward.default", "avg_pool3d_backward.default")
+def _avg_pool_backward(
+    c: Call,
+    loss: Tensor,
+    x: Tensor,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    if divisor_override is not None:
+        raise NotSupportedError("avg_pool with a divisor_override")
+    how = _windows(x.rank - 2, x, window, stride, padding, ceil_mode)
+    return c.graph.avg_pool_backward(loss, size=x.shape[2:], count_include_pad=count_include_pad, **how)
+
+
+@aten("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def _adaptive_avg_pool(c: Call, x: Tensor, size: Sequence[int]) -> Tensor:
+    return c.graph.adaptive_avg_pool(x, size=tuple(size), axes=_spatial(x, len(size)))
+
+
+@aten("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
+def _adaptive_avg_pool_backward(c: Call, loss: Tensor, x: Tensor) -> Tensor:
+    count = 2 if x.rank < 5 else 3
+    return c.graph.adaptive_avg_pool_backward(loss, size=x.shape[-count:], axes=_spatial(x, count))
+
+
+def _spatial(x: Tensor, count: int) -> tuple[int, ...]:
+    return tuple(range(x.rank - count, x.rank))
