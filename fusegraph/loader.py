@@ -6,10 +6,13 @@ What is found in a Python file, in the order of its definition:
   which is read by `fusegraph.from_cudnn`;
 - the result of every module-level function that is defined in the file itself, is public (its name starts without an
   underscore), can be called without arguments, and returns a graph: it has the return annotation ``-> Graph``, or
-  none at all and a ``return`` of what it made with ``Graph(...)``.
+  none at all and a ``return`` of what it made with ``Graph(...)``;
+- likewise programs of ``torch.export`` (annotation ``-> ExportedProgram``): a graph for each of their pieces between
+  operators that torch has to compute, if there are any, which are named on stderr.
 
 A graph found twice is listed once: the same object under two names, or a function whose graph equals one found before
-(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation.
+(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation; it may return an
+``nn.Module`` with a tuple of example inputs, too.
 
 The file runs as ``python FILE`` would run it, its folder first on ``sys.path``, but ``__name__`` is not ``"__main__"``.
 What it prints goes to stderr, as stdout is the command's own.
@@ -67,7 +70,7 @@ def load_graphs(file: str) -> list[Graph]:
     with _stdout_to_stderr(), _first_on_path(path.parent), _blamed_on(path):
         exec(code, vars(module))
         candidates = _candidates(module) if name is None else [_selected(path, module, name)]
-        graphs = [(label, _graph_of(path, label, value)) for label, value in candidates]
+        graphs = [(label, graph) for label, value in candidates for graph in _graphs_of(path, label, value)]
     found: list[Graph] = []
     seen: set[Any] = set()
     for _, graph in graphs:
@@ -233,15 +236,43 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
     return name, value
 
 
-def _graph_of(path: Path, name: str, value: Any) -> Graph:
-    if isinstance(value, Graph):
-        return value
-    result = value if is_pygraph(value) else value()
-    if is_pygraph(result):
-        return from_cudnn(result)
-    if not isinstance(result, Graph):
-        raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
-    return result
+def _graphs_of(path: Path, name: str, value: Any) -> list[Graph]:
+    result = value if isinstance(value, Graph) or _is_program(value) else value()
+    if isinstance(result, Graph):
+        return [result]
+    if _is_program(result) or _is_model(result):
+        return _of_torch(name, result)
+    raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
+
+
+# --- torch
+
+
+def _is_program(value: Any) -> bool:
+    """Whether a value is a program of torch.export; torch is not imported to find out."""
+    kind = type(value)
+    return kind.__name__ == "ExportedProgram" and kind.__module__.partition(".")[0] == "torch"
+
+
+def _is_model(value: Any) -> bool:
+    """Whether a value is a module of torch with a tuple of example inputs."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], torch.nn.Module)
+        and isinstance(value[1], tuple)
+    )
+
+
+def _of_torch(name: str, value: Any) -> list[Graph]:
+    from fusegraph.frontends.torch.exported import import_module, import_program
+
+    made = import_program(value, name) if _is_program(value) else import_module(value[0], *value[1], name=name)
+    for node, (op, reason) in made.left.items():
+        print(f"{name}: torch has to compute {node} = {op}: {reason}", file=sys.stderr)
+    return list(made.graphs)
 
 
 def _is_function(value: Any) -> bool:
@@ -257,11 +288,11 @@ def _returns_graph(value: Any, module: ModuleType) -> bool:
         return _returns_what_it_makes(inspect.unwrap(value), module)
     annotation = annotations["return"]
     if not isinstance(annotation, str):
-        return annotation is Graph
+        return annotation is Graph or getattr(annotation, "__name__", "") == "ExportedProgram"
     try:
-        return eval(annotation, vars(module)) is Graph
+        return eval(annotation, vars(module)) is Graph or annotation.endswith("ExportedProgram")
     except Exception:  # a name that exists for type checkers only
-        return annotation.rpartition(".")[2] == "Graph"
+        return annotation.rpartition(".")[2] in ("Graph", "ExportedProgram")
 
 
 def _returns_what_it_makes(function: Any, module: ModuleType) -> bool:

@@ -19,7 +19,6 @@ _UNARY = {
     "hardsigmoid": "hardsigmoid",
     "neg": "neg",
     "abs": "abs",
-    "sign": "sign",
     "reciprocal": "reciprocal",
     "sqrt": "sqrt",
     "rsqrt": "rsqrt",
@@ -118,6 +117,15 @@ def _fmod(c: Call, a: Any, b: Any) -> Tensor:
     return c.apply("mod", a, b)
 
 
+@aten("remainder.Tensor", "remainder.Scalar")
+def _remainder(c: Call, a: Any, b: Any) -> Tensor:
+    """The remainder with the sign of b."""
+    divisor = c.operand(b, c.dtype)
+    signed = c.apply("mod", a, divisor)
+    other = c.graph.logical_and(c.graph.cmp_neq(signed, 0), c.graph.cmp_neq(signed < 0, divisor < 0))
+    return c.cast(c.graph.binary_select(signed + divisor, signed, other))
+
+
 @aten("maximum.default")
 def _maximum(c: Call, a: Tensor, b: Tensor) -> Tensor:
     return c.apply("max", a, b)
@@ -214,6 +222,12 @@ HANDLERS["aten.bitwise_not.default"] = _truth("bitwise_not")
 @aten("logical_xor.default")
 def _xor(c: Call, a: Tensor, b: Tensor) -> Tensor:
     return c.graph.cmp_neq(c.cast(a, bool_), c.cast(b, bool_))
+
+
+@aten("sign.default")
+def _sign(c: Call, x: Tensor) -> Tensor:
+    # The op's is NaN of NaN, torch's 0.
+    return c.graph.sub(c.cast(c.graph.cmp_gt(x, 0)), c.cast(c.graph.cmp_lt(x, 0)))
 
 
 @aten("isnan.default")
