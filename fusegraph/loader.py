@@ -11,8 +11,8 @@ What is found in a Python file, in the order of its definition:
   operators that torch has to compute, if there are any, which are named on stderr.
 
 A graph found twice is listed once: the same object under two names, or a function whose graph equals one found before
-(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation; it may return an
-``nn.Module`` with a tuple of example inputs, too.
+(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation and
+may return an ``nn.Module`` with a tuple of example inputs.
 
 The file runs as ``python FILE`` would run it, its folder first on ``sys.path``, but ``__name__`` is not ``"__main__"``.
 What it prints goes to stderr, as stdout is the command's own.
@@ -41,6 +41,7 @@ import codegen
 import fusegraph
 from fusegraph.errors import FileError, FusegraphError
 from fusegraph.frontends.cudnn import from_cudnn, is_pygraph
+from fusegraph.frontends.torch.files import graphs_of, is_model, is_program
 from fusegraph.graph import Graph
 
 _LOOKED_FOR = (
@@ -214,9 +215,7 @@ def _candidates(module: ModuleType) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(vars(module).items())
-        if isinstance(value, Graph)
-        or is_pygraph(value)
-        or (not name.startswith("_") and _returns_graph(value, module) and not _required(value))
+        if _is_made(value) or (not name.startswith("_") and _returns_graph(value, module) and not _required(value))
     ]
 
 
@@ -225,7 +224,7 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
         known = ", ".join(label for label, _ in _candidates(module)) or "none"
         raise FileError(f"{path} has no name {name!r}; graphs in it: {known}")
     value = vars(module)[name]
-    if not isinstance(value, Graph) and not is_pygraph(value) and not _is_function(value):
+    if not _is_made(value) and not _is_function(value):
         raise FileError(
             f"{name!r} of {path} has type {type(value).__name__}; a Graph, or a function that returns one, is wanted"
         )
@@ -237,42 +236,19 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
 
 
 def _graphs_of(path: Path, name: str, value: Any) -> list[Graph]:
-    result = value if isinstance(value, Graph) or _is_program(value) else value()
-    if isinstance(result, Graph):
-        return [result]
-    if _is_program(result) or _is_model(result):
-        return _of_torch(name, result)
-    raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
+    result = value if _is_made(value) else value()
+    if is_pygraph(result):
+        return [from_cudnn(result)]
+    if is_program(result) or is_model(result):
+        return graphs_of(name, result)
+    if not isinstance(result, Graph):
+        raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
+    return [result]
 
 
-# --- torch
-
-
-def _is_program(value: Any) -> bool:
-    """Whether a value is a program of torch.export; torch is not imported to find out."""
-    kind = type(value)
-    return kind.__name__ == "ExportedProgram" and kind.__module__.partition(".")[0] == "torch"
-
-
-def _is_model(value: Any) -> bool:
-    """Whether a value is a module of torch with a tuple of example inputs."""
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None
-        and isinstance(value, tuple)
-        and len(value) == 2
-        and isinstance(value[0], torch.nn.Module)
-        and isinstance(value[1], tuple)
-    )
-
-
-def _of_torch(name: str, value: Any) -> list[Graph]:
-    from fusegraph.frontends.torch.exported import import_module, import_program
-
-    made = import_program(value, name) if _is_program(value) else import_module(value[0], *value[1], name=name)
-    for node, (op, reason) in made.left.items():
-        print(f"{name}: torch has to compute {node} = {op}: {reason}", file=sys.stderr)
-    return list(made.graphs)
+def _is_made(value: Any) -> bool:
+    """Whether a value is a graph already, ours or another library's."""
+    return isinstance(value, Graph) or is_pygraph(value) or is_program(value)
 
 
 def _is_function(value: Any) -> bool:
@@ -336,7 +312,7 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def _required(value: Any) -> list[str]:
     """Parameters without a default of a function; none for a graph."""
-    if isinstance(value, Graph) or is_pygraph(value):
+    if _is_made(value):
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

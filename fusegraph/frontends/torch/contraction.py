@@ -20,20 +20,36 @@ def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
     return c.cast(result)
 
 
+def _divided(c: Call, a: Tensor) -> Tensor:
+    """The rows of a matrix as they were before torch made one dimension of several: the product is of those too, and
+    what follows it need not be reshaped again.
+    """
+    node = c.graph.producer(a)
+    if node is None or node.op.name != "reshape":
+        return a
+    whole = node.inputs[0]
+    return whole if whole.rank > 2 and whole.shape[-1] == a.shape[-1] else a
+
+
 @aten("mm.default", "bmm.default", "mv.default")
 def _mm(c: Call, a: Tensor, b: Tensor) -> Tensor:
     if b.rank == 1:
         return _product(c, a, b.reshape(-1, 1)).reshape(c.form.shape)
-    return _product(c, a, b)
+    if a.rank == 2:
+        a = _divided(c, a)
+    result = _product(c, a, b)
+    return result if result.shape == c.form.shape else result.reshape(c.form.shape)
 
 
 @aten("addmm.default", "baddbmm.default")
 def _addmm(c: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if x.rank <= 1 and a.rank == 2:
+        a = _divided(c, a)
     result = _product(c, a, b)
     result = result if alpha == 1 else c.apply("mul", result, alpha)
-    if beta == 0:  # x counts for nothing then, NaN or not
-        return result
-    return c.apply("add", result, x if beta == 1 else c.apply("mul", x, beta))
+    if beta != 0:  # else x counts for nothing, NaN or not
+        result = c.apply("add", result, x if beta == 1 else c.apply("mul", x, beta))
+    return result if result.shape == c.form.shape else result.reshape(c.form.shape)
 
 
 def _compute(c: Call, x: Tensor) -> str | None:

@@ -36,7 +36,7 @@ def _layer_norm(
         epsilon=epsilon,
         norm_forward_phase="training",
     )
-    return c.cast(y), mean, inverse
+    return c.cast(y), _as(c, mean, 1), _as(c, inverse, 2)
 
 
 @aten("native_layer_norm_backward.default")

@@ -94,14 +94,19 @@ def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return c.graph.cumsum(c.cast(x), axis=dim)
 
 
-@aten("_softmax.default")
-def _softmax(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    return c.cast(c.graph.softmax(c.cast(x), axis=dim))
+def _along(op: str) -> Any:
+    """Softmax and its kin; a tensor of rank 0 is a row of one element."""
+
+    def handler(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        rows = c.cast(x) if x.rank else c.cast(x).reshape(1)
+        result = c.cast(getattr(c.graph, op)(rows, axis=dim))
+        return result if x.rank else result.reshape(())
+
+    return handler
 
 
-@aten("_log_softmax.default")
-def _log_softmax(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    return c.cast(c.graph.log_softmax(c.cast(x), axis=dim))
+HANDLERS["aten._softmax.default"] = _along("softmax")
+HANDLERS["aten._log_softmax.default"] = _along("log_softmax")
 
 
 @aten("_softmax_backward_data.default")

@@ -19,10 +19,9 @@ def _windows(
     padding: int | Sequence[int],
     ceil_mode: bool,
 ) -> dict[str, Any]:
-    """The attributes that all sliding windows have; without images' first axis there is none for them."""
-    if x.rank != count + 2:
-        raise NotSupportedError(f"windows over a tensor of rank {x.rank}")
+    """The attributes that all sliding windows have, along the last so many axes."""
     return {
+        "axes": _spatial(x, count),
         "window": pair(window, count),
         "stride": pair(stride, count) if stride else None,
         "padding": pair(padding, count),
@@ -40,7 +39,7 @@ def _max_pool(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    count = x.rank - 2
+    count = len(window)
     how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
     return c.graph.max_pool(x, **how), c.graph.max_pool_index(x, dtype=int64, **how)
 
@@ -57,9 +56,9 @@ def _max_pool_backward(
     ceil_mode: bool,
     index: Tensor,
 ) -> Tensor:
-    count = x.rank - 2
+    count = len(window)
     how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
-    return c.cast(c.graph.max_pool_backward_index(loss, index, size=x.shape[2:], **how))
+    return c.cast(c.graph.max_pool_backward_index(loss, index, size=x.shape[-len(window) :], **how))
 
 
 @aten("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
@@ -75,7 +74,7 @@ def _avg_pool(
 ) -> Tensor:
     if divisor_override is not None:
         raise NotSupportedError("avg_pool with a divisor_override")
-    how = _windows(x.rank - 2, x, window, stride, padding, ceil_mode)
+    how = _windows(len(window), x, window, stride, padding, ceil_mode)
     return c.graph.avg_pool(x, count_include_pad=count_include_pad, **how)
 
 
@@ -93,8 +92,8 @@ def _avg_pool_backward(
 ) -> Tensor:
     if divisor_override is not None:
         raise NotSupportedError("avg_pool with a divisor_override")
-    how = _windows(x.rank - 2, x, window, stride, padding, ceil_mode)
-    return c.graph.avg_pool_backward(loss, size=x.shape[2:], count_include_pad=count_include_pad, **how)
+    how = _windows(len(window), x, window, stride, padding, ceil_mode)
+    return c.graph.avg_pool_backward(loss, size=x.shape[-len(window) :], count_include_pad=count_include_pad, **how)
 
 
 @aten("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")

@@ -1,0 +1,177 @@
+"""The backend of torch.compile: how graphs are cut, what is left to torch, its report, options and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fusegraph.torch  # noqa: E402
+from fusegraph.errors import ArgumentError  # noqa: E402
+from fusegraph.frontends.torch import backend  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
+from fusegraph.frontends.torch.table import Precision  # noqa: E402
+from fusegraph.loader import load_graphs  # noqa: E402
+from fusegraph.plan import plan  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+
+
+class _Module(torch.nn.Module):  # type: ignore[misc]
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def _imported(function: Any, *inputs: Any) -> Any:
+    return import_module(_Module(function), *inputs, name="f")
+
+
+def _ops(graph: Any) -> list[str]:
+    return [node.op.name for node in graph.nodes]
+
+
+def test_what_torch_computes_is_between_pieces() -> None:
+    x = torch.zeros(4, 6)
+    made = _imported(lambda x: torch.special.i0(x.relu() + 1).tanh() * x, x)
+    assert [_ops(g) for g in made.graphs] == [["relu", "add"], ["tanh", "mul"]]
+    assert [reason for _, reason in made.left.values()] == ["not in the table"]
+    first, second = made.graphs
+    assert len(first.outputs) == 1
+    assert [t.shape for t in second.inputs] == [(4, 6), (4, 6)]
+
+
+def test_nodes_on_both_sides_of_torch_are_still_one_piece() -> None:
+    """Only what depends on torch's result comes after it."""
+    made = _imported(lambda x, y: (torch.special.i0(x.relu()), y.exp().sum(1)), torch.zeros(4, 6), torch.zeros(4, 6))
+    assert [sorted(_ops(g)) for g in made.graphs] == [["exp", "reduction", "relu"]]
+
+
+def test_a_cast_goes_with_what_takes_it() -> None:
+    """Less is handed over if a weight is cast in the piece of its product than before it."""
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.special.i0(x.relu()) @ w.to(torch.float32)
+
+    made = _imported(function, torch.zeros(4, 6), torch.zeros(6, 8, dtype=torch.bfloat16))
+    assert [_ops(g) for g in made.graphs] == [["relu"], ["identity", "matmul"]]
+
+
+def test_views_are_handed_over_as_views() -> None:
+    """What torch takes three views of is written once."""
+
+    def function(x: Any, w: Any) -> Any:
+        q, k, v = (x @ w).view(2, 5, 3, 8).unbind(2)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v) + 1
+
+    made = _imported(function, torch.zeros(2, 5, 16), torch.zeros(16, 24))
+    first, second = made.graphs
+    assert [t.shape for t in first.outputs] in ([(10, 24)], [(2, 5, 24)])
+    assert _ops(second) == ["add"]
+
+
+def test_dtypes_that_we_lack_are_left_to_torch() -> None:
+    made = _imported(lambda x: (x.relu(), torch.complex(x, x) * 2), torch.zeros(3))
+    assert [_ops(g) for g in made.graphs] == [["relu"]]
+    assert any("dtype" in reason for _, reason in made.left.values())
+
+
+def test_parameters_have_their_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+    made = import_module(model, torch.zeros(2, 8))
+    (graph,) = made.graphs
+    assert {"0.weight", "0.bias"} <= {t.name for t in graph.inputs}
+    assert graph.name == "Sequential"
+
+
+def test_sums_of_products_keep_the_dimensions_of_rows() -> None:
+    """What follows a linear layer of three dimensions is in its epilogue: no reshape comes between."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+    (graph,) = import_module(model, torch.zeros(2, 5, 8)).graphs
+    assert len(plan(graph).kernels) == 2
+
+
+def test_channels_last_stays() -> None:
+    model = torch.nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    x = torch.zeros(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    (graph,) = import_module(model, x).graphs
+    assert [t.strides for t in graph.outputs] == [(288, 1, 48, 8)]
+    assert next(t for t in graph.inputs if t.rank == 4 and t.shape[1:] == (4, 6, 6)).strides == (144, 1, 24, 4)
+
+
+def test_torchs_settings_decide_on_tf32() -> None:
+    assert backend.precision("cpu") == Precision(False, False)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        for convolution in (False, True):
+            for matmul in (False, True):
+                torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, matmul
+                assert backend.precision("cuda:0") == Precision(matmul, convolution)
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("how", [{"options": {"speed": 11}}, {"mode": "fastest"}])
+def test_unknown_options_are_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="backend fusegraph has no"):
+        fusegraph.torch.backend(None, [], **how)
+
+
+def test_the_backend_has_a_name() -> None:
+    assert "fusegraph" in torch._dynamo.list_backends()
+
+
+@pytest.mark.slow
+def test_a_function_runs_and_is_reported() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x = x.relu()
+        x.add_(1)  # in place, of something of its own
+        y.mul_(2)  # in place, of an input
+        return torch.special.i0(x) * y, x.t()
+
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    x2, y2 = x.clone(), y.clone()
+    with torch.no_grad():
+        got = torch.compile(function, backend="fusegraph")(x, y)
+        wanted = function(x2, y2)
+    for a, b in zip((*got, x, y), (*wanted, x2, y2)):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+    (report,) = fusegraph.torch.report()
+    assert report.name == "inference"
+    assert {op for _, op, _ in report.left} == {"aten.i0.default", "aten.copy_.default"}
+    assert report.kernels == 3
+    assert report.bytes_saved == report.bytes_unfused - report.bytes_moved > 0
+    text = str(fusegraph.torch.report())
+    assert "left to torch: i0 = aten.i0.default: not in the table" in text
+    assert "writes to an input" in text
+
+
+@pytest.mark.slow
+def test_files_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.special.i0(x.relu()).tanh()\n"
+        "def program() -> torch.export.ExportedProgram:\n"
+        "    return torch.export.export(Model(), (torch.zeros(3),))\n"
+        "def pair():\n"
+        "    return torch.nn.ReLU(), (torch.zeros(3),)\n"
+    )
+    assert [_ops(g) for g in load_graphs(str(file))] == [["relu"], ["tanh"]]
+    assert "torch has to compute" in capsys.readouterr().err
+    assert [g.name for g in load_graphs(f"{file}:pair")] == ["pair"]
