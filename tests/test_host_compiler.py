@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from codegen.spec import KernelSource
 from fusegraph.errors import CompileError, KernelError, ToolchainError
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.cache import DiskCache
-from fusegraph.runtime.host_compiler import build, find_compiler, host_threads
+from fusegraph.runtime.host_compiler import _optimization, build, find_compiler, host_threads
 
 
 def add(step: str = "1") -> KernelSource:
@@ -247,3 +248,10 @@ def test_launch_refuses_unknown_kernels(cache: DiskCache) -> None:
 
 def test_empty_grid_launches_nothing(cache: DiskCache) -> None:
     build([add()], cache=cache).launch(0, [0], grid=(0, 1, 1))
+
+
+def test_only_kernels_of_many_threads_are_optimised() -> None:
+    few, many = add(), replace(add(), grid=(65536, 1, 1))
+    assert [_optimization([k]) for k in (few, many)] == ["-Og", "-O2"]
+    assert _optimization([replace(few, grid=(4096, 1, 1), uses_barriers=True)]) == "-O2"
+    assert _optimization([few] * 40 + [many]) == "-Og", "compiling the others well would take longer"

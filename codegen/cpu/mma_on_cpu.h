@@ -54,12 +54,14 @@ struct MatrixProduct {
 };
 
 // The sum of 32 products and of what was summed up before, as tensor cores make it that keep 14 bits: from the first one
-// of the largest of them on, and of the sum.
-inline float sum_of_14_bits(const float (&products)[32], float before) {
+// of the largest of them on, and of the sum; for one element of vectors of them.
+template <class Vector>
+float sum_of_14_bits(const Vector (&products)[32], int element, float before) {
     float largest = __builtin_fabsf(before), plain = before;
-    for (float product : products) {
-        largest = __builtin_fmaxf(largest, __builtin_fabsf(product));
-        plain += product;
+    for (const Vector& product : products) {
+        const float size = __builtin_fabsf(product[element]);
+        largest = largest > size ? largest : size;
+        plain += product[element];
     }
     if (!(__builtin_fabsf(plain) < __builtin_inff()) || largest == 0) return plain;
     const auto last_bit = [](float x) {  // that is kept; no product of fp8 is as small as 2^-100
@@ -69,33 +71,38 @@ inline float sum_of_14_bits(const float (&products)[32], float before) {
     const auto cut = [](float x, float unit) { return float(int32(x / unit)) * unit; };
     const float unit = last_bit(largest);
     float sum = cut(before, unit);
-    for (float product : products) sum += cut(product, unit);
+    for (const Vector& product : products) sum += cut(product[element], unit);
     return cut(sum, last_bit(sum));
 }
 
-// d += a b, where a's rows and b's columns are 32 bytes each; d is stored by rows.
+// d += a b, where a's rows and b's columns are 32 bytes each; d is stored by rows, of a multiple of 4 columns.
+//
+// Most of the time of emulated tensor cores is spent here, so four columns are added at once: in vectors spelled out,
+// which are as fast in code that is hardly optimised.
 template <class A, class B, class D>
 void multiply(D* d, const unsigned char (*a)[32], const unsigned char (*b)[32], int rows, int columns) {
     constexpr int inner = 32 / Factor<A>::size, most = 256;
-    D transposed[inner][most];
+    constexpr bool fp8 = inner == 32 && __is_same(D, float);
+    typedef D Four __attribute__((vector_size(4 * sizeof(D))));
+    Four by_rows[inner][most / 4];
     for (int n = 0; n < columns; ++n)
-        for (int k = 0; k < inner; ++k) transposed[k][n] = Factor<B>::value(b[n] + k * Factor<B>::size);
-    if constexpr (inner == 32 && __is_same(D, float)) {
-        for (int m = 0; m < rows; ++m) {
-            float factors[32], products[32];
-            for (int k = 0; k < 32; ++k) factors[k] = Factor<A>::value(a[m] + k);
-            for (int n = 0; n < columns; ++n) {
-                for (int k = 0; k < 32; ++k) products[k] = factors[k] * transposed[k][n];
-                d[m * columns + n] = sum_of_14_bits(products, d[m * columns + n]);
+        for (int k = 0; k < inner; ++k) by_rows[k][n / 4][n % 4] = Factor<B>::value(b[n] + k * Factor<B>::size);
+    for (int m = 0; m < rows; ++m) {
+        D factors[inner];
+        for (int k = 0; k < inner; ++k) factors[k] = Factor<A>::value(a[m] + k * Factor<A>::size);
+        for (int n = 0; n < columns; n += 4) {
+            Four sums;
+            memcpy(&sums, &d[m * columns + n], sizeof sums);
+            if constexpr (fp8) {
+                Four products[inner];
+                for (int k = 0; k < inner; ++k) products[k] = factors[k] * by_rows[k][n / 4];
+                for (int i = 0; i < 4; ++i) sums[i] = sum_of_14_bits(products, i, sums[i]);
+            } else {
+                for (int k = 0; k < inner; ++k) sums += factors[k] * by_rows[k][n / 4];
             }
+            memcpy(&d[m * columns + n], &sums, sizeof sums);
         }
-        return;
     }
-    for (int m = 0; m < rows; ++m)
-        for (int k = 0; k < inner; ++k) {
-            const D factor = Factor<A>::value(a[m] + k * Factor<A>::size);
-            for (int n = 0; n < columns; ++n) d[m * columns + n] += factor * transposed[k][n];
-        }
 }
 
 // ---- mma
