@@ -8,9 +8,10 @@ the latter; consumers take turns in giving work to the tensor cores.  Blocks are
 
 from __future__ import annotations
 
-from math import e, log2, prod
+from math import prod
 
-from codegen.attention_scores import Scores, approximated, kernel_details, merged, sink_value
+from codegen.attention_fragments import Fragments
+from codegen.attention_scores import approximated, kernel_details, merged
 from codegen.attention_wgmma_schedule import (
     GROUP,
     PANEL,
@@ -22,7 +23,7 @@ from codegen.attention_wgmma_schedule import (
     panels,
     shared_bytes,
 )
-from codegen.expr import Operand, literal
+from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
@@ -54,7 +55,8 @@ class _Renderer:
         arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
         self.sink = arguments[3] if spec.sink is not None else ""
-        self.scores = Scores(self.w, spec, self.names, schedule.keys)
+        top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
+        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows)
         self.maps = [
             box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
             box(spec, spec.k, 1, spec.keys, spec.depth, schedule.keys),
@@ -73,7 +75,6 @@ class _Renderer:
         self.stats = self.names.unique(spec.stats.name) if spec.stats is not None else ""
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
-        self.unit = literal(spec.scale * log2(e), "float")
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
@@ -161,13 +162,7 @@ class _Renderer:
         w.open(f"for (int work = blockIdx.x; work < {work}; work += gridDim.x)")
         heads = min(s.heads, self.batches)
         w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
-        # The last queries of a causal mask meet the most keys: they begin first.
-        growing = any(b.key < 0 and b.row > 0 for b in self.spec.bounds)
-        place = f"({self.tiles - 1} - at.col)" if growing and self.tiles > 1 else "at.col"
-        w.line(f"const int m0 = {place} * {s.rows};")
-        self.scores.coordinates("at.row")
-        self.scores.bound_numbers()
-        self.scores.keys_met("m0", s.rows)
+        self.scores.place("at.row", "at.col")
 
     def _coordinates(self, op: Operand, first: str) -> str:
         """The coordinates of a box after those along the elements."""
@@ -246,32 +241,27 @@ class _Renderer:
         )
         w.line(f"Ring<{s.stages}> stage;")
         w.line("uint32 parity = 0;")
-        w.line(f"const float unit = {self.unit};  // of a score, to base 2")
+        self.scores.unit()
         self.scores.scalars()
         if s.turns:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         self._work()
-        w.line(f"float o[{self.width // 2}] = {{}};")
-        w.line("attention::Rows rows;")
-        if spec.sink is not None:
-            sunk = sink_value(w, spec, self.sink, self.scores.batch, "float")
-            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
-            w.line("rows.total[0] = rows.total[1] = lane % 4 == 0;  // one of the lanes that share a row has it")
+        self.scores.state(self.sink, self.width)
         w.line("barrier_wait(shared.queries_full, parity);")
         w.line("parity ^= 1;")
         if spec.bounds:
             w.open("if (first < last)")
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
-        self._lambda()
+        self.scores.define()
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._turn(begin=True)
         self._multiply_keys("stage")
         self._turn(begin=False)
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
-        self._score("last - 1")
-        self._softmax("")
+        self.scores.make("last - 1")
+        self.scores.softmax(s.slack, s.polynomials)
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         w.open("for (int tile = last - 2; tile >= first; --tile)")
         w.line(f"Ring<{s.stages}> previous = stage;")
@@ -284,8 +274,8 @@ class _Renderer:
         self._turn(begin=False)
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
-        self._score("tile")
-        self._softmax("const bool grown = ")
+        self.scores.make("tile")
+        self.scores.softmax(s.slack, s.polynomials, "const bool grown = ")
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
         w.line("if (grown) attention::scale(o, rescale);")
@@ -299,56 +289,6 @@ class _Renderer:
         if spec.bounds:
             w.close()
         self._results()
-        w.close()
-
-    def _softmax(self, result: str) -> None:
-        s = self.s
-        degree = 3 if self.element == "bfloat16" else 4
-        self.w.line(f"{result}attention::softmax<{s.slack}, {s.polynomials}, {degree}>(s, rows, unit, rescale);")
-
-    def _lambda(self) -> None:
-        """Writes the function that makes scores of a tile's products."""
-        w, scores = self.w, self.scores
-        if not scores.plain or scores.differ:
-            w.open("const auto scores = [&](int tile)")
-            self._program()
-            w.close("};")
-
-    def _score(self, tile: str) -> None:
-        if not self.scores.plain or self.scores.differ:
-            self.w.line(f"scores({tile});")
-
-    def _program(self) -> None:
-        w, s, scores = self.w, self.s, self.scores
-        w.line(f"const int n0 = tile * {s.keys};")
-        top = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        if scores.differ:
-            w.open(f"if ({scores.inside(top, ROWS, 'n0')})")
-            if scores.plain:
-                w.line("return;  // the products are the scores")
-                w.close()
-                self._tile(inside=False)
-                return
-            self._tile(inside=True)
-            w.close("} else {")
-            w.depth += 1
-            self._tile(inside=False)
-            w.close()
-            return
-        self._tile(inside=True)
-
-    def _tile(self, *, inside: bool) -> None:
-        w, s, spec, scores = self.w, self.s, self.spec, self.scores
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.keys // 2}; j += 4)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line(f"const {scores.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
-        exists = spec.rows % s.rows == 0
-        scores.score("m", "n", "s[j + f * 2 + e]", inside=inside, count=2, row_exists=exists)
-        w.line("s[j + f * 2] = score[0];")
-        w.line("s[j + f * 2 + 1] = score[1];")
-        w.close()
         w.close()
 
     def _multiply_keys(self, stage: str) -> None:
@@ -378,27 +318,12 @@ class _Renderer:
     # ---- results
 
     def _results(self) -> None:
-        w, spec, scores = self.w, self.spec, self.scores
-        w.line("attention::finish(rows);")
-        w.line("float inverse[2];")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
-        none = "0.0f" if spec.zero else "quiet_nan<float>()"
-        w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
-        if spec.stats is not None:
-            w.line(f"const {scores.t} m = m0 + row + f * 8;")
-            place = linear([*zip(scores.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
-            value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
-            target = spec.stats.dtype.ctype
-            text = f"met ? {value} : -infinity<float>()"
-            text = text if target == "float" else f"convert<{target}>({text})"
-            w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {self.stats}[{place}] = {text};")
-        w.close()
+        self.scores.finish(self.stats)
         if self.out_map is not None:
             self._store_tiles()
         else:
-            self._store_elements()
+            self.w.line("if (t == 0) barrier_arrive(shared.queries_empty);")
+            self.scores.store(self.out, self.width)
 
     def _store_tiles(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -428,17 +353,4 @@ class _Renderer:
         w.line("tma_commit();")
         w.line("tma_wait_read<0>();")
         w.line("barrier_arrive(shared.queries_empty);")
-        w.close()
-
-    def _store_elements(self) -> None:
-        w, spec, scores = self.w, self.spec, self.scores
-        w.line("if (t == 0) barrier_arrive(shared.queries_empty);")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {self.width // 2}; ++i)")
-        w.line(f"const {scores.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2 + i % 2;")
-        place = linear([*zip(scores.batch, spec.out.strides), ("m", spec.out.strides[-2]), ("n", spec.out.strides[-1])])
-        value = f"convert<{spec.out.dtype.ctype}>(o[i] * inverse[i / 2 % 2])"
-        if spec.out.dtype.ctype == "float":
-            value = "o[i] * inverse[i / 2 % 2]"
-        w.line(f"if (m < {spec.rows} && n < {spec.width}) {self.out}[{place}] = {value};")
         w.close()

@@ -1,0 +1,157 @@
+"""Scores and results as tensor cores leave them: what the wgmma and the mma form of attention do with their fragments.
+
+C variables: ``s`` the scores of a tile, ``o`` the results, ``rows`` what is known of a thread's two rows, ``row`` the
+first of them in the block's tile of queries, which begins at ``m0``, ``lane``, ``unit``, ``inverse``.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+
+from codegen.attention_scores import Scores, sink_value
+from codegen.expr import literal
+from codegen.iteration import linear
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec
+
+
+class Fragments(Scores):
+    """``keys`` of a tile; the ``group_rows`` queries from ``top`` on (a C expression) are looked at together, of the
+    ``block_rows`` of a block.
+    """
+
+    def __init__(
+        self, w: Writer, spec: AttentionSpec, names: Names, keys: int, top: str, group_rows: int, block_rows: int
+    ) -> None:
+        super().__init__(w, spec, names, keys)
+        self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
+        self.element = spec.q.dtype.ctype
+
+    def place(self, batch: str, col: str) -> None:
+        """Writes where a tile of queries begins, and which keys it meets; ``batch`` and ``col`` are C expressions of its
+        numbers.
+        """
+        w, spec = self.w, self.spec
+        tiles = -(-spec.rows // self.block_rows)
+        # The last queries of a causal mask meet the most keys: they begin first.
+        growing = any(b.key < 0 and b.row > 0 for b in spec.bounds)
+        position = f"({tiles - 1} - {col})" if growing and tiles > 1 else col
+        w.line(f"const int m0 = {position} * {self.block_rows};")
+        self.coordinates(batch)
+        self.bound_numbers()
+        self.keys_met("m0", self.block_rows)
+
+    def unit(self) -> None:
+        self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+
+    def state(self, sink: str, width: int) -> None:
+        """Writes the results and what is known of the rows, before the first tile."""
+        w, spec = self.w, self.spec
+        w.line(f"float o[{width // 2}] = {{}};")
+        w.line("attention::Rows rows;")
+        if spec.sink is not None:
+            sunk = sink_value(w, spec, sink, self.batch, "float")
+            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
+            w.line("rows.total[0] = rows.total[1] = lane % 4 == 0;  // one of the lanes that share a row has it")
+
+    @property
+    def trivial(self) -> bool:
+        """Whether all products are scores."""
+        return self.plain and not self.differ
+
+    def define(self) -> None:
+        """Writes the function that makes scores of a tile's products."""
+        if not self.trivial:
+            self.w.open("const auto scores = [&](int tile)")
+            self._program()
+            self.w.close("};")
+
+    def make(self, tile: str) -> None:
+        """Makes scores of a tile's products."""
+        if not self.trivial:
+            self.w.line(f"scores({tile});")
+
+    def softmax(self, slack: int, polynomials: int, result: str = "") -> None:
+        """Takes the scores of a tile in; ``result`` begins the statement, with whether results are to be rescaled."""
+        degree = 3 if self.element == "bfloat16" else 4
+        self.w.line(f"{result}attention::softmax<{slack}, {polynomials}, {degree}>(s, rows, unit, rescale);")
+
+    def _program(self) -> None:
+        w = self.w
+        w.line(f"const int n0 = tile * {self.keys};")
+        if not self.differ:
+            self._tile(inside=True)
+            return
+        w.open(f"if ({self.inside(self.top, self.group_rows, 'n0')})")
+        if self.plain:
+            w.line("return;  // the products are the scores")
+            w.close()
+            self._tile(inside=False)
+            return
+        self._tile(inside=True)
+        w.close("} else {")
+        w.depth += 1
+        self._tile(inside=False)
+        w.close()
+
+    def _tile(self, *, inside: bool) -> None:
+        w = self.w
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
+        exists = self.spec.rows % self.block_rows == 0
+        self.score("m", "n", "s[j + f * 2 + e]", inside=inside, count=2, row_exists=exists)
+        w.line("s[j + f * 2] = score[0];")
+        w.line("s[j + f * 2 + 1] = score[1];")
+        w.close()
+        w.close()
+
+    def finish(self, stats: str) -> None:
+        """Writes ``inverse``, with which the results are multiplied, and stores the logarithms of the sums."""
+        w, spec = self.w, self.spec
+        w.line("attention::finish(rows);")
+        w.line("float inverse[2];")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
+        none = "0.0f" if spec.zero else "quiet_nan<float>()"
+        w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
+        if spec.stats is not None:
+            w.line(f"const {self.t} m = m0 + row + f * 8;")
+            place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
+            value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
+            target = spec.stats.dtype.ctype
+            text = f"met ? {value} : -infinity<float>()"
+            text = text if target == "float" else f"convert<{target}>({text})"
+            w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{place}] = {text};")
+        w.close()
+
+    def store(self, out: str, width: int) -> None:
+        """Stores the results from registers: two neighbours at a time where they are one access."""
+        w, spec = self.w, self.spec
+        op = spec.out
+        pairs = op.strides[-1] == 1 and spec.width % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
+        step = 2 if pairs else 1
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {width // 2}; i += {step})")
+        last = "" if pairs else " + i % 2"
+        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
+        place = linear([*zip(self.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
+        tests += [f"n < {spec.width}"] if spec.width % width else []
+        condition = f"if ({' && '.join(tests)}) " if tests else ""
+        target = op.dtype.ctype
+        if pairs:
+            w.line(f"Vector<{target}, 2> v;")
+            for k in range(2):
+                value = f"o[i{f' + {k}' if k else ''}] * inverse[i / 2 % 2]"
+                w.line(f"v[{k}] = {value if target == 'float' else f'convert<{target}>({value})'};")
+            w.line(f"{condition}store({out} + {place}, v);")
+        else:
+            value = "o[i] * inverse[i / 2 % 2]"
+            value = value if target == "float" else f"convert<{target}>({value})"
+            w.line(f"{condition}{out}[{place}] = {value};")
+        w.close()
