@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen import attention, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
+from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.contraction_mma_schedule import MmaSchedule
@@ -72,6 +73,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return winograd.render(spec, s)
     if isinstance(spec, ContractionSpec) and isinstance(s, WgmmaSchedule | MmaSchedule | SimtSchedule):
         return contraction.render(spec, s)
-    if isinstance(spec, AttentionSpec) and isinstance(s, AttentionWgmmaSchedule | AttentionSimtSchedule):
+    if isinstance(spec, AttentionSpec) and isinstance(
+        s, AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
+    ):
         return attention.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

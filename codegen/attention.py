@@ -1,23 +1,29 @@
 """The attention family: softmax(scores of queries and keys) times values, in the fastest form an architecture has.
 
 wgmma  both products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention_wgmma`).
+mma    both products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention_mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention_simt`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen import attention_simt, attention_wgmma, attention_wgmma_schedule
+from codegen import attention_mma, attention_simt, attention_wgmma, attention_wgmma_schedule
 from codegen.arch import Arch
+from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, KernelSource
 from codegen.tiles import Unsupported
 
-AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionSimtSchedule
+AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
 
-_FASTEST = {"wgmma": attention_wgmma_schedule.schedules}
+_FASTEST: dict[str, Callable[[AttentionSpec, Arch], tuple[AttentionSchedule, ...]]] = {
+    "wgmma": attention_wgmma_schedule.schedules,
+    "mma": attention_mma.schedules,
+}
 
 
 def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
@@ -50,4 +56,6 @@ def render(spec: AttentionSpec, schedule: AttentionSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     if isinstance(schedule, AttentionWgmmaSchedule):
         return attention_wgmma.render(spec, schedule)
+    if isinstance(schedule, AttentionMmaSchedule):
+        return attention_mma.render(spec, schedule)
     return attention_simt.render(spec, schedule)

@@ -16,8 +16,8 @@ from codegen.spec import AttentionSpec
 
 
 class Fragments(Scores):
-    """``keys`` of a tile; the ``group_rows`` queries from ``top`` on (a C expression) are looked at together, of the
-    ``block_rows`` of a block.
+    """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
+    together when a tile of ``keys`` is masked.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class Fragments(Scores):
         self.element = spec.q.dtype.ctype
 
     def place(self, batch: str, col: str) -> None:
-        """Writes where a tile of queries begins, and which keys it meets; ``batch`` and ``col`` are C expressions of its
-        numbers.
+        """Writes where a tile of queries begins, and which keys it meets; ``batch`` and ``col`` are its numbers as C
+        expressions.
         """
         w, spec = self.w, self.spec
         tiles = -(-spec.rows // self.block_rows)

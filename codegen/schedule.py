@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, get_args
 from codegen import arch as archs
 from codegen import attention, contraction, pointwise, pool_schedule, rows, scan, window_schedule, winograd
 from codegen.arch import Arch
+from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.contraction_mma_schedule import MmaSchedule
@@ -50,6 +51,7 @@ Schedule: TypeAlias = (
     | SimtSchedule
     | WinogradSchedule
     | AttentionWgmmaSchedule
+    | AttentionMmaSchedule
     | AttentionSimtSchedule
 )
 

@@ -111,6 +111,12 @@ __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint
     for (int i = 0; i < N / 2; ++i) words[i / 4][i % 4] = pair<T>(score[2 * i], score[2 * i + 1]);
 }
 
+// Four neighbouring sums, those of a fragment of mma.
+template <int N>
+__device__ __forceinline__ float (&part(float (&sum)[N], int first))[4] {
+    return *reinterpret_cast<float(*)[4]>(&sum[first]);
+}
+
 // Multiplies the sums of two rows.
 template <int N>
 __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
