@@ -6,6 +6,7 @@ With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is wr
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,41 @@ def integers(shape: tuple[int, ...], dtype: str) -> fg.Graph:
     return g
 
 
+def random_graph(seed: int) -> fg.Graph:
+    """Rows and columns of values that follow from operands of every shape, and from rows' results, in any order."""
+    rng = random.Random(seed)
+    rank = rng.randint(2, 4)
+    shape = [rng.choice((1, 2, 3, 5, 8, 24)) for _ in range(rank)]
+    axes = sorted(rng.sample(range(rank), rng.randint(1, rank - 1)))
+    others = [d for d in range(rank) if d not in axes]
+    columns = sorted(rng.sample(others, rng.randint(1, len(others))))
+    shape[rng.choice(axes)] = rng.choice((8, 33, 64, 100, 260))
+    shape[rng.choice(columns)] = rng.choice((7, 16, 40))
+    order = [*others, *axes] if rng.random() < 0.7 else range(rank)
+    steps, strides = 1, [0] * rank
+    for d in reversed(order):
+        strides[d], steps = steps, steps * (shape[d] + (rng.random() < 0.1))
+    g = fg.Graph(f"random {seed}", io_dtype=rng.choice(("float32", "bfloat16", "float16", "float64")))
+    values = [g.tensor("x", shape, strides=strides), g.tensor("z", shape, strides=strides)]
+    small = [
+        g.tensor(f"s{k}", [n if d in kept else 1 for d, n in enumerate(shape)]) for k, kept in enumerate((axes, others))
+    ]
+    for number in range(rng.randint(4, 9)):
+        value = rng.choice(values)
+        kind = rng.randint(0, 4)
+        if kind == 0:
+            values.append(g.tanh(value) * rng.choice([*values, *small]))
+        elif kind == 1:
+            values.append(value - g.reduction(g.sigmoid(value), rng.choice(("avg", "max", "norm2")), axes))
+        elif kind == 2:
+            g.output(g.reduction(value, rng.choice(("add", "amax")), axes), name=f"row {number}")
+        else:
+            mode = rng.choice(("add", "add", "max", "min", "norm1", "norm2", "avg"))
+            g.output(g.reduction(value, mode, columns, keepdims=rng.random() < 0.7), name=f"column {number}")
+    g.output(values[-1] + 1.0, name="y")
+    return g
+
+
 def walk(graph: fg.Graph) -> RowsSpec:
     """The spec of the kernel that reduces rows and columns; there is one other, that of the parts."""
     kernels = plan(graph).kernels
@@ -140,6 +176,15 @@ def test_layouts() -> None:
     for g in graphs:
         walk(g)
     check_all(graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_random_graphs() -> None:
+    graphs = [random_graph(seed) for seed in range(80)]
+    walked = [g for g in graphs if any(getattr(k.group.lowered.spec, "walk", None) for k in plan(g).kernels)]
+    assert len(walked) >= 15
+    check_all(walked)
 
 
 @pytest.mark.usefixtures("small")
