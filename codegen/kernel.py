@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.expr import Operand, Program, Value, compute_type
 from codegen.iteration import coordinate
 from codegen.naming import Names, Writer, comment
+from codegen.spec import KernelSource
 
 
 def heading(w: Writer, title: str, program: Program, headers: Sequence[str], details: Iterable[str] = ()) -> None:
@@ -40,6 +42,14 @@ def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blo
     for number, parameter in enumerate(parameters):
         w.line(f"    {parameter}{',' if number < len(parameters) - 1 else ')'}")
     w.open("")
+
+
+def from_the_end(source: KernelSource) -> KernelSource:
+    """A kernel of a grid with one dimension that begins where it would end: its first block takes the last's place."""
+    head, include, rest = source.code.rpartition("#include ")
+    first, _, body = rest.partition("\n")
+    code = f'{head}{include}{first}\n#include "order.cuh"\n{body.replace("blockIdx.x", "block_from_the_end()")}'
+    return replace(source, code=code)
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:

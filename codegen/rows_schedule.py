@@ -8,7 +8,7 @@ from math import log2, prod
 
 from codegen.arch import Arch
 from codegen.expr import Operand
-from codegen.iteration import bounds, index_type
+from codegen.iteration import index_type
 from codegen.rows_space import Space, Stages, normalize, widest
 from codegen.spec import RowsSpec
 
@@ -85,7 +85,7 @@ def reads_across(space: Space) -> bool:
 def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
-    itype = index_type(*bounds(space.program.operands, (*space.outer, *space.row)))
+    itype = index_type(*space.bounds())
     return _across(space, arch, itype) if reads_across(space) else _along(space, arch, itype)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
-from codegen.iteration import collapse, memory_order
+from codegen.iteration import collapse, extent, memory_order
 from codegen.spec import RowsSpec, Walk
 
 #: Widest vector of the widest operand, in bytes: two accesses.
@@ -45,6 +45,13 @@ class Space:
     def total(self) -> int:
         """Elements along all that is reduced."""
         return prod(self.row)
+
+    def bounds(self) -> list[int]:
+        """What `index_type` needs to know: numbers of rows and of elements in one, and extents of operands."""
+        shape = (*self.outer, *self.row)
+        parts = -(-prod(self.outer[-self.walk.dims :]) // self.walk.chunk) if self.walk is not None else 0
+        sums = [step * (parts + 1) for _, step in (self.walk.sums if self.walk is not None else ())]
+        return [prod(self.outer), self.total, *sums, *(extent(shape, op.strides) for op in self.program.operands)]
 
     @property
     def length(self) -> int:

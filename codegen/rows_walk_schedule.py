@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import log2, prod
 
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD, Arch
-from codegen.iteration import bounds, index_type
+from codegen.iteration import index_type
 from codegen.rows_schedule import FLIGHT_BYTES, MAX_THREADS, MOST_TRIED, SIZE_OF, RowsSchedule
 from codegen.rows_space import Space, Stages, normalize, repeated, streamed, widest
 from codegen.spec import RowsSpec
@@ -24,7 +24,7 @@ MOST_STAGES = 16
 def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
-    itype = index_type(*bounds(space.program.operands, (*space.outer, *space.row)))
+    itype = index_type(*space.bounds())
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     while vector > 1 and not _aligned(space, vector):
         vector //= 2

@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.arch import Arch
+from codegen.kernel import from_the_end
 from codegen.naming import Names
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options, Refusal
-from fusegraph.passes import algorithms
+from fusegraph.passes import algorithms, order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.attention import Recognised, recognise
 from fusegraph.passes.decompose import decompose
@@ -154,11 +155,13 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     choose = choose or by_cost_model()
     names = Names()
     kernels = []
+    turned = order.from_the_end(partition) if fusion else frozenset()
     for group in partition.groups:
         if group.family == "view":
             continue
         spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
         choice = choose(spec, group)
-        kernels.append(Kernel(group, render(spec, choice.schedule), choice))
+        source = render(spec, choice.schedule)
+        kernels.append(Kernel(group, from_the_end(source) if group in turned else source, choice))
     memory = plan_memory(partition)
     return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)

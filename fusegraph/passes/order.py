@@ -1,0 +1,31 @@
+"""The order in which kernels walk through memory: one that reads a large tensor which the kernel before has just read
+or written begins with what that had last, which is still in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from fusegraph.graph import Tensor
+from fusegraph.passes.partition import Group, Partition
+
+#: Bytes of a tensor of which a cache keeps only the last part: half of an H200's L2 cache.  A kernel that moves fewer
+#: than these leaves in the cache what it finds there.
+LARGE_BYTES, FEW_BYTES = 24 << 20, 8 << 20
+#: The families whose blocks walk through memory in the order of their numbers, and do not wait for each other.
+FAMILIES = frozenset({"pointwise", "rows"})
+
+
+def from_the_end(partition: Partition) -> frozenset[Group]:
+    """The groups whose kernels had better begin at the end of memory."""
+    found: set[Group] = set()
+    #: what the last kernel that moved many bytes has read or written, and whether it began at the end
+    recent: dict[Tensor, bool] = {}
+    for group in partition.groups:
+        if group.family == "view":
+            continue
+        moved = {t.base: t for t in (*group.reads, *group.writes)}
+        known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= LARGE_BYTES]
+        if known and group.family in FAMILIES and not recent[max(known, key=lambda t: t.nbytes)]:
+            found.add(group)
+        if sum(t.nbytes for t in moved.values()) >= FEW_BYTES:
+            recent = dict.fromkeys(moved, group in found)
+    return frozenset(found)

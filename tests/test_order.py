@@ -1,0 +1,66 @@
+"""Kernels that begin at the end of memory, where what the kernel before had last is still in the cache."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import check_all
+
+import fusegraph as fg
+from fusegraph.lowering import rows
+from fusegraph.passes import order, split_reductions
+from fusegraph.plan import plan
+
+
+def batchnorm_relu(shape: tuple[int, ...], dtype: str = "bfloat16") -> fg.Graph:
+    """Statistics, their parts, and the tensor again."""
+    g = fg.Graph("batchnorm_relu", io_dtype=dtype)
+    x = g.tensor("x", shape, layout="NHWC")
+    scale, bias = (g.tensor(name, (1, shape[1], 1, 1)) for name in ("scale", "bias"))
+    g.output(g.relu(g.batchnorm(x, scale, bias)[0]), name="y")
+    return g
+
+
+def turned(graph: fg.Graph) -> list[bool]:
+    return ["block_from_the_end()" in k.source.code for k in plan(graph).kernels]
+
+
+def test_what_is_read_again_is_read_from_the_end() -> None:
+    """What is between, small as it is, leaves the cache as it was."""
+    assert turned(batchnorm_relu((64, 256, 56, 56))) == [False, False, True]
+    assert turned(batchnorm_relu((16, 256, 28, 28))) == [False, False, False]  # all of it stays in the cache
+
+
+def test_there_and_back() -> None:
+    """The third kernel begins where the second one ended: at the beginning."""
+    g = fg.Graph("chain")
+    x = g.tensor("x", (4096, 4096))
+    y = g.output(g.relu(x), name="y")
+    z = g.output(g.cumsum(g.transpose(y) + 1.0, 1), name="z")
+    g.output(g.transpose(g.exp(z)), name="w")
+    kinds = [k.group.family for k in plan(g).kernels]
+    assert set(kinds) - order.FAMILIES
+    found = turned(g)
+    assert not any(f for f, kind in zip(found, kinds) if kind not in order.FAMILIES)
+    g = fg.Graph("columns")
+    x = g.tensor("x", (4096, 8192))
+    for axis in (1, 0):
+        x = x - g.reduction(g.exp(x), "add", axis)
+        x = g.output(x, name=f"x{axis}")
+    g.output(x / g.reduction(x, "max", 1), name="y")
+    assert turned(g) == [False, True, False]
+
+
+def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "LARGE_BYTES", 0)
+    monkeypatch.setattr(order, "FEW_BYTES", 0)
+    monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
+    monkeypatch.setattr(rows, "LONG_BYTES", 512)
+    g = fg.Graph("columns")
+    x = g.tensor("x", (37, 130))
+    for axis in (1, 0, 1):
+        x = x - g.reduction(g.exp(x), "avg", axis)
+        x = g.output(x, name=f"x{axis} {len(g.outputs)}")
+    graphs = [g, batchnorm_relu((2, 8, 5, 7), "float32")]
+    kinds = {k.group.family for g in graphs for k, t in zip(plan(g).kernels, turned(g)) if t}
+    assert kinds == order.FAMILIES
+    check_all(graphs)
