@@ -52,9 +52,14 @@ def test_there_and_back() -> None:
 
 def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "LARGE_BYTES", 0)
-    monkeypatch.setattr(order, "FEW_BYTES", 0)
-    monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
-    monkeypatch.setattr(rows, "LONG_BYTES", 512)
+    monkeypatch.setattr(order, "FEW_BYTES", 2000)
+    for module, name, value in (
+        (split_reductions, "SHORT_BYTES", 512),
+        (split_reductions, "LEAST_PART_BYTES", 256),
+        (split_reductions, "ENOUGH_BLOCKS", 1 << 20),
+        (rows, "LONG_BYTES", 512),
+    ):
+        monkeypatch.setattr(module, name, value)
     g = fg.Graph("columns")
     x = g.tensor("x", (37, 130))
     for axis in (1, 0, 1):
