@@ -33,9 +33,10 @@ from fusegraph.errors import DeviceError, FileError, NotSupportedError
 from fusegraph.ops import TABLE
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import artifacts, bench
-from fusegraph.report.bench import Bench, GraphWorkload, Row, document
+from fusegraph.report.bench import Bench, Row, document
 from fusegraph.report.plot import standings, svg
 from fusegraph.report.time_limit import TooLong, time_limit
+from fusegraph.report.workload import GraphWorkload
 from fusegraph.runtime import driver
 
 ROOT = Path(__file__).parent.parent
@@ -247,14 +248,22 @@ def test_floors_of_any_graph():
 
 
 class Timer:
-    """Medians that are given; what is timed runs."""
+    """A copy takes 10, and what is timed in turns 20, 30 ... in the order of the first turn; what is timed runs."""
 
     def __init__(self, device: int = 0) -> None:
-        self.times = [10.0, 20.0, 30.0, 40.0, 50.0]
+        self.times, self.order = {}, []
 
     def median(self, run, repeats=15, warmup=3):
         run()
-        return self.times.pop(0)
+        return 10.0
+
+    def reset(self):
+        self.times = {}
+
+    def once(self, run):
+        run()
+        self.order.append(run)
+        return self.times.setdefault(run, 20.0 + 10 * len(self.times))
 
 
 class Executable:
@@ -329,7 +338,11 @@ def test_rows(pretended):
     assert {c.folder for c in again} == {first.folder}, "what the first build left on disk"
     assert len({id(c) for c in pretended.caches}) == 4, "and not in memory"
     assert cudnn.floor_fraction == pytest.approx(1 / 3)
-    assert run.copy_us(add().bytes) == 10.0  # measured once
+    assert run.copy_us(add().bytes) == 10.0
+    assert len(pretended.copies) == 1, "measured once"
+    a, b, *rest = run.timer.order
+    assert a is not b
+    assert rest == [a, b] * (bench.WARMUP + 1), "in turns, some of them not counted"
 
 
 def test_rows_of_what_does_not_run(pretended, monkeypatch):
@@ -369,11 +382,10 @@ def test_what_takes_too_long_is_passed_over(pretended, monkeypatch):
     assert rows[2].note == "no CuPy version of this workload"
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    monkeypatch.setattr(Timer, "median", lambda self, run, repeats=15: time.sleep(5) if repeats == 3 else 1.0)
-    run = Bench(repeats=3)
-    run._copies[add().bytes // 2] = 1.0
-    (row,) = run.rows(add(), [])
-    assert row.note == "not timed within 0.05 s"
+    pretended.made["cudnn"] = Executable()
+    monkeypatch.setattr(Timer, "once", lambda self, run: time.sleep(0.01) or 1.0)
+    for row in Bench(repeats=15).rows(add(), ["cudnn"]):
+        assert row.note == "not timed within 0.05 s", "all turns together"
 
 
 def test_limits():

@@ -14,7 +14,8 @@ from fusegraph.cli.console import NOT_OK, note, say
 from fusegraph.errors import DeviceError, FusegraphError
 from fusegraph.loader import load_graphs
 from fusegraph.report import artifacts, plot
-from fusegraph.report.bench import PEERS, Bench, GraphWorkload, Row, Workload, document, environment, finished
+from fusegraph.report.bench import PEERS, Bench, Row, document, environment, finished
+from fusegraph.report.workload import GraphWorkload, Workload
 from fusegraph.runtime import driver
 
 SUITE = "board"

@@ -17,123 +17,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FusegraphError, NotSupportedError
-from fusegraph.graph import Graph, Node
-from fusegraph.layout import extent, layout_strides
-from fusegraph.ops.attention import positions_met
-from fusegraph.ops.base import Kind
+from fusegraph.graph import Graph
+from fusegraph.layout import layout_strides
 from fusegraph.report.plot import PARTS
 from fusegraph.report.time_limit import TooLong, time_limit
+from fusegraph.report.workload import Workload
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
+_T = TypeVar("_T")
+
 PEERS = ("cudnn", "torch", "compile", "compile-max", "cupy", *PARTS)
 #: Host time: batches of calls, at most so many calls a batch, of at most so many microseconds of work.
 HOST_BATCHES, HOST_CALLS, HOST_BATCH_US = 40, 100, 20_000
+#: Runs that are not counted.
+WARMUP = 3
 #: An engine that is not built, or not timed, after so many seconds is passed over.
 LIMIT_S = 60.0
-
-
-class Operand(Protocol):
-    """An input of a workload that has no graph: see `benchmarks.workloads.Input`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def layout(self) -> str: ...
-    @property
-    def dtype(self) -> str | None: ...
-
-
-class Workload(Protocol):
-    """What is timed: see `benchmarks.workloads.Workload`, and `GraphWorkload` for any graph."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def inputs(self) -> Sequence[Operand]: ...
-    @property
-    def torch(self) -> str: ...
-    @property
-    def missing(self) -> str: ...
-    @property
-    def flops(self) -> int: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-    def graph(self) -> Graph | None: ...
-
-
-class GraphWorkload:
-    """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
-
-    torch = missing = ""
-    inputs: Sequence[Operand] = ()
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.name = graph.name
-        self.dtype = graph.io_dtype.name
-        self.unit, self.flops = _products(graph)
-
-    @property
-    def bytes(self) -> int:
-        """Each element of the inputs and arrays of constants read once, each of the outputs written once."""
-        constants = [t for t in self._graph.tensors.values() if t.is_constant and t.shape]
-        read = [min(t.size, extent(t.shape, t.strides)) * t.dtype.itemsize for t in (*self._graph.inputs, *constants)]
-        return sum(read) + sum(t.nbytes for t in self._graph.outputs)
-
-    def graph(self) -> Graph:
-        return self._graph
-
-
-def _products(graph: Graph) -> tuple[str, int]:
-    """The rate that bounds a graph's matrix products and convolutions, and their operations.
-
-    No operations if the operands are of a dtype, or of several, for which no rate is measured.
-    """
-    flops, units = 0, set()
-    for node in graph.nodes:
-        if node.kind is Kind.CONTRACTION:
-            flops += 2 * _multiplications(node)
-            unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
-            units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
-        elif node.op.name == "sdpa":
-            q, k, v = node.inputs[:3]
-            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            flops += 2 * met * (q.shape[3] + v.shape[3])
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
-    unit = units.pop() if len(units) == 1 else ""
-    return unit, flops if unit else 0
-
-
-def _multiplications(node: Node) -> int:
-    """Multiplications of a contraction; of a gradient those of the convolution."""
-    first, second = node.inputs
-    if node.op.name == "matmul":
-        return node.output.size * first.shape[-1]
-    result, taps = {
-        "conv_fprop": (node.output, second),
-        "conv_dgrad": (first, second),
-        "conv_wgrad": (second, node.output),
-    }[node.op.name]
-    return result.size * prod(taps.shape[1:])
-
-
-_UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -173,6 +83,41 @@ class _Built:
     kernels: int | None = None
     again: Callable[[], Any] | None = None
     record: Callable[[], Callable[[], Any]] | None = None
+
+
+class _Entry:
+    """An engine on its way to a row of a workload.  What fails, or takes too long, leaves it with a reason."""
+
+    def __init__(self, engine: str, device: int) -> None:
+        self.engine, self._device = engine, device
+        self.built: _Built | None = None
+        self.build_s = self.host_us = 0.0
+        self.cached_s: float | None = None
+        self.replay_us: float | None = None
+        self.times: list[float] = []
+        self.reason = ""
+        self._spent: dict[str, float] = {}
+
+    def attempt(self, doing: str, work: Callable[..., _T], *arguments: Any) -> _T | None:
+        """Does a part of what it takes to be ``doing`` ("built", "timed"): LIMIT_S seconds are for all parts."""
+        began = time.perf_counter()
+        try:
+            with time_limit(max(LIMIT_S - self._spent.get(doing, 0.0), 1e-3)):
+                return work(*arguments)
+        except TooLong:
+            with contextlib.suppress(FusegraphError):
+                driver.synchronize(0, self._device)  # what it has queued is no part of the next row
+            text = f"not {doing} within {LIMIT_S:g} s"
+        except NotSupportedError as error:
+            text = error.reason or str(error)
+        except (NotImplementedError, FusegraphError) as error:
+            text = str(error)
+        except Exception as error:  # a peer's own failure is a row of the table, not ours
+            text = f"{type(error).__name__}: {error}"
+        finally:
+            self._spent[doing] = self._spent.get(doing, 0.0) + time.perf_counter() - began
+        self.built, self.reason = None, " ".join(text.split())[:300]
+        return None
 
 
 class Bench:
@@ -231,17 +176,21 @@ class Bench:
             random_array(shape, strides, dtype, self.device, seed=number)
             for number, (shape, strides, dtype) in enumerate(_operands(workload))
         ]
-        for engine in ("cuda", *peers):
-            prepare: Callable[..., Any] = {
-                "cuda": self._ours,
-                "cudnn": self._cudnn,
-                "torch": self._torch,
-                "compile": self._compiled,
-                "compile-max": self._compiled_max,
-                "plain": self._plain,
-                "cupy": self._cupy,
-            }[engine]
-            yield self._row(workload, engine, floor, lambda prepare=prepare: prepare(workload, arrays))  # type: ignore[misc]
+        prepared = {
+            "cuda": self._ours,
+            "cudnn": self._cudnn,
+            "torch": self._torch,
+            "compile": self._compiled,
+            "compile-max": self._compiled_max,
+            "plain": self._plain,
+            "cupy": self._cupy,
+        }
+        entries = [_Entry(engine, self.device) for engine in ("cuda", *peers)]
+        for entry in entries:
+            entry.attempt("built", self._build, entry, prepared[entry.engine], workload, arrays)
+        self._time(entries)
+        for entry in entries:
+            yield self._row(workload, entry, floor)
 
     def _load(self, engine: str) -> None:
         """Loads an engine's libraries, once: no part of its first build.  What is missing is said by its row."""
@@ -266,36 +215,51 @@ class Bench:
 
                 cupy.zeros(1)
 
-    def _row(self, workload: Workload, engine: str, floor: float, prepare: Callable[[], _Built]) -> Row:
-        doing = "built"
-        try:
-            with time_limit(LIMIT_S):
-                began = time.perf_counter()
-                built = prepare()
-                built.run()
-                driver.synchronize(0, self.device)
-                build = time.perf_counter() - began
-            doing = "timed"
-            with time_limit(LIMIT_S):
-                us = self.timer.median(built.run, self.repeats)
-                host = self._host_us(built.run, us)
-                cached = None if built.again is None else self._seconds(built.again)
-                replay = None if built.record is None else self._host_us(built.record(), us)
-        except TooLong:
-            with contextlib.suppress(FusegraphError):
-                driver.synchronize(0, self.device)  # what it has queued is no part of the next row
-            text = f"not {doing} within {LIMIT_S:g} s"
-        except NotSupportedError as error:
-            text = error.reason or str(error)
-        except (NotImplementedError, FusegraphError) as error:
-            text = str(error)
-        except Exception as error:  # a peer's own failure is a row of the table, not ours
-            text = f"{type(error).__name__}: {error}"
-        else:
-            return Row(
-                workload.name, engine, us, floor, floor / us, build, host, built.note, cached, replay, built.kernels
-            )
-        return Row(workload.name, engine, None, floor, None, None, None, " ".join(text.split())[:300])
+    def _build(
+        self, entry: _Entry, prepare: Callable[..., _Built], workload: Workload, arrays: Sequence[DeviceArray]
+    ) -> None:
+        began = time.perf_counter()
+        built = prepare(workload, arrays)
+        built.run()
+        driver.synchronize(0, self.device)
+        entry.built, entry.build_s = built, time.perf_counter() - began
+
+    def _time(self, entries: Sequence[_Entry]) -> None:
+        """Times engines in turns: a GPU that becomes hot, and slower, does so for all of them."""
+        self.timer.reset()
+        for repeat in range(WARMUP + self.repeats):
+            for entry in entries:
+                if entry.built is not None:
+                    us = entry.attempt("timed", self.timer.once, entry.built.run)
+                    entry.times += [us] if repeat >= WARMUP and us is not None else []
+
+    def _row(self, workload: Workload, entry: _Entry, floor: float) -> Row:
+        if entry.built is not None:
+            entry.attempt("timed", self._on_the_host, entry)
+        built = entry.built
+        if built is None:
+            return Row(workload.name, entry.engine, None, floor, None, None, None, entry.reason)
+        us = median(entry.times)
+        return Row(
+            workload.name,
+            entry.engine,
+            us,
+            floor,
+            floor / us,
+            entry.build_s,
+            entry.host_us,
+            built.note,
+            entry.cached_s,
+            entry.replay_us,
+            built.kernels,
+        )
+
+    def _on_the_host(self, entry: _Entry) -> None:
+        built, us = entry.built, median(entry.times)
+        assert built is not None
+        entry.host_us = self._host_us(built.run, us)
+        entry.cached_s = None if built.again is None else self._seconds(built.again)
+        entry.replay_us = None if built.record is None else self._host_us(built.record(), us)
 
     def _seconds(self, work: Callable[[], Any]) -> float:
         """Seconds of what ``work`` does and queues: the median of three."""

@@ -44,9 +44,13 @@ class ColdTimer:
                 return self._end.elapsed_ms(self._start) * 1e3
             self._flushes = needed
 
+    def reset(self) -> None:
+        """Forgets how long `once` had to keep the device busy: what is timed next may return sooner."""
+        self._flushes = 1
+
     def median(self, run: Callable[[], object], repeats: int = 15, warmup: int = 3) -> float:
         """Median microseconds of several runs, after some that do not count."""
-        self._flushes = 1
+        self.reset()
         for _ in range(warmup):
             run()
         return median(self.once(run) for _ in range(repeats))
