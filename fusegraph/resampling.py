@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: Elements of the largest table of positions and weights.
-MAX_TABLE = 1 << 24
+MAX_TABLE = 1 << 22
 #: More taps than this are a matrix product.
 MAX_TAPS = 8
 _MODES = ("nearest", "linear", "cubic")
@@ -40,7 +40,7 @@ def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None,
     size = x.shape[axis]
     if table.size and (table.min() < 0 or table.max() >= size):
         raise ShapeError(f"index goes from {table.min()} to {table.max()}, axis {axis} has {size} elements")
-    table = table.reshape(len(table), -1)
+    table = table.reshape(len(table), table.shape[1] if table.ndim == 2 else 1)
     if weights is None:
         if table.shape[1] != 1:
             raise AttributeValueError(f"{table.shape[1]} taps need weights")

@@ -24,6 +24,8 @@ _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
     """The schema of an operator in a version of its operator set, None if there is none."""
     domain = "" if node.domain == "ai.onnx" else node.domain
+    if not 0 < version < 2**31:
+        return None
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:

@@ -81,6 +81,8 @@ class Importer:
     """Writes bodies to a graph; ``functions`` are the model's own, ``folder`` is where its external data is."""
 
     def __init__(self, graph: Graph, functions: Iterable[FunctionProto], folder: Path | None) -> None:
+        functions = list(functions)
+        check_text(*(text for f in functions for text in (f.name, f.domain, f.overload, *f.input, *f.output)))
         self.graph = graph
         self.values = Values(graph)
         #: What is unsupported -> the nodes that need it, as messages name them.
@@ -97,9 +99,11 @@ class Importer:
     def body(self, graph: GraphProto, scope: Scope) -> None:
         """The initialisers and nodes of a graph; what it is given is in the scope already."""
         for tensor in graph.initializer:
+            check_text(tensor.name)
             if tensor.name not in scope.values:  # an input that has a default, and was given
                 self._define(scope, tensor.name, self.initialiser(tensor))
         for sparse in graph.sparse_initializer:
+            check_text(sparse.values.name)
             self.refuse("sparse tensors", f"initialiser {short(sparse.values.name)}")
             self._define(scope, sparse.values.name, MISSING)
         self.nodes(graph.node, scope)
@@ -114,6 +118,8 @@ class Importer:
     def nodes(self, nodes: Sequence[NodeProto], scope: Scope) -> None:
         """Nodes in their order, which must be topological."""
         for node in nodes:
+            check_text(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            check_text(*(name for a in node.attribute for name in (a.name, a.ref_attr_name)))
             self._nodes += 1
             if self._nodes > MAX_NODES:
                 raise ModelError(f"there are more than {MAX_NODES} nodes, those of functions included")
@@ -308,6 +314,13 @@ class Importer:
             result = f"{stem}_{count}"
         self._names.add(result)
         return result
+
+
+def check_text(*texts: object) -> None:
+    """Raises ModelError for names that are no UTF-8, which protocol buffers give as bytes."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(f"a name is no UTF-8: {str(text)[:80]}")
 
 
 def decoded(text: bytes) -> str:

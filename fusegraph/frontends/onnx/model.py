@@ -16,7 +16,7 @@ from onnx import ModelProto, ValueInfoProto
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
-from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, domain_of, short
+from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, domain_of, short
 from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
 
@@ -126,6 +126,10 @@ class _Building:
         compute_dtype: Any,
     ) -> None:
         self._model, self._shapes, self._values = model, shapes, values
+        every = (*model.graph.input, *model.graph.output)
+        dims = (dim.dim_param for value in every for dim in value.type.tensor_type.shape.dim)
+        domains = (opset.domain for opset in model.opset_import)
+        check_text(model.graph.name, *(value.name for value in every), *dims, *domains)
         self._graph = Graph("model", compute_dtype=compute_dtype)
         self._importer = Importer(self._graph, model.functions, folder)
         self._graph.name = self._importer.free_name(name or model.graph.name or "model").replace("/", "_")
