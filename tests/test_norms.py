@@ -289,11 +289,11 @@ def test_running_statistics() -> None:
 
 def test_large_offsets() -> None:
     """Statistics of numbers of mean 1e4 and spread 1."""
-    names = ("layernorm", "batchnorm")
+    names = ("layernorm", "batchnorm", "instancenorm")
     made = executables([graph_of(NORMS[name], (2, 4, 1, 3000)) for name in names])
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((2, 4, 1, 3000)) + 1e4).astype(np.float32)
-    for executable, axes in zip(made, ((3,), (0, 2, 3))):
+    for executable, axes in zip(made, ((3,), (0, 2, 3), (2, 3))):
         y = run(executable, {**random_inputs(executable.graph), "x": x})
         exact = 1 / np.sqrt(x.astype(np.float64).var(axis=axes, keepdims=True) + 1e-5)
         assert np.abs(y["y2"] / exact - 1).max() < 1e-5

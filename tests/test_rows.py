@@ -68,6 +68,21 @@ def one_kernel(graph: fg.Graph) -> Any:
     return kernel
 
 
+@pytest.mark.slow
+def test_a_row_of_a_million() -> None:
+    check_all(millions())
+
+
+def millions() -> list[fg.Graph]:
+    """Rows of a prime number of elements, more than any form of the kernels keeps."""
+    length = 1_000_003
+    return [
+        reductions_of((1, length), -1, modes=("add", "max", "avg")),
+        composed_of((1, length), -1, "bfloat16"),
+        softmax_of((1, length), 1),
+    ]
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_rows_of(length: int) -> None:
     graphs = [
@@ -397,4 +412,4 @@ def test_renders_for_every_architecture() -> None:
 
 @pytest.mark.gpu
 def test_on_the_gpu() -> None:
-    check_on_gpu(gpu_graphs())
+    check_on_gpu(gpu_graphs() + millions())

@@ -193,16 +193,44 @@ def test_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_two_to_the_31_elements_on_the_gpu() -> None:
-    """Positions beyond 32 bits: a sum, an average and column sums of 2^31 and more elements."""
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize(("io", "result"), [("int8", "int64"), ("bfloat16", "float32")])
+def test_two_to_the_31_elements_on_the_gpu(io: str, result: str) -> None:
+    """Positions beyond 31 bits: the sums of everything, of columns and of rows of 2^31 and more elements.  Sums of so
+    small integers are exact in float32 too."""
+    torch = large_memory(8)
     rows = 2**31 // 4096 + 3
-    x = torch.randint(-3, 4, (rows, 4096), dtype=torch.int8, device="cuda")
-    g = fg.Graph("large")
-    t = g.tensor("x", x.shape, "int8")
-    g.output(g.reduction(t, "add", None, dtype="int64"), name="sum")
-    g.output(g.reduction(t, "add", 0, dtype="int64"), name="columns")
-    total, columns = g.compile("cuda")(x)
+    x = torch.randint(-3, 4, (rows, 4096), dtype=getattr(torch, io), device="cuda")
+    g = fg.Graph("large", io_dtype=io)
+    t = g.tensor("x", x.shape)
+    for name, axes in (("sum", None), ("columns", 0), ("rows", 1)):
+        g.output(g.reduction(t, "add", axes, dtype=result), name=name)
+    total, columns, sums = g.compile("cuda")(x)
     expected = x.sum(0, dtype=torch.int64)
-    assert torch.equal(columns.reshape(-1), expected)
+    assert torch.equal(columns.reshape(-1).to(torch.int64), expected)
     assert int(total) == int(expected.sum())
+    assert torch.equal(sums.reshape(-1).to(torch.int64), x.sum(1, dtype=torch.int64))
+
+
+@pytest.mark.gpu
+def test_a_norm_of_two_to_the_31_elements_on_the_gpu() -> None:
+    torch = large_memory(12)
+    rows = 2**31 // 4096 + 3
+    x = torch.empty((rows, 4096), dtype=torch.bfloat16, device="cuda").normal_()
+    g = fg.Graph("large", io_dtype="bfloat16")
+    t, weights = g.tensor("x", x.shape), (g.tensor("scale", (4096,)), g.tensor("bias", (4096,)))
+    g.output(g.gelu(g.layernorm(t, *weights)) + t, name="y")
+    scale, bias = (torch.randn(4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    y = g.compile("cuda")(x, scale, bias)
+    f = torch.nn.functional
+    for row in (0, 2**18, 2**19 - 1, 2**19, rows - 1):  # 2^19 rows are 2^31 elements
+        norm = f.layer_norm(x[row].double(), (4096,), scale.double(), bias.double())
+        torch.testing.assert_close(y[row].double(), f.gelu(norm) + x[row].double(), rtol=2**-7, atol=2**-7)
+
+
+def large_memory(gib: float) -> Any:
+    """torch, on a GPU with so much memory; skips the test elsewhere."""
+    torch = pytest.importorskip("torch")
+    have = torch.cuda.get_device_properties(0).total_memory / 2**30
+    if have < gib * 1.25:
+        pytest.skip(f"needs {gib:.0f} GiB of device memory, the GPU has {have:.0f}")
+    return torch
