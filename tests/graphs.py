@@ -292,7 +292,7 @@ _POOLS = (
     "max_pool", "max_pool_index", "avg_pool", "adaptive_max_pool", "adaptive_max_pool_index", "adaptive_avg_pool",
     "max_pool_backward", "max_pool_backward_index", "avg_pool_backward", "adaptive_max_pool_backward",
     "adaptive_max_pool_backward_index", "adaptive_avg_pool_backward", "global_max_pool", "global_avg_pool",
-    "local_response_norm", "local_contrast_norm",
+    "local_response_norm", "local_contrast_norm", "local_response_norm_backward", "local_contrast_norm_backward",
 )  # fmt: skip
 _COMPARE = ("cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "cmp_eq", "cmp_neq")
 _NAMES = ("a", "b", "x.1", "weight [0]", "int", "i", "o0", "größe", "size", "v")
@@ -748,10 +748,13 @@ class _Author:
         end = ("" if spatial else f", axes={along}") + (self.name_argument() if "backward" not in op else "")
         if op.startswith("global"):
             self.define(f"g.{op}({x}{end})")
-        elif op == "local_response_norm":
-            self.define(f"g.{op}({x}, {self.draw.integer(1, 4)}, alpha=0.5, axis={along[0]}{self.name_argument()})")
-        elif op == "local_contrast_norm":
-            self.define(f"g.{op}({x}, {self.draw.pick((3, 2))}, epsilon=0.1{end})")
+        elif op.startswith("local"):
+            operands = f"{x}, {x}" if "backward" in op else x
+            if "response" in op:
+                end, how = f", axis={along[0]}{self.name_argument()}", f"{self.draw.integer(1, 4)}, alpha=0.5"
+            else:
+                how = f"{self.draw.pick((3, 2))}, epsilon=0.1"
+            self.define(f"g.{op}({operands}, {how}{end})")
         elif op.startswith("adaptive"):
             size = [self.draw.pick([1, 2, shape[a], min(shape[a] + 1, 40), max(shape[a] // 2, 1)]) for a in along]
             self.pooled(x, op, f"{size}{end}", end, along)

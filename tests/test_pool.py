@@ -90,6 +90,9 @@ def local(shape: tuple[int, ...], dtype: str, **layout: Any) -> fg.Graph:
     x = g.tensor("x", shape, dtype, **layout)
     g.output(g.local_response_norm(x, 5, alpha=0.5), name="response")
     g.output(g.local_contrast_norm(x, 3, epsilon=0.1), name="contrast")
+    loss = g.tensor("loss", shape, dtype, **layout)
+    g.output(g.local_response_norm_backward(loss, x, 4, alpha=0.5), name="by response")
+    g.output(g.local_contrast_norm_backward(loss, x, (2, 3), epsilon=0.1), name="by contrast")
     g.output(g.global_avg_pool(x), name="mean")
     g.output(g.global_max_pool(x), name="max")
     return g
@@ -298,6 +301,27 @@ def test_local_response_norm_follows_the_definition() -> None:
     for n, c, i in product(range(2), range(7), range(3)):
         around = x[n, max(c - 2, 0) : c + 2, i]  # as torch: half a window back, the rest ahead
         np.testing.assert_allclose(found[n, c, i], x[n, c, i] / (2 + 0.5 * (around**2).sum() / 4) ** 0.75)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("local_response_norm", {"window": 4, "alpha": 0.5, "beta": 0.75, "k": 2.0, "axis": 1}),
+        ("local_contrast_norm", {"window": (2, 3), "epsilon": 1e-5, "axes": (2, 3)}),
+        ("local_contrast_norm", {"window": (3, 1), "epsilon": 0.7, "axes": (2, 3)}),
+    ],
+)
+def test_gradients_of_local_norms_are_those_of_the_result(name: str, how: dict[str, Any]) -> None:
+    """Against differences of the norm, in float64."""
+    rng = np.random.default_rng(3)
+    x, loss = rng.standard_normal((2, 2, 3, 5, 4))
+    found = TABLE[f"{name}_backward"].reference(loss, x, **how)
+    norm, step = TABLE[name].reference, 1e-6
+    for place in product(*(range(n) for n in x.shape)):
+        each = np.zeros_like(x)
+        each[place] = step
+        slope = ((norm(x + each, **how) - norm(x - each, **how)) * loss).sum() / (2 * step)
+        np.testing.assert_allclose(found[place], slope, rtol=1e-5, atol=1e-7)
 
 
 def test_windows_of_nothing_but_padding() -> None:

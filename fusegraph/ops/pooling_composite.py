@@ -155,11 +155,16 @@ def _same(window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 def _local(
     name: str, attributes: Attributes, reference: Callable[..., Array], expand: Expand, doc: str, *, axis: bool
 ) -> None:
-    """Registers a normalisation of every element by those of a window around it; axis: along a single one."""
+    """Registers a normalisation of every element by those of a window around it, or its gradient (loss, x); axis: along
+    a single one."""
+    operands = ("loss", "x") if name.endswith("_backward") else ("x",)
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
-        x = types[0]
-        accepted_kinds(name, x.dtype, ("float",))
+        x = types[-1]
+        for t in types:
+            accepted_kinds(name, t.dtype, ("float",))
+        if types[0].shape != x.shape:
+            raise ShapeError(f"loss {list(types[0].shape)} has not the shape of x {list(x.shape)}")
         result = dict(values)
         if axis:
             result["axis"] = single_axis(values["axis"], x.shape)
@@ -179,7 +184,7 @@ def _local(
             raise ShapeError(f"{list(x.shape)} has no elements around an element")
         return result
 
-    _register(name, ("x",), attributes, normalize, lambda types, _: types[0], reference, expand, doc)
+    _register(name, operands, attributes, normalize, lambda types, _: types[0], reference, expand, doc)
 
 
 def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
@@ -205,14 +210,54 @@ def _response(write: Writing, x: Any, window: int, alpha: float, beta: float, k:
     return write("div", "", x, write("pow", "power", scale, beta))
 
 
+def _shares(x: Any, window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
+    """The attributes of an avg_pool_backward that gives every element its shares of the windows that it is in."""
+    return {**_around(window, axes, include), "size": _sizes(x, axes)}
+
+
+_RESPONSE = {"window": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0, "axis": 1}
+
 _local(
     "local_response_norm",
-    {"window": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0, "axis": 1},
+    _RESPONSE,
     _response_reference,
     _response,
     """x / (k + alpha * m)^beta, m being the mean of the squares of the window elements around each along an axis (the
     channels), zeros beyond the ends included: torch's local_response_norm, Krizhevsky et al. 2012.  An even window
     reaches further back.""",
+    axis=True,
+)
+
+
+def _response_backward_reference(
+    loss: Array, x: Array, window: int, alpha: float, beta: float, k: float, axis: int
+) -> Array:
+    scale = k + alpha * TABLE["avg_pool"].reference(x * x, **_around((window,), (axis,), True))
+    power = scale**-beta
+    product = loss * x * power / scale
+    shares = TABLE["avg_pool_backward"].reference(product, **_shares(x, (window,), (axis,), True))
+    return np.asarray(loss * power - 2 * alpha * beta * x * shares)
+
+
+def _response_backward(
+    write: Writing, loss: Any, x: Any, window: int, alpha: float, beta: float, k: float, axis: int
+) -> Any:
+    mean = write("avg_pool", "mean", write("mul", "square", x, x), **_around((window,), (axis,), True))
+    scale = write("add", "scale", write("mul", "scaled", mean, alpha), k)
+    direct = write("mul", "direct", loss, write("pow", "power", scale, -beta))
+    product = write("div", "product", write("mul", "weighted", direct, x), scale)
+    shares = write("avg_pool_backward", "shares", product, **_shares(x, (window,), (axis,), True))
+    return write("sub", "", direct, write("mul", "around", write("mul", "doubled", x, 2 * alpha * beta), shares))
+
+
+_local(
+    "local_response_norm_backward",
+    _RESPONSE,
+    _response_backward_reference,
+    _response_backward,
+    """Gradient of local_response_norm: loss is that of the result, x the operand.  With s = k + alpha * m it is
+    loss / s^beta - 2 * alpha * beta * x * t, t being the sum of loss * x / s^(beta + 1) over the windows that an
+    element is in, divided by their size.""",
     axis=True,
 )
 
@@ -231,13 +276,57 @@ def _contrast(write: Writing, x: Any, window: tuple[int, ...], epsilon: float, a
     return write("div", "", centred, write("max", "deviation", write("sqrt", "root", variance), epsilon))
 
 
+_CONTRAST = {"window": REQUIRED, "epsilon": 1e-5, "axes": None}
+
 _local(
     "local_contrast_norm",
-    {"window": REQUIRED, "epsilon": 1e-5, "axes": None},
+    _CONTRAST,
     _contrast_reference,
     _contrast,
     """d / max(sqrt(v), epsilon): d is x less the mean of the window around each element, v the mean of d^2 in the
     window; the windows' elements outside of x do not count.  Subtractive and divisive normalisation as by Jarrett et
     al. 2009, with windows of even weights.  axes are by default the spatial ones of x (N, C, spatial...).""",
+    axis=False,
+)
+
+
+def _contrast_backward_reference(
+    loss: Array, x: Array, window: tuple[int, ...], epsilon: float, axes: tuple[int, ...]
+) -> Array:
+    mean, spread_out = TABLE["avg_pool"].reference, TABLE["avg_pool_backward"].reference
+    around, shares = _around(window, axes, False), _shares(x, window, axes, False)
+    centred = x - mean(x, **around)
+    root = np.sqrt(mean(centred * centred, **around))
+    deviation = np.maximum(root, epsilon)
+    direct = loss / deviation
+    product = np.where(root > epsilon, direct * centred / deviation / deviation, 0.0)
+    by_centred = direct - centred * spread_out(product, **shares)
+    return np.asarray(by_centred - spread_out(by_centred, **shares))
+
+
+def _contrast_backward(
+    write: Writing, loss: Any, x: Any, window: tuple[int, ...], epsilon: float, axes: tuple[int, ...]
+) -> Any:
+    around, shares = _around(window, axes, False), _shares(x, window, axes, False)
+    centred = write("sub", "centred", x, write("avg_pool", "mean", x, **around))
+    root = write("sqrt", "root", write("avg_pool", "variance", write("mul", "square", centred, centred), **around))
+    deviation = write("max", "deviation", root, epsilon)
+    direct = write("div", "direct", loss, deviation)
+    ratio = write(
+        "div", "ratio", write("div", "normal", write("mul", "weighted", direct, centred), deviation), deviation
+    )
+    product = write("binary_select", "product", ratio, 0.0, write("cmp_gt", "varies", root, epsilon))
+    along = write("mul", "along", centred, write("avg_pool_backward", "spread", product, **shares))
+    by_centred = write("sub", "by centred", direct, along)
+    return write("sub", "", by_centred, write("avg_pool_backward", "shares", by_centred, **shares))
+
+
+_local(
+    "local_contrast_norm_backward",
+    _CONTRAST,
+    _contrast_backward_reference,
+    _contrast_backward,
+    """Gradient of local_contrast_norm: loss is that of the result, x the operand.  Where sqrt(v) is at most epsilon,
+    the divisor is a constant.""",
     axis=False,
 )
