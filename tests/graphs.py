@@ -271,9 +271,11 @@ _SIZES = (1, 2, 3, 5, 4, 7, 8, 16, 17, 33, 64, 130, 257, 1025)
 _UNARY = (
     "relu", "neg", "abs", "sigmoid", "tanh", "gelu", "swish", "erf", "sin", "cos", "elu", "softplus", "hardswish",
     "hardsigmoid", "mish", "gelu_approx_tanh", "sign", "floor", "ceil", "round", "expm1", "exp", "exp2", "log1p", "log",
-    "log2", "sqrt", "rsqrt", "reciprocal", "tan",
+    "log2", "sqrt", "rsqrt", "reciprocal", "tan", "trunc", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh",
+    "atanh",
 )  # fmt: skip
 _UNARY_INTEGER = ("relu", "neg", "abs", "sign", "round", "floor")
+_INTEGER = ("quotient", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
 _BACKWARD = (
     "relu_backward", "gelu_backward", "gelu_approx_tanh_backward", "sigmoid_backward", "tanh_backward",
     "swish_backward", "softplus_backward", "elu_backward", "leaky_relu_backward",
@@ -466,7 +468,7 @@ class _Author:
     def pointwise(self) -> None:
         kind = self.draw.pick(
             ("binary", "unary", "binary", "unary", "scalar", "attributes", "select", "backward", "cast", "compare",
-             "logical", "index", "float_binary", "again", "move", "random")
+             "logical", "index", "float_binary", "again", "move", "random", "integer")
         )  # fmt: skip
         getattr(self, f"node_{kind}")()
 
@@ -498,6 +500,14 @@ class _Author:
         if op == "div" and self.chance(70):
             y = self.define(f"g.abs({y}) + 1")
         self.define(f"g.{op}({x}, {y})")
+
+    def node_integer(self) -> None:
+        """Bits and whole quotients."""
+        x, y = (
+            name if self.tensor(name).dtype.is_int else self.define(f"g.cast({name}, 'int32')") for name in self.pair()
+        )
+        op = self.draw.pick(_INTEGER)
+        self.define(f"g.{op}({x})" if op == "bitwise_not" else f"g.{op}({x}, {y})")
 
     def node_scalar(self) -> None:
         x = self.number(self.any())
