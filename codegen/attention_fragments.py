@@ -71,10 +71,9 @@ class Fragments(Scores):
         if not self.trivial:
             self.w.line(f"scores({tile});")
 
-    def softmax(self, slack: int, polynomials: int, result: str = "") -> None:
-        """Takes the scores of a tile in; ``result`` begins the statement, with whether results are to be rescaled."""
-        degree = 3 if self.element == "bfloat16" else 4
-        self.w.line(f"{result}attention::softmax<{slack}, {polynomials}, {degree}>(s, rows, unit, rescale);")
+    def softmax(self, slack: int) -> None:
+        """Takes the scores of a tile in."""
+        self.w.line(f"attention::softmax<{slack}>(s, rows, unit, rescale);")
 
     def _program(self) -> None:
         w = self.w

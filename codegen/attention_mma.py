@@ -161,8 +161,8 @@ class _Renderer:
         w.line("__syncthreads();")
         self._multiply_keys()
         self.scores.make("tile")
-        self.scores.softmax(SLACK, 0, "if (")
-        w.lines[-1] = w.lines[-1].removesuffix(";") + ") attention::scale(o, rescale);"
+        self.scores.softmax(SLACK)
+        w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         self._multiply_values()
         w.line("__syncthreads();  // the tile has been used")

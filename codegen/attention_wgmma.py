@@ -34,8 +34,8 @@ from codegen.tiles import Unsupported
 TAKEN = frozenset(
     """
     Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last m
-    m0 memory n n0 o parity probability rescale row rows s score scores shared stage step stats sunk t tile total unit
-    values work grown met
+    m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk t tile total unit
+    values work met
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -128,10 +128,11 @@ class _Renderer:
         deep, wide = panels(spec.depth), panels(spec.width)
         t = self.element
         w.open("struct Shared")
-        w.line(f"alignas(1024) {t} queries[{max(deep, wide)}][{s.rows}][{PANEL}];  // panels of 128 bytes, swizzled")
+        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{PANEL}]"
+        w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
         w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{PANEL}];")
         w.line(f"alignas(1024) {t} values[{s.stages}][{wide}][{s.keys}][{PANEL}];")
-        w.line("Barrier queries_full, queries_empty;")
+        w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
         w.line(
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
         )
@@ -143,8 +144,10 @@ class _Renderer:
     def _barriers(self) -> None:
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
-        w.line("barrier_init(shared.queries_full, 1);")
-        w.line(f"barrier_init(shared.queries_empty, {s.groups});")
+        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+        w.line("barrier_init(shared.queries_full[i], 1);")
+        w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+        w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         for name in ("keys", "values"):
             w.line(f"barrier_init(shared.{name}_full[i], 1);")
@@ -191,7 +194,7 @@ class _Renderer:
         w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
         w.open("if (threadIdx.x == 0)")
         w.line(f"Ring<{s.stages}> stage;")
-        w.line("uint32 parity = 0;  // of the tile of queries")
+        w.line(f"Ring<{s.ahead}> query;")
         self._work()
         w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
         w.line(f"const int n0 = tile * {s.keys};")
@@ -210,15 +213,16 @@ class _Renderer:
             w.open("if (first >= last)")
             self._load_queries()
             w.close()
-        w.line("parity ^= 1;")
+        w.line("++query;")
         w.close()
         w.close()
 
     def _load_queries(self) -> None:
         w, s, spec = self.w, self.s, self.spec
-        w.line("barrier_wait(shared.queries_empty, parity ^ 1);")
+        w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
         deep = panels(spec.depth)
-        self._load("queries", "shared.queries", s.rows, deep, spec.q, self.q, "shared.queries_full", "m0")
+        full = "shared.queries_full[query.index]"
+        self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")
 
     # ---- the consumers
 
@@ -240,15 +244,14 @@ class _Renderer:
             "  // of a thread's first result in the tile"
         )
         w.line(f"Ring<{s.stages}> stage;")
-        w.line("uint32 parity = 0;")
+        w.line(f"Ring<{s.ahead}> query;")
         self.scores.unit()
         self.scores.scalars()
         if s.turns:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         self._work()
         self.scores.state(self.sink, self.width)
-        w.line("barrier_wait(shared.queries_full, parity);")
-        w.line("parity ^= 1;")
+        w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
         if spec.bounds:
             w.open("if (first < last)")
         w.line(f"float s[{s.keys // 2}], rescale[2];")
@@ -261,7 +264,7 @@ class _Renderer:
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("last - 1")
-        self.scores.softmax(s.slack, s.polynomials)
+        self.scores.softmax(s.slack)
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         w.open("for (int tile = last - 2; tile >= first; --tile)")
         w.line(f"Ring<{s.stages}> previous = stage;")
@@ -275,10 +278,10 @@ class _Renderer:
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        self.scores.softmax(s.slack, s.polynomials, "const bool grown = ")
+        self.scores.softmax(s.slack)
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
-        w.line("if (grown) attention::scale(o, rescale);")
+        w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         w.close()
         w.line("barrier_wait(shared.values_full[stage.index], stage.parity);")
@@ -289,7 +292,10 @@ class _Renderer:
         if spec.bounds:
             w.close()
         self._results()
+        w.line("++query;")
         w.close()
+        if self.out_map is not None:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
     def _multiply_keys(self, stage: str) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -299,7 +305,7 @@ class _Renderer:
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
         w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
-        w.line(f"    s, matrix_descriptor<128>(&shared.queries[kk / 4][{part}][kk % 4 * 16], 16, 1024),")
+        w.line(f"    s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),")
         w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
         w.close()
         w.line("wgmma_commit();")
@@ -322,7 +328,7 @@ class _Renderer:
         if self.out_map is not None:
             self._store_tiles()
         else:
-            self.w.line("if (t == 0) barrier_arrive(shared.queries_empty);")
+            self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
             self.scores.store(self.out, self.width)
 
     def _store_tiles(self) -> None:
@@ -337,7 +343,7 @@ class _Renderer:
         w.open("for (int i = 0; i < 8; ++i)")
         w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
         w.close()
-        pointer = f"&shared.queries[j / {PANEL}][{part}][0]"
+        pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
         if out != self.element:
             pointer = f"reinterpret_cast<{out}*>({pointer})"
         w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
@@ -345,12 +351,19 @@ class _Renderer:
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
         w.open("if (t == 0)")
+        if s.ahead > 1:
+            w.open("if (work != blockIdx.x)")
+            w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
+            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+            w.close()
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
         first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        w.line(f"tma_store({self.out}, shared.queries[i][{part}], i * {PANEL}, {self._coordinates(spec.out, first)});")
+        at = f"i * {PANEL}, {self._coordinates(spec.out, first)}"
+        w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
         w.close()
         w.line("tma_commit();")
-        w.line("tma_wait_read<0>();")
-        w.line("barrier_arrive(shared.queries_empty);")
+        if s.ahead == 1:
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.queries_empty[query.index]);")
         w.close()

@@ -32,8 +32,7 @@ class AttentionWgmmaSchedule:
     turns   whether consumers take turns in starting products.
     heads   batches whose queries are worked on together.
     blocks  of the grid, if there is work for as many.
-    polynomials  of four exponentials so many are polynomials, where results are rounded to 16 bits: the unit for
-            exponentials makes 16 in a cycle.
+    ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on.
     slack   how much the exponents of two may grow before what is summed up is rescaled.
     """
 
@@ -43,7 +42,7 @@ class AttentionWgmmaSchedule:
     turns: bool
     heads: int
     blocks: int
-    polynomials: int = 0
+    ahead: int = 1
     slack: int = 8
 
     @property
@@ -68,7 +67,7 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
     row = 2 * PANEL
     queries = s.rows * row * max(panels(spec.depth), panels(spec.width))
     ring = s.stages * s.keys * row * (panels(spec.depth) + panels(spec.width))
-    return queries + ring + 16 * (2 * s.stages + 1) + 128
+    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 128
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
@@ -147,11 +146,10 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
     found = []
-    share = 2 if spec.approximate and tall <= 64 else 1 if spec.approximate else 0
     for groups, keys in dict.fromkeys(preferred):
         keys = min(keys, max(16, -(-spec.keys // 16) * 16))
-        for stages in (2, 3, 1):
-            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), arch.sm_count_hint, share)
+        for stages, ahead in ((2, 2), (2, 1), (3, 1), (1, 1)):
+            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), arch.sm_count_hint, ahead)
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break

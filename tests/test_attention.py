@@ -5,6 +5,7 @@ reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -14,18 +15,20 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 
 import codegen
 import fusegraph as fg
-from codegen import attention
+from codegen import attention, attention_wgmma_schedule
 from codegen.arch import arch as arch_of
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, Bound
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
 from fusegraph.ops.attention import alibi_slopes
 from fusegraph.passes.decompose import decompose
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
 FORMS = ("sm_90a", "sm_80")
+HOPPER = arch_of("sm_90a")
 
 
 def made(
@@ -52,6 +55,7 @@ def made(
             "BHSD": (h * length * elements, length * elements, elements, 1),
             "BSHD": (h * length * elements, elements, h * elements, 1),
             "gaps": (h * length * (elements + 3), length * (elements + 3), elements + 3, 1),
+            "rows": (h * length * (elements + 4), length * (elements + 4), elements + 4, 1),
             "turned": (h * length * elements, length * elements, 1, length),
         }[layout]
         return g.tensor(key, (batch, h, length, elements), strides=strides)
@@ -127,6 +131,23 @@ def test_variants(arch: str) -> None:
     for result, g in zip(results, graphs):
         if g.name not in ("rows without keys", "lengths"):  # there rounding decides nothing, but 0 / 0 is looked at
             assert not any(o.undecided for o in result.outputs), g.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block has several tiles of queries, some of which meet no key, and its rings go around."""
+
+    def few(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
+        found = attention_wgmma_schedule.schedules(spec, arch)
+        return tuple(replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, slack=0) for s in found)
+
+    monkeypatch.setitem(attention._FASTEST, "wgmma", few)
+    graphs = [made(name="all", rows=200, keys=50, heads=3), made(name="some", rows=300, keys=70, heads=1, **BOTTOM)]
+    # Rows of results that do not begin at multiples of 16 bytes leave from registers.
+    graphs.append(made(name="elements", rows=200, keys=50, heads=3, depth=36, width=20, layout="rows"))
+    assert all(k.source.grid == (2, 1, 1) for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels)
+    check_all(graphs, arch="sm_90a")
 
 
 @pytest.mark.slow

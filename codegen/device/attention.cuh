@@ -43,64 +43,36 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 }
 #endif
 
-// 2^x for x of at most 0 by multiply-adds alone, which the unit for 2^x leaves idle; of the relative error 2^-13, with
-// Degree 4 2^-18.  2^-126 is the least result.  Of NaN it makes a number.
-template <int Degree>
-__device__ __forceinline__ float exp2_of_polynomial(float x) {
-    const float limited = fmaxf(x, -126.0f);
-    const float moved = limited + 12582912.0f;  // 1.5 * 2^23: the lower bits are the nearest integer
-    const float rest = limited - (moved - 12582912.0f);
-    float y = Degree == 3 ? 0.0551716685f : 0.00957010220f * rest + 0.0559178628f;
-    y = y * rest + (Degree == 3 ? 0.242611125f : 0.240247443f);
-    y = y * rest + (Degree == 3 ? 0.693260968f : 0.693121791f);
-    y = y * rest + (Degree == 3 ? 0.999928057f : 0.999999285f);
-    return bits_float(float_bits(y) + (float_bits(moved) << 23));
-}
-
-// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  Returns whether what was summed up before is to
-// be multiplied by rescale: as long as no score of the warp is more than 2^Slack times the largest, in terms of the
-// exponentials, that remains what it is.  Of four exponentials of neighbouring columns Polynomial are polynomials of a
-// Degree.  A row of nothing but minus infinity has the largest score minus infinity; NaN and infinity make the sum NaN.
-template <int Slack, int Polynomial, int Degree, int N>
-__device__ __forceinline__ bool softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2]) {
-    float largest[2];
-    bool grows = false;
+// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
+// rescale.  As long as a score is not more than 2^Slack times the largest, in terms of the exponentials, that remains what
+// it is, and rescale 1.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0; NaN and
+// infinity make the sum NaN.
+template <int Slack, int N>
+__device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2]) {
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
-        float most = rows.largest[f];
+        const float before = rows.largest[f];
+        float most = before;
 #pragma unroll
-        for (int j = 0; j < N; j += 4) most = math::maximum(most, math::maximum(score[j + 2 * f], score[j + 2 * f + 1]));
-        most = math::maximum(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        largest[f] = math::maximum(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        grows = grows || !(unit * (largest[f] - rows.largest[f]) <= float(Slack));
-    }
-    grows = __any_sync(0xffffffffu, grows);
-    if (grows) {
-#pragma unroll
-        for (int f = 0; f < 2; ++f) {
-            rescale[f] = largest[f] == rows.largest[f] ? 1.0f : math::fast_exp2(unit * (rows.largest[f] - largest[f]));
-            rows.total[f] *= rescale[f];
-            rows.largest[f] = largest[f];
-        }
-    }
-#pragma unroll
-    for (int f = 0; f < 2; ++f) {
-        const float most = rows.largest[f];
-        const float shift = most == -infinity<float>() ? 0.0f : most == infinity<float>() ? quiet_nan<float>() : unit * most;
+        for (int j = 0; j < N; j += 4) most = fmaxf(most, fmaxf(score[j + 2 * f], score[j + 2 * f + 1]));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        if (Slack > 0 && unit * (most - before) <= float(Slack)) most = before;
+        const float shift = most == -infinity<float>() ? 0.0f : unit * most;
+        rescale[f] = math::fast_exp2(unit * before - shift);
+        rows.largest[f] = most;
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < N; j += 4) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 float& s = score[j + 2 * f + e];
-                const float x = unit * s - shift;
-                s = j / 4 % 4 < Polynomial ? exp2_of_polynomial<Degree>(x) : math::fast_exp2(x);
+                s = math::fast_exp2(unit * s - shift);
                 sum += s;
             }
         }
-        rows.total[f] += sum;
+        rows.total[f] = rows.total[f] * rescale[f] + sum;
     }
-    return grows;
 }
 
 // Exponentials as the first factor of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +
@@ -117,9 +89,10 @@ __device__ __forceinline__ float (&part(float (&sum)[N], int first))[4] {
     return *reinterpret_cast<float(*)[4]>(&sum[first]);
 }
 
-// Multiplies the sums of two rows.
+// Multiplies the sums of two rows, where one of the warp's has a factor other than 1.
 template <int N>
 __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
+    if (!__any_sync(0xffffffffu, by[0] != 1.0f || by[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] *= by[i / 2 % 2];
 }
