@@ -129,6 +129,10 @@ def conv_then(op: str) -> Build:
     return lambda g: getattr(g, op)(conv(g, image(g)))
 
 
+def conv_of_line(g: fg.Graph) -> fg.Tensor:
+    return g.conv_fprop(g.tensor("x", (2, 4, 9)), g.tensor("w", (4, 4, 3)))
+
+
 def depthwise_swish(g: fg.Graph) -> fg.Tensor:
     return g.swish(conv(g, image(g), channels=1))
 
@@ -512,6 +516,28 @@ def test_long_vectors_are_folded():
     assert list(named(described(graph), "a").dim) == [1, 384, 8192]
 
 
+def test_vectors_that_know_their_positions_are_not_folded():
+    graph = fg.Graph("positions")
+    x = graph.tensor("x", (3 << 20,))
+    graph.output(x + graph.gen_index(x, axis=0), name="y")
+    result = described(graph)
+    assert list(named(result, "x").dim) == [1, 1, 3 << 20]
+    assert [n.params["axis"] for n in result.pygraph.nodes if "axis" in n.params] == [2]
+
+
+def test_norms_of_lines():
+    """Beside a convolution of lines, which have a height of 1 before their last dimension; and of samples alone."""
+    graph = fg.Graph("line", io_dtype="bfloat16")
+    x = conv_of_line(graph)
+    channels = [graph.tensor(name, (1, 4, 1)) for name in ("scale", "bias")]
+    graph.output(graph.batchnorm(x, *channels)[0], name="y")
+    assert {len(t.dim) for t in described(graph).pygraph.tensors.values() if t.dim} == {4}
+    graph = fg.Graph("samples")
+    graph.output(graph.adalayernorm(graph.tensor("x", (33,)), 1.0, 0.0, axes=0), name="y")
+    with pytest.raises(Refusal, match="along the dimensions that scale has"):
+        described(graph)
+
+
 def test_what_cudnn_computes_wrongly_is_refused():
     graph = fg.Graph("column", io_dtype="bfloat16")
     graph.output(column_bias(graph), name="y")
@@ -547,10 +573,7 @@ def test_tensors_of_other_ranks():
             described(graph)
         return str(refusal.value)
 
-    def line(g: fg.Graph) -> fg.Tensor:
-        return g.conv_fprop(g.tensor("x", (2, 4, 9)), g.tensor("w", (4, 4, 3)))
-
-    reason = refused(line, 4)
+    reason = refused(conv_of_line, 4)
     assert "conv_fprop 'y' is of 3 dimensions, 'other' [2, 2, 2, 2] has 4" in reason
     assert "is of 4 dimensions" in refused(lambda g: conv(g, image(g)), 5)
     channels = (1, 8, 1, 1)

@@ -92,7 +92,7 @@ def test_random_graphs() -> None:
 
 
 def test_the_generator_reaches_everything() -> None:
-    """Every op, dtype and special feature comes up within a hundreds of graphs."""
+    """Every op, dtype and special feature comes up within some hundred graphs."""
     ops, dtypes, several, shared, anchors, masks, layouts, strict = set(), set(), 0, 0, 0, 0, 0, 0
     for seed in range(900):
         recipe = seeded(seed)

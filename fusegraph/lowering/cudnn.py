@@ -247,6 +247,7 @@ class _Builder:
         every = {t for n in spec.nodes for t in (*n.inputs, *n.outputs)}
         vectors = {t.shape[0] for t in every if t.rank == 1 and t.size > 1}
         alone = len(vectors) == 1 and all(t.rank <= 1 for t in every)
+        alone = alone and all(n.kind is Kind.POINTWISE and n.op.name != "gen_index" for n in spec.nodes)
         #: columns into which the only length of a graph of vectors is folded, 0 for other graphs
         self.flat = gcd(*vectors, 8192) if alone else 0
         self.merged = _leading_merge(spec.nodes)
@@ -255,7 +256,7 @@ class _Builder:
         self.behind = 0
         if any(n.op.name in norms.OPERANDS for n in spec.nodes):
             self.rank = max(4, self.rank)
-            self.behind = self.rank - max(t.rank for t in every)
+            self.behind = self.rank - max(t.rank for t in every) - self.one_dimensional
         compute = self.type(spec.graph.compute_dtype)
         self.graph = self.cudnn.pygraph(
             name=spec.name,

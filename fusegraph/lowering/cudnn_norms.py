@@ -36,9 +36,10 @@ def check(node: Node) -> None:
     scale = node.inputs[node.op.operands.index("scale")]
     padded = (1,) * (x.rank - scale.rank) + scale.shape
     axes = node.attributes["axes"]
-    first = 1 if node.op.name.startswith("ada") else 0
-    for d in range(first, x.rank):
-        if x.shape[d] > 1 and (padded[d] > 1) != (d in axes):
+    ada = node.op.name.startswith("ada")  # whose first dimension is of samples, which scale may have too
+    for d in range(x.rank):
+        wrong = d in axes if ada and d == 0 else (padded[d] > 1) != (d in axes)
+        if x.shape[d] > 1 and wrong:
             raise Refusal(
                 f"cuDNN's {node.op.cudnn} is along the dimensions that scale has, {list(padded)} "
                 f"({node.name!r} is along {list(axes)} of {list(x.shape)})"

@@ -106,7 +106,7 @@ def _lacking(node: Any) -> list[str]:
     if rule is None or (node.node_type.name == "POINTWISE" and pointwise_op(node) is None):
         return [f"there is no op for {_called(node)}"]
     found = [f"{_called(node)}: {port}" for port in node.inputs if not _known(rule, port)]
-    found += [f"{_called(node)}: {key}" for key, v in node.params.items() if key not in rule.params and v is not None]
+    found += [f"{_called(node)}: {key}" for key, v in node.params.items() if key not in rule.params and _set(v)]
     for tensor in (*node.inputs.values(), *node.outputs.values()):
         if tensor is None:
             continue
@@ -120,6 +120,10 @@ def _lacking(node: Any) -> list[str]:
         if tensor.reordering_type is not None:
             found.append(f"{what}: reordering_type {getattr(tensor.reordering_type, 'name', tensor.reordering_type)}")
     return found
+
+
+def _set(value: Any) -> bool:
+    return value is not None and value is not False
 
 
 def _known(rule: Rule, port: str) -> bool:

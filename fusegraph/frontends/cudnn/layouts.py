@@ -33,7 +33,7 @@ def result_strides(
     """The strides cuDNN gives a result of a shape; operands are the (shape, strides) of the node's, in order."""
     if kind in _CHANNELS_LAST:
         return channels_last(shape)
-    if kind == "MATMUL" or not operands:
+    if kind in ("MATMUL", "SDPA") or not operands:
         return packed_strides(shape)
     first, strides = operands[0]
     if kind == "RESHAPE":

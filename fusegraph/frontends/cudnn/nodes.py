@@ -12,6 +12,7 @@ from typing import Any
 
 from fusegraph.dtypes import DType, promote
 from fusegraph.errors import ShapeError
+from fusegraph.frontends.cudnn import attention
 from fusegraph.frontends.cudnn.layouts import is_logical
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
@@ -274,5 +275,6 @@ RULES: dict[str, Rule] = {
     "RESHAPE": Rule(_reshape, ("input",), ("reshape_mode",)),
     "TRANSPOSE": Rule(_transpose, ("input",), ("permutation",)),
     "SLICE": Rule(_slice, ("input",), ("slices",)),
+    "SDPA": Rule(attention.sdpa, attention.PORTS, attention.PARAMS),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }

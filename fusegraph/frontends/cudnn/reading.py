@@ -55,7 +55,7 @@ class Reading:
         found = dtype_of(tensor.data_type)
         if found is None and node.node_type.name in _MOVEMENT:
             return self.operand(node, next(iter(node.inputs))).dtype
-        if found is None:
+        if found is None and port != "Stats":  # which cuDNN keeps in float32
             default = self._context.intermediate_data_type if tensor.is_virtual else self._context.io_data_type
             found = dtype_of(default)
         return found or float32
