@@ -6,6 +6,18 @@
 #pragma once
 #include "pipeline.cuh"
 
+// They are kept in the words that they come in: of a Vector the compiler takes each word apart by two instructions.
+template <class T>
+struct Fragment {
+    union { Vector<T, 8> elements; uint32 words[2 * sizeof(T)]; };
+    __device__ __forceinline__ T operator[](int e) const {
+        if (sizeof(T) != 2) return elements[e];
+        union { uint16 bits; T element; };
+        bits = uint16(words[e / 2] >> e % 2 * 16);
+        return element;
+    }
+};
+
 // Where a thread begins to read fragments of 16 rows from `row` on of a tile: rows of Width bytes run along the sum.
 // That of the next 16 columns begins at this number ^ 16 * sizeof(T), and so on through the row.
 template <class T, int Width>
@@ -16,17 +28,19 @@ __device__ __forceinline__ int fragment_at(int row) {
 }
 
 template <class T, int Width>
-__device__ __forceinline__ Vector<T, 8> load_fragment(const void* tile, int at) {
+__device__ __forceinline__ Fragment<T> load_fragment(const void* tile, int at) {
     const unsigned char* const base = static_cast<const unsigned char*>(tile);
-    union { Vector<T, 8> v; Vector<T, 2> pairs[4]; uint32 words[4]; };
-    if (sizeof(T) == 2) {
-        load_matrices(words, base + at);
+    Fragment<T> fragment;
+    if constexpr (sizeof(T) == 2) {
+        load_matrices(fragment.words, base + at);
     } else {
+        union { Vector<T, 8> v; Vector<T, 2> pairs[4]; };
 #pragma unroll
         for (int r = 0; r < 4; ++r)
             pairs[r] = *reinterpret_cast<const Vector<T, 2>*>(base + (at ^ r / 2 * 8 * int(sizeof(T))) + r % 2 * 8 * Width);
+        fragment.elements = v;
     }
-    return v;
+    return fragment;
 }
 
 // The same of a tile whose rows run across the sum, 64 elements of 2 bytes of the factor's rows; the next 16 columns are
@@ -37,10 +51,10 @@ __device__ __forceinline__ int fragment_at_across(int row) {
 }
 
 template <class T>
-__device__ __forceinline__ Vector<T, 8> load_fragment_across(const void* tile, int at) {
-    union { Vector<T, 8> v; uint32 words[4]; };
-    load_matrices_transposed(words, static_cast<const unsigned char*>(tile) + at);
-    return v;
+__device__ __forceinline__ Fragment<T> load_fragment_across(const void* tile, int at) {
+    Fragment<T> fragment;
+    load_matrices_transposed(fragment.words, static_cast<const unsigned char*>(tile) + at);
+    return fragment;
 }
 
 // What all rows have in common: columns c, c + 1, c + 8 and c + 9 of 16, with c = lane % 4 * 2.
