@@ -82,6 +82,8 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedul
     fronted = any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Unsupported("no tile fits the shared memory of a block")
     for form in (factors, gathered, computed, filled):
+        if form is filled and any(s.computes for _, s in ranked):
+            continue  # always slower
         try:
             if form not in (computed, filled):
                 operand_types(spec)
@@ -198,8 +200,11 @@ GATHER, PANEL_ROW = 16.0, 2.0
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
 #: Instructions of a thread around each fragment that it computes and for each tensor that it is computed of; cycles
-#: until it has one, beside them; instructions that a quarter of a multiprocessor issues in a cycle.
-FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, ISSUE = 12.0, 3.0, 100.0, 0.8
+#: until it has one, beside them; instructions that converting an integer takes; those that a quarter of a
+#: multiprocessor issues in a cycle.
+FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 8.0, 0.8
+#: Bytes that shared memory moves in a cycle: reads and writes, each of 128 bytes, whoever makes them.
+SHARED_RATE, SHARED_ACCESS = 116.0, 128
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 #: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
@@ -224,14 +229,20 @@ def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     return max(instructions / rate, FILL_LATENCY) if s.fillers else 0.0
 
 
-def _computing(factor: Computed, s: WgmmaSchedule) -> float:
-    """Estimated cycles in which the consumers compute the fragments of a stage, four each.
+def _computing(factor: Computed, s: WgmmaSchedule, stage: int, products: int) -> float:
+    """Estimated cycles in which the consumers compute the fragments of a stage of so many bytes, four each.
 
-    Those of different consumers share the multiprocessor's quarters; a consumer has one fragment at a time.
+    Those of different consumers share the multiprocessor's quarters, and shared memory with the copy engine and the
+    tensor cores, for which every consumer reads the second factor; a consumer has one fragment at a time.
     """
+    warps = 4 * s.groups
+    traffic = stage + s.groups * ROW_BYTES * s.cols * products
+    for b in factor.brought:
+        traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.rows)
     sources = len(factor.brought) * FRAGMENT_SOURCE
-    instructions = FRAGMENT + sources + 8 * (1.0 + _element(factor.gather.program))
-    return 4 * max(instructions * s.groups / ISSUE, instructions + FRAGMENT_LATENCY)
+    integers = sum(not b.row and factor.gather.operands[b.load].dtype.is_int for b in factor.brought)
+    instructions = FRAGMENT + sources + 8 * (1.0 + _element(factor.gather.program) + INTEGER * integers)
+    return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
 
 
 def _element(program: Program | None) -> float:
@@ -264,7 +275,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
     loads = max(loads, _filling(spec, parts, s))
     if isinstance(parts.a, Computed):
-        loads = max(loads, _computing(parts.a, s))
+        loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
     epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
     rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
     if s.turns:  # one consumer's epilogue meanwhile the other's products

@@ -1,10 +1,13 @@
 """Pointwise nodes in front of a contraction: a factor is computed element by element instead of being read.
 
-A factor's tile is filled once for every tile of results across it, and a convolution takes each element under several
-taps: what is in front of the product is evaluated as often.  Threads that fill a tile do so beside the tensor cores,
-but share the way to shared memory with them: on an H200 a product whose first factor is computed takes 1.4 times as
-long as one that the copy engine brings.  That is worth it as long as it costs less than writing the factor to memory
-and reading it back: where there are few tiles across.
+A factor's tile is needed once for every tile of results across it, and a convolution takes each element under several
+taps: what is in front of the product is evaluated as often.  That is worth it as long as it costs less than writing the
+factor to memory and reading it back.  What it costs is measured on an H200:
+
+- The consumers of a Hopper kernel compute a factor in registers (`codegen.computed_tiles`) while the tensor cores
+  multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product.
+- Where threads must fill the factor's tiles they share the way to shared memory with the tensor cores: a product of
+  4096 x 4096 x 4096 takes 1.4 times as long as one that the copy engine brings.
 """
 
 from __future__ import annotations
@@ -20,15 +23,19 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
 
-#: Results across a factor that one filling of its tile serves; instructions an element that filling takes by itself on
-#: tensor cores, which need it for nothing else (from a product of 4096 x 4096 x 4096 on an H200).
-SERVED, FILLING = 256, 2.5
+#: Results across a factor that one computation of its tile serves.
+SERVED = 256
+#: Instructions an element that threads take to fill a tile with it, beside computing it, which nothing else needs.
+FILLING = 2.5
 #: Instructions that a device does in the time in which it moves a byte; bytes that a launch is worth.
 INSTRUCTIONS_PER_BYTE, LAUNCH_BYTES = 8.0, 8_000_000
 #: Instructions of an op that is a function or a division, and of an integer that becomes a float.  Others take one.
 FUNCTION, CONVERSION = 20.0, 4.0
 #: What each byte that is read of an element beyond its own size is worth: the L2 cache has to bring it every time.
 READ = 2.0
+#: Instructions that the consumers' work on an element is worth: a simple op, a function, an integer that becomes a
+#: float, a tensor that has an element for each place of the reduction, and each byte beyond the factor's own size.
+BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75, 13.0, 0.65, 0.8, 1.5
 #: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the factor can: each element is an
 #: access of its own to the L2 cache then, mostly for what others want.
 SCATTERED = 64.0
@@ -120,7 +127,8 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
             f"{factor.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
-    _worthwhile(anchor, factor, nodes, read, _fillings(product, position))
+    in_registers = _in_registers(view, anchor, position, nodes, large)
+    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -136,21 +144,46 @@ def _fillings(product: Product, position: int) -> int:
     return prod(product.batch) * prod(own) * prod(product.inner) * -(-prod(other) // SERVED)
 
 
-def _worthwhile(anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], computed: int) -> None:
+def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], large: Sequence[Tensor]) -> bool:
+    """Whether the consumers of a Hopper kernel can compute a factor: they do so with the first, or the second of a
+    product that can be exchanged with it, of what the copy engine can bring, if the other factor is in memory.
+    """
+    factor, other = anchor.inputs[position], anchor.inputs[1 - position]
+    if any(not (t.dtype.is_float and t.dtype.itemsize == 2) for t in anchor.inputs) or before(view, other):
+        return False
+    if anchor.op.name != "matmul":
+        strided = any(step != 1 for step in anchor.attributes["stride"])
+        windows = anchor.op.name == "conv_fprop" or (anchor.op.name == "conv_dgrad" and not strided)
+        if position == 1 or not windows or any(n.op.name == "gen_index" for n in nodes):
+            return False
+    return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, factor) for t in large)
+
+
+def _worthwhile(
+    anchor: Node,
+    factor: Tensor,
+    nodes: Sequence[Node],
+    read: Sequence[Tensor],
+    computed: int,
+    in_registers: bool,
+) -> None:
     """Raises Refusal, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
     if not factor.size:
         return
     large = [t for t in read if t.size == factor.size]
-    each = 1.0  # to round it
-    for node in nodes:
-        each += (1.0 if node.op.name in _SIMPLE else FUNCTION) * node.output.size / factor.size
-    for tensor in large:
-        each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
-    each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
-    again = max(0, computed - factor.size)
     on_tensor_cores = _on_tensor_cores(anchor)
-    each += FILLING if on_tensor_cores else 0.0
-    cost = again * each / INSTRUCTIONS_PER_BYTE
+    if in_registers:
+        each = _beside(anchor, factor, nodes, read, large)
+        cost = computed * each / INSTRUCTIONS_PER_BYTE
+    else:
+        each = 1.0  # to round it
+        for node in nodes:
+            each += (1.0 if node.op.name in _SIMPLE else FUNCTION) * node.output.size / factor.size
+        for tensor in large:
+            each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
+        each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
+        each += FILLING if on_tensor_cores else 0.0
+        cost = max(0, computed - factor.size) * each / INSTRUCTIONS_PER_BYTE
     scattered = [t for t in large if not _alike(t, factor)]
     if on_tensor_cores and scattered:
         cost += computed * SCATTERED * len(scattered) / INSTRUCTIONS_PER_BYTE
@@ -162,6 +195,20 @@ def _worthwhile(anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Seque
             f"{computed / factor.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
             f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"
         )
+
+
+def _beside(
+    anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], large: Sequence[Tensor]
+) -> float:
+    """Instructions that computing an element beside the tensor cores is worth."""
+    along = 1 if anchor.op.name != "matmul" else len(factor.shape) - (1 if factor is anchor.inputs[0] else 2)
+    each = 0.0
+    for node in nodes:
+        if node.op.name not in ("relu", "identity"):  # come with the rounding
+            each += (BESIDE_OP if node.op.name in _SIMPLE else BESIDE_FUNCTION) * node.output.size / factor.size
+    each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
+    each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
+    return each + BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
 
 
 def _alike(tensor: Tensor, factor: Tensor) -> bool:

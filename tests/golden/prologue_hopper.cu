@@ -5,7 +5,7 @@
 //     identity = identity(relu, dtype=bfloat16)
 //     y = conv_fprop(identity, w)
 // 200704 x 256 sums of 256 products of bfloat16
-// tile 192 x 128 x 64 a block, 4 stages filled by TMA, 3 consumer warpgroups (m64n128k16)
+// tile 128 x 256 x 64 a block, 4 stages filled by TMA, 2 consumer warpgroups (m64n256k16)
 // the consumers compute identity in registers
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
@@ -19,9 +19,9 @@
 #include "pipeline.cuh"
 #include "computed.cuh"
 
-FUSEGRAPH_WGMMA(128)
+FUSEGRAPH_WGMMA(256)
 
-extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
+extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
     const __grid_constant__ TensorMap x_map,
     const __grid_constant__ TensorMap x_scale_map,
     const __grid_constant__ TensorMap x_bias_map,
@@ -29,9 +29,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
     const __grid_constant__ TensorMap y_map)
 {
     struct Shared {
-        alignas(1024) bfloat16 x_in[4][192][64];  // tiles of x: stages first, rows swizzled
-        alignas(1024) bfloat16 b[4][128][64];
-        alignas(1024) bfloat16 y_out[3][2][64][64];  // results on their way out
+        alignas(1024) bfloat16 x_in[4][128][64];  // tiles of x: stages first, rows swizzled
+        alignas(1024) bfloat16 b[4][256][64];
+        alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
         alignas(128) float x_scale_in[4][64];  // of x_scale: one for all rows
         alignas(128) float x_bias_in[4][64];  // of x_bias: one for all rows
         Barrier full[4], empty[4];
@@ -42,23 +42,23 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
     if (threadIdx.x == 0) {
         for (int i = 0; i < 4; ++i) {
             barrier_init(shared.full[i], 1);
-            barrier_init(shared.empty[i], 3);
+            barrier_init(shared.empty[i], 2);
         }
         barrier_fence_init();
     }
     __syncthreads();
 
     if (group < 0) {
-        registers_decrease<32>();
+        registers_decrease<40>();
         if (threadIdx.x == 0) {
             Ring<4> stage;
-            for (int tile = blockIdx.x; tile < 2092; tile += gridDim.x) {
-                const Tile at = tile_at<1046, 2, 8>(tile);
-                const int m0 = at.row * 192, n0 = at.col * 128;
+            for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
+                const Tile at = tile_at<1568, 1, 8>(tile);
+                const int m0 = at.row * 128, n0 = at.col * 256;
                 for (int k = 0; k < 4; ++k, ++stage) {
                     Barrier& full = shared.full[stage.index];
                     barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(full, 41472);
+                    barrier_expect(full, 49664);
                     const int c = k * 64;
                     tma_load(shared.x_in[stage.index], x_map, full, c, m0);
                     tma_load(shared.x_scale_in[stage.index], x_scale_map, full, c, 0);
@@ -68,17 +68,17 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
             }
         }
     } else {
-        registers_increase<160>();
+        registers_increase<232>();
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<4> stage;
         const int x_place = fragment_at<bfloat16, 128>(group * 64 + t / 32 * 16);
         uint32 part[2][4];  // fragments of the first factor: one is multiplied, the next is made
         int buffer = 0;
-        for (int tile = blockIdx.x; tile < 2092; tile += gridDim.x) {
-            const Tile at = tile_at<1046, 2, 8>(tile);
-            const int m0 = at.row * 192, n0 = at.col * 128;
-            float sum[64];
+        for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
+            const Tile at = tile_at<1568, 1, 8>(tile);
+            const int m0 = at.row * 128, n0 = at.col * 256;
+            float sum[128];
             int previous = 0;
             for (int k = 0; k < 4; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
                     }
                     put_fragment(part[kk % 2], made);
                     wgmma_fence();
-                    wgmma<bfloat16, bfloat16, 128>(
+                    wgmma<bfloat16, bfloat16, 256>(
                         sum, part[kk % 2], matrix_descriptor<128>(&shared.b[stage.index][0][kk * 16], 16, 1024),
                         k > 0 || kk > 0);
                     wgmma_commit();
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
             if (t == 0) barrier_arrive(shared.empty[previous]);
 
             #pragma unroll
-            for (int chunk = 0; chunk < 2; ++chunk, buffer ^= 1) {
+            for (int chunk = 0; chunk < 4; ++chunk, buffer ^= 1) {
                 if (t == 0) tma_wait_read<1>();  // the copies out of this buffer have read it
                 named_barrier_sync(group + 1, 128);
                 #pragma unroll
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
                     Vector<bfloat16, 2> y_v[4];
                     #pragma unroll
                     for (int f = 0; f < 4; ++f) {
-                        const int32 m = min(m0 + row + f % 2 * 8, 200703);
+                        const int32 m = m0 + row + f % 2 * 8;
                         const int32 n = n0 + chunk * 64 + j + f / 2 * 8 + lane % 4 * 2;
                         #pragma unroll
                         for (int e = 0; e < 2; ++e) {
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) image_kernel(
                 fence_async_shared();
                 named_barrier_sync(group + 1, 128);
                 if (t == 0) {
-                    if (m0 + group * 64 < 200704) tma_store(y_map, shared.y_out[group][buffer], n0 + chunk * 64, m0 + group * 64);
+                    tma_store(y_map, shared.y_out[group][buffer], n0 + chunk * 64, m0 + group * 64);
                     tma_commit();
                 }
             }
