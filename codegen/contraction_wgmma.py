@@ -19,7 +19,6 @@ from codegen.contraction_wgmma_computed import own_names as computed_names
 from codegen.contraction_wgmma_layout import (
     GROUP,
     GROUP_ROWS,
-    STAGING,
     TAIL,
     Layout,
     WgmmaSchedule,
@@ -147,7 +146,7 @@ class _Renderer(Producer, Results):
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
-        if self.carries_words:
+        if self.carries_anywhere:
             more.append("carry.cuh")
         if self.computed is not None:
             more.append("computed.cuh")
@@ -294,7 +293,8 @@ class _Renderer(Producer, Results):
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
-                dims = f"[{s.groups}][{STAGING}][{panel[0]}][{panel[1]}]"
+                buffers = f"[{layout.buffers}]" if layout.buffers > 1 else ""
+                dims = f"[{s.groups}]{buffers}[{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
         if self.computed is not None:
             self.computed.members(rows=True)
@@ -353,7 +353,7 @@ class _Renderer(Producer, Results):
         self.epilogue.scalars()
         if self.computed is not None:
             self.computed.begin()
-        if self.layout.maps is not None or self.layout.carried:
+        if self.layout.maps is not None or (self.layout.carried and not self.layout.by_warps):
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
         if s.turns:

@@ -18,7 +18,8 @@ GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
 TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
 BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
-STAGING = 2  # buffers of each consumer and output
+CARRIED_BYTES = 256  # the same where warps carry their own rows out: fewer ends of rows
+STAGING = 2  # buffers of each consumer and output, unless they are a warp's own
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
 #: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
@@ -151,9 +152,26 @@ class Layout:
             )
             and not all(op.strides[-1] == 1 for op in self.stores)
         )
-        self.chunk = CHUNK_BYTES // max((op.dtype.itemsize for op in self.stores), default=2)
-        while s.part % self.chunk:
-            self.chunk //= 2
+        self.chunk = self._chunk(CHUNK_BYTES)
+        if self.by_warps:
+            self.chunk = self._chunk(CARRIED_BYTES)
+
+    def _chunk(self, row: int) -> int:
+        """Columns of which a row of the staging buffers has at most so many bytes."""
+        chunk = row // max((op.dtype.itemsize for op in self.stores), default=2)
+        while self.s.part % chunk:
+            chunk //= 2
+        return chunk
+
+    @cached_property
+    def by_warps(self) -> bool:
+        """Whether each warp carries its own rows out, so that it need not wait for the others."""
+        return self.carried and not self.turned and not any(x.rows for x in self.spec.partials)
+
+    @property
+    def buffers(self) -> int:
+        """Staging buffers of a consumer and output."""
+        return 1 if self.by_warps else STAGING
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:
@@ -222,7 +240,7 @@ class Layout:
         if self.maps is None and not self.carried:
             return 0
         each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
-        return self.s.groups * STAGING * round_up(each, 1024)
+        return self.s.groups * self.buffers * round_up(each, 1024)
 
     @property
     def exchange_bytes(self) -> int:

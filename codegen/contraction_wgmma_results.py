@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 from codegen.contraction_wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule
 from codegen.contraction_wgmma_partials import WgmmaPartials
 from codegen.contraction_wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinate, extent, linear, unsigned
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec
 from codegen.tiles import Factors
+
+#: Bytes: of shorter accesses than these fewer are needed if most have 16 aligned bytes and the rest one element.
+SHORT = 8
 
 
 class Results:
@@ -152,7 +156,7 @@ class Results:
         self.pieces()
         self.partials.begin_tile()
         w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk, buffer ^= 1)")
+        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps else ', buffer ^= 1'})")
         if ragged_n:
             w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
         if not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
@@ -160,7 +164,9 @@ class Results:
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         elif self.partials.rows:
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        group = "group" if s.groups > 1 else "0"
+        elif layout.by_warps:
+            w.line("__syncwarp();  // the warp has carried out what the buffer held")
+            self._fetch()
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
         self.partials.begin_columns()
@@ -173,41 +179,99 @@ class Results:
         if self._outside:
             w.line(f"if ({' || '.join(self._outside)}) continue;")
         position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-        left = f"{self.parts.cols} - n"  # a result too many does no harm in the buffer
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, left)
+        inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
+        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
         sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
         sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
-        self.epilogue.results(position, sums, run, staged=[f"{v}[f]" for v in values], sinks=sinks)
+        given = self._fetched_pairs()
+        self.epilogue.results(position, sums, run, [f"{v}[f]" for v in values], sinks, given)
         w.close()
         self.partials.leave_columns()
         for name, value in zip(self.staged, values):
-            tile = f"&shared.{name}[{group}][buffer][0][0]"
+            tile = self._buffer(name)
             if layout.turned:
                 w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
             else:
                 w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
         w.close()
         if layout.carried:
-            if self._by_warps:
+            if layout.by_warps:
                 w.line("__syncwarp();  // a warp carries out its own rows")
             else:
                 w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
             for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
-                self._carry(name, pointer, op, group)
+                self._carry(name, pointer, op)
         else:
-            self._copy_out(group, ragged_m)
+            self._copy_out(ragged_m)
         self.partials.finish_columns(self._n0, layout.chunk)
         w.close()
         self.partials.finish_tile(self._n0)
         self.end_pieces()
 
-    def _carry(self, name: str, pointer: str, op: Operand, group: str) -> None:
+    def _buffer(self, name: str) -> str:
+        """The staging buffer of a consumer."""
+        buffer = "" if self.layout.by_warps else "[buffer]"
+        return f"&shared.{name}[{'group' if self.s.groups > 1 else '0'}]{buffer}[0][0]"
+
+    @cached_property
+    def _fetched(self) -> dict[int, int]:
+        """Operands as large as the results whose rows begin anywhere, by number, and the output in whose buffer each is
+        read: it has elements of the same size, and results take the place of what was read.
+        """
+        found: dict[int, int] = {}
+        for n, op in enumerate(self.layout.program.loads if self.layout.by_warps else ()):
+            if op.strides[-1] != 1 or not any(op.strides[:-1]) or self._vector(op) * op.dtype.itemsize >= SHORT:
+                continue
+            sizes = [out.dtype.itemsize for out in self.layout.stores]
+            fitting = [k for k, size in enumerate(sizes) if size == op.dtype.itemsize and k not in found.values()]
+            found |= {n: fitting[0]} if fitting else {}
+        return found
+
+    def _fetch(self) -> None:
+        """Brings a warp's rows of operands to its buffers."""
+        w, layout, unsigned_ = self.w, self.layout, unsigned(self.t)
+        for n, k in self._fetched.items():
+            op = layout.program.loads[n]
+            lanes = layout.chunk * op.dtype.itemsize // 16
+            w.line("#pragma unroll 2")
+            w.open(f"for (int i = lane; i < {GROUP_ROWS // 4 * lanes}; i += 32)")
+            w.line(f"const int r = t / 32 * 16 + i / {lanes};")
+            coordinates = self._row(self._carried_row, clamp=bool(self.parts.rows % self.s.rows))
+            w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk};")
+            if self._outside:
+                w.line(f"if ({' || '.join(self._outside)}) continue;")
+            at = f"{unsigned_}({linear(list(zip([*coordinates, 'n'], op.strides)))})"
+            size = f"{unsigned_}({extent(layout.space, op.strides)})"
+            pointer = self.epilogue.pointers.loads[n]
+            w.line(
+                f"fetch_row<{layout.chunk}>({self._buffer(self.staged[k])}, r, {pointer}, {at}, {size}, i % {lanes});"
+            )
+            w.close()
+        if self._fetched:
+            w.line("__syncwarp();")
+
+    def _fetched_pairs(self) -> dict[int, str]:
+        """Writes a thread's pairs of what was fetched; returns their names."""
+        found = {}
+        for n, k in self._fetched.items():
+            found[n] = self.names.unique(self.layout.program.loads[n].name, "_v")
+            tile = self._buffer(self.staged[k])
+            place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
+            self.w.line(f"const auto {found[n]} = load_results<2, {self.layout.chunk}>({tile}, {place});")
+        return found
+
+    @property
+    def _carried_row(self) -> str:
+        """Row r of a consumer's in the tile."""
+        return "r" if self.s.turns or self.s.groups == 1 else f"{self.rows} + r"
+
+    def _carry(self, name: str, pointer: str, op: Operand) -> None:
         """Results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
         w, s, layout = self.w, self.s, self.layout
         wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
-        words, vector = self._in_words(op), min(self._carried_vector(op), wide)
-        lanes = wide * op.dtype.itemsize // 4 if words else wide // vector
-        own = self._by_warps
+        anywhere, own = self._anywhere(op), layout.by_warps
+        vector = 16 // op.dtype.itemsize if anywhere else min(self._vector(op), wide)
+        lanes = wide // vector
         w.line("#pragma unroll 4")
         if own:
             w.open(f"for (int i = lane; i < {tall // 4 * lanes}; i += 32)")
@@ -215,31 +279,26 @@ class Results:
             w.open(f"for (int i = t; i < {tall * lanes}; i += {GROUP})")
         slow, fast = f"{'t / 32 * 16 + ' if own else ''}i / {lanes}", tidy(f"i % {lanes} * {vector}")
         r, c = (fast, slow) if layout.turned else (slow, fast)
-        w.line(f"const int r = {r};" if words else f"const int r = {r}, c = {c};")
-        coordinates = self._row("r" if s.turns or s.groups == 1 else f"{self.rows} + r", clamp=False)
+        w.line(f"const int r = {r};" if anywhere else f"const int r = {r}, c = {c};")
+        coordinates = self._row(self._carried_row, clamp=False)
         ragged_n = self.parts.cols % s.cols
-        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk}{'' if words else ' + c'};")
+        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk}{'' if anywhere else ' + c'};")
         outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if ragged_n and not words else []
+        outside += [f"n >= {self.parts.cols}"] if ragged_n and not anywhere else []
         if outside or self._outside:
             w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
         to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
-        tile = f"&shared.{name}[{group}][buffer][0][0]"
-        if words:
+        tile = self._buffer(name)
+        if anywhere:
             left = f"{self.parts.cols} - n" if self.t == "int32" else f"int({self.parts.cols} - n)"
             count = f"min({wide}, {left})" if ragged_n else str(wide)
-            w.line(f"carry_word<{wide}>({to}, {tile}, r, {count}, i % {lanes});")
+            w.line(f"carry_row<{wide}>({to}, {tile}, r, {count}, i % {lanes});")
         else:
             w.line(f"store({to}, load_results<{vector}, {wide}>({tile}, {'c, r' if layout.turned else 'r, c'}));")
         w.close()
 
-    @property
-    def _by_warps(self) -> bool:
-        """Whether the warps that carry results out need not wait for each other: each has all of its rows."""
-        return self.layout.carried and not self.layout.turned and not self.partials.rows
-
-    def _carried_vector(self, op: Operand) -> int:
-        """Results that every access to an output can have at aligned addresses."""
+    def _vector(self, op: Operand) -> int:
+        """Elements that every access to an operand can have at aligned addresses."""
         along = len(self.layout.batch) + len(self.layout.rows) - (1 if self.layout.turned else 0)
         size = self.layout.rows[-1] if self.layout.turned else self.parts.cols
         vector = 16 // op.dtype.itemsize
@@ -247,15 +306,16 @@ class Results:
             vector //= 2
         return vector
 
-    def _in_words(self, op: Operand) -> bool:
-        """Whether rows of an output begin anywhere, and are carried out in words as they lie in memory."""
-        return not self.layout.turned and self._carried_vector(op) * op.dtype.itemsize < 4
+    def _anywhere(self, op: Operand) -> bool:
+        """Whether rows of an output begin anywhere, and are carried out as they lie in memory."""
+        return self.layout.by_warps and self._vector(op) * op.dtype.itemsize < SHORT
 
     @property
-    def carries_words(self) -> bool:
-        return self.layout.carried and any(map(self._in_words, self.layout.stores))
+    def carries_anywhere(self) -> bool:
+        """Whether rows that begin anywhere are carried out or fetched."""
+        return bool(self._fetched) or any(map(self._anywhere, self.layout.stores))
 
-    def _copy_out(self, group: str, ragged_m: bool) -> None:
+    def _copy_out(self, ragged_m: bool) -> None:
         """One thread tells the copy engine to take the results of a chunk."""
         w, s, layout = self.w, self.s, self.layout
         w.line("fence_async_shared();")
@@ -271,6 +331,7 @@ class Results:
         place = [f"{self._n0} + chunk * {layout.chunk}", rows]
         where = ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
         for name, tensor_map in zip(self.staged, self.store_maps):
+            group = "group" if s.groups > 1 else "0"
             w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
         w.line("tma_commit();")
         w.close()

@@ -6,7 +6,7 @@ in memory: those are read and written with accesses of up to 16 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Value, ctype_of, varying
@@ -65,15 +65,15 @@ class Run:
 
     element  C variable that counts them.
     missing  the condition under which one does not exist, given its number; None if all of them always do.
-    left     C expression of how many neighbours exist from the first result on, if what is read for a missing one does
-             not matter: none are left out then unless they would be read one by one.
+    clamped  C expression of the coordinate along the run, held inside, if what becomes of a missing result does not
+             matter: none is left out then.
     """
 
     count: int
     along: int
     element: str
     missing: Callable[[str], str] | None = None
-    left: str | None = None
+    clamped: str | None = None
 
 
 class Epilogue:
@@ -113,13 +113,14 @@ class Epilogue:
         run: Run | None = None,
         staged: Sequence[str] | None = None,
         sinks: Sequence[Sink] = (),
+        given: Mapping[int, str] | None = None,
     ) -> None:
         """Writes the program for the result at ``position`` (a C expression a dimension), whose sums, one a product,
         are ``sums``.
 
         With a run, ``position`` is that of its first result, and ``sums`` may use its element.  ``staged`` are C
         variables, a vector for each output, that take the run's results instead of memory.  ``sinks`` combine values
-        of the program.
+        of the program.  ``given`` are C variables, vectors of the run's elements, of loads by their numbers.
         """
         w, program = self.w, self.program
         run = run if run is not None and run.count > 1 else None
@@ -127,24 +128,24 @@ class Epilogue:
         def first(strides: Strides) -> str:
             return linear(list(zip(position, strides)))
 
+        missing = run.missing if run and run.clamped is None else None
+        clamped = run is not None and run.missing is not None and run.clamped is not None
+
         def offset(strides: Strides) -> str:
             terms = list(zip(position, strides))
+            if run and clamped and strides[run.along]:
+                terms[run.along] = (str(run.clamped), strides[run.along])
+                return linear(terms)
             return linear([*terms, (run.element, strides[run.along])] if run else terms)
 
-        vectors: dict[int, str] = {}
+        vectors = dict(given or {})
         stored: dict[int, str] = {}
-        missing = run.missing if run else None
-        if run and (missing is None or run.left is not None):
+        if run and run.missing is None:
             for n, operand in enumerate(program.loads):
-                if Load(n) not in self._terms and self.wide(operand, run.count, run.along):
+                if n not in vectors and Load(n) not in self._terms and self.wide(operand, run.count, run.along):
                     vectors[n] = self.names.unique(operand.name, "_v")
                     source = f"{self.pointers.loads[n]} + {first(operand.strides)}"
-                    left = f", {run.left}" if missing is not None else ""
-                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source}{left});")
-            single = [n for n, op in enumerate(program.loads) if n not in vectors and op.strides[run.along]]
-            if run.left is not None and not single:
-                missing = None
-        if run and run.missing is None:
+                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
             for n, store in enumerate(program.stores):
                 if staged is None and self.wide(store.operand, run.count, run.along):
                     stored[n] = self.names.unique(store.operand.name, "_v")

@@ -30,6 +30,12 @@ def biased(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.relu(y + graph.tensor("bias", (y.shape[-1],))), name="y", dtype=y.dtype)
 
 
+def residual(graph: fg.Graph, y: fg.Tensor) -> None:
+    """An operand whose rows begin anywhere, too, and one that does not vary along them."""
+    z = y * graph.tensor("scale", (*y.shape[:-1], 1), "float32") + graph.tensor("residual", y.shape, y.dtype)
+    graph.output(graph.relu(z + graph.tensor("bias", (y.shape[-1],))), name="y", dtype=y.dtype)
+
+
 def two_outputs(graph: fg.Graph, y: fg.Tensor) -> None:
     """Rows of 4 and of 1 byte an element, and an operand as long as the rows."""
     z = y + graph.tensor("residual", y.shape, "bfloat16")
@@ -43,17 +49,22 @@ def nchw(graph: fg.Graph, y: fg.Tensor) -> None:
 
 def carried(cases: list[Case]) -> None:
     for exe in check_cases(cases, guard=True):
-        narrow = any(t.dtype.itemsize < 4 for t in exe.graph.outputs)
-        assert ("carry_word<" in exe.plan.kernels[0].source.code) == narrow
+        assert "carry_row<" in exe.plan.kernels[0].source.code
 
 
 def test_rows_that_begin_anywhere():
-    carried([hopper(odd(70, 77, 24, epilogue=biased), shape(1, 64)), hopper(odd(9, 70, 16, epilogue=two_outputs))])
+    made = check_cases([hopper(odd(70, 141, 24, epilogue=residual), shape(1, 128))], guard=True)
+    source = made[0].plan.kernels[0].source.code
+    assert "carry_row<128>" in source
+    assert "fetch_row<128>" in source
 
 
 @pytest.mark.slow
 def test_rows_of_every_dtype_and_length():
-    cases = [hopper(odd(67, n, 16)) for n in (3, 7, 33, 65)]
+    cases = [hopper(odd(70, 77, 24, epilogue=biased), shape(1, 64)), hopper(odd(9, 70, 16, epilogue=two_outputs))]
+    cases += [hopper(odd(200, 333, 72, "float16", epilogue=residual), in_turn(), blocks=1, turns=True)]
+    cases += [hopper(odd(3, 5, 16, epilogue=residual)), hopper(odd(150, 77, 2048, epilogue=residual), shape(split=2))]
+    cases += [hopper(odd(67, n, 16)) for n in (3, 7, 33, 65)]
     cases += [
         hopper(odd(131, 45, 32, "float8_e4m3", epilogue=stored(dtype)))
         for dtype in ("float8_e5m2", "bool", "float16", "float32")

@@ -50,10 +50,11 @@ __device__ __forceinline__ Tile tile_at(int n) {
     return {first + rest % height, rest / height, batch};
 }
 
-// Where byte `offset` of a tile lies whose rows have `Bytes` bytes (32, 64 or 128), under the swizzle of that width: the
+// Where byte `offset` of a tile lies whose rows have `Bytes` bytes (32, 64, 128 or 256), under the swizzle of that width: the
 // 16-byte pieces of a row are permuted by the number of the row, so that a column is spread over all banks.
 template <int Bytes>
 __device__ __forceinline__ int swizzle(int offset) {
+    if (Bytes == 256) return offset ^ ((offset >> 4) & 112);  // a row has all banks twice
     return Bytes == 16 ? offset : offset ^ ((offset >> 3) & (Bytes - 16));
 }
 

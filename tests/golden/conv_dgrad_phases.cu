@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
     struct Shared {
         alignas(1024) bfloat16 a[4][128][64];  // tiles of loss: stages first, rows swizzled
         alignas(1024) bfloat16 b[4][4][64][64];
-        alignas(1024) bfloat16 dx_out[2][2][64][64];  // results on their way out
+        alignas(1024) bfloat16 dx_out[2][64][128];  // results on their way out
         Barrier full[4], empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -73,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<4> stage;
-        int buffer = 0;
         for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
             const Tile at = tile_at<392, 1, 8>(tile);
             const int m0 = at.row * 128, n0 = at.col * 256;
@@ -104,9 +103,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
             if (last > 0 && t == 0) barrier_arrive(shared.empty[previous]);
 
             #pragma unroll
-            for (int chunk = 0; chunk < 4; ++chunk, buffer ^= 1) {
+            for (int chunk = 0; chunk < 2; ++chunk) {
+                __syncwarp();  // the warp has carried out what the buffer held
                 #pragma unroll
-                for (int j = 0; j < 64; j += 16) {
+                for (int j = 0; j < 128; j += 16) {
                     Vector<bfloat16, 2> dx_v[4];
                     #pragma unroll
                     for (int f = 0; f < 4; ++f) {
@@ -116,26 +116,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
                         const int32 m_2 = m % 28;
                         const int32 h1 = b1 + m_1 * 2;
                         const int32 h2 = b2 + m_2 * 2;
-                        const int32 n = n0 + chunk * 64 + j + f / 2 * 8 + lane % 4 * 2;
+                        const int32 n = n0 + chunk * 128 + j + f / 2 * 8 + lane % 4 * 2;
                         #pragma unroll
                         for (int e = 0; e < 2; ++e) {
-                            dx_v[f][e] = convert<bfloat16>(sum[(chunk * 64 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e]);
+                            dx_v[f][e] = convert<bfloat16>(sum[(chunk * 128 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e]);
                         }
                     }
-                    store_fragments<64>(&shared.dx_out[group][buffer][0][0], t / 32 * 16, j, dx_v);
+                    store_fragments<128>(&shared.dx_out[group][0][0], t / 32 * 16, j, dx_v);
                 }
                 __syncwarp();  // a warp carries out its own rows
                 #pragma unroll 4
-                for (int i = lane; i < 128; i += 32) {
-                    const int r = t / 32 * 16 + i / 8, c = i % 8 * 8;
+                for (int i = lane; i < 256; i += 32) {
+                    const int r = t / 32 * 16 + i / 16, c = i % 16 * 8;
                     const int32 m = m0 + group * 64 + r;
                     const int32 m_0 = m / 784;
                     const int32 m_1 = m / 28 % 28;
                     const int32 m_2 = m % 28;
                     const int32 h1 = b1 + m_1 * 2;
                     const int32 h2 = b2 + m_2 * 2;
-                    const int32 n = n0 + chunk * 64 + c;
-                    store(dx + m_0 * 802816 + h1 * 14336 + h2 * 256 + n, load_results<8, 64>(&shared.dx_out[group][buffer][0][0], r, c));
+                    const int32 n = n0 + chunk * 128 + c;
+                    store(dx + m_0 * 802816 + h1 * 14336 + h2 * 256 + n, load_results<8, 128>(&shared.dx_out[group][0][0], r, c));
                 }
             }
         }
