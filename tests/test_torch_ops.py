@@ -106,7 +106,7 @@ POINTWISE: list[Case] = [
     ),
     (
         "compare",
-        lambda x, y, p, n, b: (x > y, x >= y, x >= 0.1, x < n, n <= x, n <= 1, n == 2, n != 0.5, x == x, x != y),
+        lambda x, y, p, n, b: (x > y, x >= y, x >= 0.1, x < 0.5, x < n, n <= x, n <= 1, n == 2, n != 0.5, x == x, x != y),
     ),
     ("truth", lambda x, y, p, n, b: (b & (x > 0), b | (x > 0), ~b, torch.logical_xor(b, n), torch.logical_and(n, x))),
     ("logical_or", lambda x, y, p, n, b: torch.logical_or(n, b)),
