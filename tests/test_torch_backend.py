@@ -74,12 +74,12 @@ def test_views_are_handed_over_as_views() -> None:
 
     def function(x: Any, w: Any) -> Any:
         q, k, v = (x @ w).view(2, 5, 3, 8).unbind(2)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v) + 1
+        return torch.special.i0(q) + torch.special.i0(k) + torch.special.i0(v)
 
     made = _imported(function, torch.zeros(2, 5, 16), torch.zeros(16, 24))
     first, second = made.graphs
     assert [t.shape for t in first.outputs] in ([(10, 24)], [(2, 5, 24)])
-    assert _ops(second) == ["add"]
+    assert _ops(second) == ["add", "add"]
 
 
 def test_dtypes_that_we_lack_are_left_to_torch() -> None:
@@ -121,6 +121,17 @@ def test_torchs_settings_decide_on_tf32() -> None:
                 assert backend.precision("cuda:0") == Precision(matmul, convolution)
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.slow
+def test_operators_are_left_to_torch_by_an_option() -> None:
+    with torch.no_grad():
+        torch.compile(lambda x: x.relu().exp(), backend="fusegraph", options={"leave": ["aten.exp.default"]})(
+            torch.ones(3)
+        )
+    (report,) = fusegraph.torch.report()
+    assert report.left == (("exp", "aten.exp.default", "left by an option"),)
+    assert report.operators == report.kernels == 1
 
 
 @pytest.mark.parametrize("how", [{"options": {"speed": 11}}, {"mode": "fastest"}])
@@ -175,3 +186,11 @@ def test_files_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [_ops(g) for g in load_graphs(str(file))] == [["relu"], ["tanh"]]
     assert "torch has to compute" in capsys.readouterr().err
     assert [g.name for g in load_graphs(f"{file}:pair")] == ["pair"]
+
+
+def test_factors_of_normalisation_are_computed_together() -> None:
+    layers = [m for _ in range(8) for m in (torch.nn.Conv2d(4, 4, 1, bias=False), torch.nn.BatchNorm2d(4))]
+    model = torch.nn.Sequential(*layers, torch.nn.BatchNorm2d(4, affine=False)).eval()
+    (graph,) = import_module(model, torch.zeros(2, 4, 5, 5)).graphs
+    assert _ops(graph).count("rsqrt") == 3, "six of a kind, two more, and one without scale and bias"
+    assert len(plan(graph).kernels) == 8 + 3

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
 from fusegraph.frontends.torch import build  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
 from fusegraph.frontends.torch.table import FREE, HANDLERS  # noqa: E402
 
 aten = torch.ops.aten
@@ -106,7 +107,19 @@ POINTWISE: list[Case] = [
     ),
     (
         "compare",
-        lambda x, y, p, n, b: (x > y, x >= y, x >= 0.1, x < 0.5, x < n, n <= x, n <= 1, n == 2, n != 0.5, x == x, x != y),
+        lambda x, y, p, n, b: (
+            x > y,
+            x >= y,
+            x >= 0.1,
+            x < 0.5,
+            x < n,
+            n <= x,
+            n <= 1,
+            n == 2,
+            n != 0.5,
+            x == x,
+            x != y,
+        ),
     ),
     ("truth", lambda x, y, p, n, b: (b & (x > 0), b | (x > 0), ~b, torch.logical_xor(b, n), torch.logical_and(n, x))),
     ("logical_or", lambda x, y, p, n, b: torch.logical_or(n, b)),
@@ -315,16 +328,32 @@ NORMS: list[Case] = [
     ),
 ]
 
+_cpu_flash = aten._scaled_dot_product_flash_attention_for_cpu
+
+attention = F.scaled_dot_product_attention
+ATTENTION: list[Case] = [
+    ("causal", lambda q, k, m: (attention(q, k, k * 2, is_causal=True), *_cpu_flash(q, k, k, scale=0.3))),
+    ("masked", lambda q, k, m: attention(q, k, k, attn_mask=m)),
+    ("biased", lambda q, k, m: attention(q, k, k, attn_mask=m.float())),
+    ("turned", lambda q, k, m: attention(q.mT.contiguous().mT, k.mT.contiguous().mT, k)),
+]
+
 _IMAGES = _random(2, 4, 5, 6)
 GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
     "movement": (MOVEMENT, (_random(4, 6, 5), torch.arange(12).reshape(2, 6) * 7 % 6, _random(4, 2, 5))),
     "reduction": (REDUCTIONS, (_random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5)),
     "contraction": (CONTRACTIONS, (_random(2, 4, 7, 7), _random(6, 4, 3, 3), _random(6, 8), _random(8, 5))),
     "window": (WINDOWS, (_random(2, 4, 7, 6),)),
+    "attention": (ATTENTION, (_random(2, 3, 5, 8), _random(2, 3, 7, 8), torch.arange(35).reshape(5, 7) % 3 != 2)),
     "norm": (NORMS, (_IMAGES, _random(6), _random(6, seed=1).abs() + 0.5)),
 }
 #: What torch's own decompositions, or other releases of it, leave for the table.
 UNSEEN = {
+    *(f"aten.upsample_nearest{n}d.{kind}" for n in (1, 2, 3) for kind in ("default", "vec")),
+    "aten.scaled_dot_product_attention.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
     "aten._unsafe_view.default",
     "aten.avg_pool1d.default",
     "aten.lift_fresh_copy.default",
@@ -369,6 +398,20 @@ def test_pointwise_operators(handled: set[str]) -> None:
     x[0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0])
     _check(POINTWISE, x, y, y.abs() + 0.1, torch.arange(35).reshape(5, 7) % 5 - 2, y > 0.3)
     assert sorted(_names("pointwise") - handled - UNSEEN) == []
+
+
+@pytest.mark.parametrize("how", [{"scale_factor": 2.0}, {"size": (9, 7)}, {"scale_factor": (1.0, 1.7)}])
+def test_nearest_neighbours_of_programs(how: dict[str, Any]) -> None:
+    """torch.export keeps the operator that torch.compile writes out."""
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return F.interpolate(x, **how)
+
+    x = _random(2, 3, 5, 4)
+    (graph,) = import_module(Model(), x).graphs
+    assert {node.op.name for node in graph.nodes} == {"gather"}
+    torch.testing.assert_close(graph.compile("reference")(x), F.interpolate(x, **how))
 
 
 def _names(module: str) -> set[str]:

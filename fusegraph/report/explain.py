@@ -45,7 +45,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
         ],
         "kernels_unfused": len(plan.graph.nodes),
         "bytes_unfused": _unfused_bytes(plan.graph),
-        "bytes_moved": sum(_moved(kernel) for kernel in plan.kernels),
+        "bytes_moved": traffic(plan),
         "decisions": [describe_decision(d) for d in plan.partition.decisions],
         "algorithms": [
             {"node": n, "algorithm": a.name + _parts(plan, n), "reason": a.reason} for n, a in plan.algorithms.items()
@@ -136,6 +136,11 @@ def _node(node: Node, kernel: str | None) -> dict[str, Any]:
         "dtype": node.output.dtype.name,
         "kernel": kernel,
     }
+
+
+def traffic(plan: Plan) -> int:
+    """Bytes of device memory that a plan's kernels read and write."""
+    return sum(_moved(kernel) for kernel in plan.kernels)
 
 
 def _moved(kernel: Kernel) -> int:

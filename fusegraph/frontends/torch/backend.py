@@ -16,6 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
+    attention,
     contraction,
     movement,
     norm,
@@ -31,20 +32,13 @@ from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import HANDLERS, Precision
 from fusegraph.graph import Graph
 
-#: Left as they are though they have a decomposition: attention is torch's own call.
-_WHOLE = (
-    "aten.scaled_dot_product_attention.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default",
-)
-#: What `torch.compile(options=...)` may have: options of `fusegraph.compile`.
-_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs")
+#: What `torch.compile(options=...)` may have: options of `fusegraph.compile`, and ATen operators to leave to torch.
+_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
 
 
 def decompositions() -> dict[Any, Any]:
     """The core ATen decompositions, but for the operators that the table has."""
-    return {
-        op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS and str(op) not in _WHOLE
-    }
+    return {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
 
 
 def backend(
@@ -53,7 +47,8 @@ def backend(
     """Compiles a graph that torch's tracer gives.
 
     mode "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  options are those of
-    `fusegraph.compile`: strict, fusion, autotune, workspace_limit, jobs.  Raises ArgumentError for others.
+    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and ``leave``: names of ATen operators that
+    torch computes, such as "aten.mm.default".  Raises ArgumentError for others.
     """
     settings = _settings(mode, options)
 
@@ -112,25 +107,31 @@ def compile_program(graph: Any, forms: Forms, phase: str, settings: Mapping[str,
     """Cuts a graph, compiles the pieces and writes the function that runs them."""
     start = time.perf_counter()
     analysis = Analysis(graph, forms)
-    division, graphs = in_pieces(analysis, phase)
+    division, graphs = in_pieces(analysis, phase, leave=settings.get("leave", ()))
     run = {}
     pieces = []
     for piece, part in graphs.items():
         kind, _, index = piece.device.partition(":")
         engine: dict[str, Any] = {"engine": "cuda", "device": int(index or 0)} if kind == "cuda" else {"engine": "cpu"}
-        how = {key: value for key, value in settings.items() if kind == "cuda" or key not in ("autotune", "jobs")}
+        how = {
+            key: value
+            for key, value in settings.items()
+            if key != "leave" and (kind == "cuda" or key not in ("autotune", "jobs"))
+        }
         executable = run[piece] = compile_graph(part, **engine, **how)
         assert executable.plan is not None
-        pieces.append(piece_report(executable.plan, piece.device))
+        pieces.append(piece_report(executable.plan, piece, analysis))
     program = write(analysis, division, run)
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start))
     return program
 
 
-def in_pieces(analysis: Analysis, name: str, names: Mapping[Any, str] | None = None) -> tuple[Cut, dict[Piece, Graph]]:
-    """Cuts a graph such that every piece can be built, and builds them."""
-    refused: dict[Any, str] = {}
+def in_pieces(
+    analysis: Analysis, name: str, names: Mapping[Any, str] | None = None, leave: Sequence[str] = ()
+) -> tuple[Cut, dict[Piece, Graph]]:
+    """Cuts a graph such that every piece can be built, and builds them; operators to ``leave`` are torch's."""
+    refused = {node: "left by an option" for node in analysis.graph.nodes if str(node.target) in leave}
     while True:
         division = cut(analysis, refused)
         several = len(division.pieces) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,11 @@ from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.frontends.torch.forms import is_projection
 from fusegraph.frontends.torch.table import FREE, HANDLERS, Call, Form, Precision
+from fusegraph.frontends.torch.vectors import Layer, lines
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import overlaps
+
+_NORM = "aten._native_batch_norm_legit_no_training.default"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,17 @@ class _Builder:
             self._values[node] = self._graph.tensor(
                 names.get(node, node.name), form.shape, form.dtype, strides=form.strides
             )
+
+        self._lines = lines(self._graph, self._layers())
+
+    def _layers(self) -> Iterator[Layer]:
+        """The layers of batch normalisation whose vectors are the piece's inputs."""
+        for node in self._piece.nodes:
+            if str(node.target) == _NORM:
+                scale, bias, mean, variance = (None if v is None else self._values.get(v) for v in node.args[1:5])
+                missing = [v for v in node.args[1:5] if v is not None and v not in self._values]
+                if not missing and mean is not None and variance is not None:
+                    yield Layer(scale, bias, mean, variance, node.args[6])
 
     def build(self) -> Built:
         for node in self._piece.nodes:
@@ -93,7 +107,8 @@ class _Builder:
         """What a handler makes of a node, which must have the forms that torch says."""
         forms = self._analysis.forms.forms[node]
         assert forms is not None
-        call = Call(self._graph, forms, self._precision)
+        used = frozenset(user.args[1] for user in node.users if is_projection(user))
+        call = Call(self._graph, forms, self._precision, used, self._lines)
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         result = table[str(node.target)](call, *args, **kwargs)
         for tensor, form in zip(result if isinstance(result, tuple) else (result,), forms):

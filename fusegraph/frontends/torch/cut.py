@@ -116,6 +116,10 @@ class Analysis:
         """Where a node's results are."""
         return next(form.device for form in self.forms.forms[node] or () if form is not None)
 
+    def traffic(self, piece: Piece) -> int:
+        """Bytes that a kernel for each of a piece's operators would read and write."""
+        return sum(self.nbytes(n) for node in piece.nodes for n in (node, *node.all_input_nodes))
+
     def nbytes(self, node: Any) -> int:
         """Bytes of a node's results."""
         forms = self.forms.forms.get(node) or ()

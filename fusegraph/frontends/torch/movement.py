@@ -260,12 +260,20 @@ def _index(c: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return result.reshape(c.form.shape)
 
 
-@aten("upsample_nearest2d.default", "upsample_nearest1d.default", "upsample_nearest3d.default")
+@aten("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
 def _upsample_nearest(c: Call, x: Tensor, size: Sequence[int], *scales: float | None) -> Tensor:
+    """Positions as torch has them: floor(position / scale) in float32."""
     result = x
-    for axis, (out, scale) in enumerate(zip(size, (*scales, *(None,) * len(size))), start=2):
+    for axis, (out, scale) in enumerate(zip(c.form.shape[2:], scales or (None,) * len(size)), start=2):
         step = np.float32(1 / scale) if scale else np.float32(x.shape[axis] / out)
         position = np.floor(np.arange(out, dtype=np.float32) * step).astype(np.int32)
         position = np.minimum(position, x.shape[axis] - 1)
         result = c.graph.gather(result, c.graph.constant(position), axis=axis)
     return result
+
+
+@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _upsample_nearest_vec(
+    c: Call, x: Tensor, size: Sequence[int] | None, scales: Sequence[float] | None = None
+) -> Tensor:
+    return _upsample_nearest(c, x, c.form.shape[2:], *(scales or ()))

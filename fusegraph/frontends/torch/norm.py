@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import float32, float64
 from fusegraph.frontends.torch.table import Call, aten
+from fusegraph.frontends.torch.vectors import Layer, line
 from fusegraph.graph import Tensor
 
 
@@ -100,11 +100,8 @@ def _batch_norm_inference(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor | None, ...]:
-    # As a factor and a term a channel, which are vectors: one multiply-add is left for each element.
-    wide = float64 if x.dtype == float64 else float32
-    factor = c.graph.rsqrt(c.cast(variance, wide) + epsilon)
-    factor = factor if scale is None else factor * scale
-    term = -mean * factor if bias is None else bias - mean * factor
+    layer = Layer(scale, bias, mean, variance, epsilon)
+    factor, term = c.lines.get(layer) or line(c.graph, layer)
     return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), None, None
 
 

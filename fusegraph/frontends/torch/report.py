@@ -6,20 +6,22 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Plan
-from fusegraph.report.explain import count_text, describe, size_text
+from fusegraph.report.explain import count_text, size_text, traffic
 
 
 @dataclass(frozen=True)
 class PieceReport:
-    """One piece: its graph's nodes, the kernels they became, bytes of device-memory traffic one kernel a node would
-    move and what the kernels move, the pairs that were fused and those that were not, with the reason.
+    """One piece: its ATen operators (but for views), the kernels they became, bytes of device-memory traffic that one
+    kernel an operator would move and what the kernels move, the pairs of nodes that were fused and those that were not,
+    with the reason.
     """
 
     name: str
     device: str
-    nodes: int
+    operators: int
     kernels: int
     bytes_unfused: int
     bytes_moved: int
@@ -43,8 +45,8 @@ class FunctionReport:
     seconds: float
 
     @property
-    def nodes(self) -> int:
-        return sum(p.nodes for p in self.pieces)
+    def operators(self) -> int:
+        return sum(p.operators for p in self.pieces)
 
     @property
     def kernels(self) -> int:
@@ -72,7 +74,7 @@ class FunctionReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {count_text(self.nodes, 'node')} in {count_text(self.kernels, 'kernel')} of "
+            f"{self.name}: {count_text(self.operators, 'operator')} in {count_text(self.kernels, 'kernel')} of "
             f"{count_text(len(self.pieces), 'piece')}, {size_text(self.bytes_saved)} of traffic saved, "
             f"{self.seconds:.2f} s"
         ]
@@ -119,17 +121,16 @@ def add(function: FunctionReport) -> None:
     _COMPILED.append(function)
 
 
-def piece_report(plan: Plan, device: str) -> PieceReport:
+def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
     """The report of a piece with this plan."""
-    facts = describe(plan)
     decisions = plan.partition.decisions
     return PieceReport(
         plan.graph.name,
-        device,
-        len(plan.graph.nodes),
+        piece.device,
+        len(piece.nodes),
         len(plan.kernels),
-        facts["bytes_unfused"],
-        facts["bytes_moved"],
+        analysis.traffic(piece),
+        traffic(plan),
         sum(d.fused for d in decisions),
         tuple(d for d in decisions if not d.fused),
     )

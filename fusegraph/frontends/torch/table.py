@@ -8,13 +8,14 @@ computes that node then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType, float32
+from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
 
@@ -72,11 +73,15 @@ def free(*names: str) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator: the graph it goes to, the forms of its results, torch's precision."""
+    """One use of an operator: the graph it goes to, the forms of its results, torch's precision, which of several
+    results something takes, and the factors and terms of batch normalisation that are there already.
+    """
 
     graph: Graph
     forms: tuple[Form | None, ...]
     precision: Precision
+    used: frozenset[int] = frozenset((0,))
+    lines: Mapping[Layer, Line] = field(default_factory=dict)
 
     @property
     def form(self) -> Form:
