@@ -26,7 +26,7 @@ from fusegraph.onnx import InputValueError, Model, from_proto
 from fusegraph.plan import plan
 
 #: Bytes of addresses that the process may have, and seconds that one model may take.
-MEMORY, SECONDS = 6 << 30, 5.0
+MEMORY, SECONDS = 6 << 30, 20.0
 #: Models of more elements are not run, of more bytes not mutated.
 MAX_ELEMENTS, MAX_BYTES = 100_000, 4000
 INTEGERS = (0, 1, -1, 2, 3, 7, 13, 64, 65, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))

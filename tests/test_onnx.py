@@ -198,14 +198,62 @@ def test_branches_of_known_conditions_and_functions():
 
 
 def test_operators_that_onnx_defines_by_others():
-    """Attention is not in the table: it is written out as ONNX says."""
+    """The loss is not in the table: it is written out as ONNX says, with the attributes of the node."""
+    proto = model(
+        [("SoftmaxCrossEntropyLoss", "x t", "y", {"reduction": "sum"})],
+        [value("x", [3, 5]), value("t", [3], I64)], [value("y")],
+    )  # fmt: skip
+    x, t = np.random.default_rng(1).normal(size=(3, 5)).astype("f"), np.array([1, 4, 0])
+    logarithms = x - np.log(np.exp(x).sum(1, keepdims=True))
+    y = built(proto).compile("reference")(x, t)
+    np.testing.assert_allclose(y, -logarithms[np.arange(3), t].sum(), rtol=1e-5)
+
+
+def test_attention_is_one_op():
     shape = (1, 2, 3, 4)
-    loaded = built(one("Attention", shape, shape, shape, opset=23))
-    assert len(loaded.graph.nodes) > 5
+    loaded = built(one("Attention", shape, shape, shape, opset=24, attributes={"is_causal": 1}))
+    assert [n.op.name for n in loaded.graph.nodes] == ["sdpa"]
     q, k, v = (np.random.default_rng(n).normal(size=shape).astype("f") for n in range(3))
-    scores = q @ k.swapaxes(2, 3) / 2.0
-    e = np.exp(scores - scores.max(-1, keepdims=True))
+    e = np.exp(q @ k.swapaxes(2, 3) / 2.0) * np.tril(np.ones((3, 3)))
     np.testing.assert_allclose(loaded.compile("reference")(q, k, v), e / e.sum(-1, keepdims=True) @ v, rtol=1e-5)
+
+
+def body(nodes, inputs, outputs):
+    made = [helper.make_node(n, a.split(), b.split()) for n, a, b in nodes]
+    return helper.make_graph(
+        made, "body", [value(n, None, 0) for n in inputs.split()], [value(n) for n in outputs.split()]
+    )
+
+
+def looped(count, condition=True, ends="c"):
+    """x doubled in every iteration, and all of them."""
+    step = body([("Add", "v v", "w"), ("Identity", ends, "d"), ("Identity", "w", "all")], "i c v", "d w all")
+    node = helper.make_node("Loop", ["n", "go", "x"], ["y", "every"], body=step)
+    numbers = [tensor("n", np.int64(count)), tensor("go", np.bool_(condition))]
+    return model([node], [value("x", [2])], [value("y"), value("every")], numbers)
+
+
+def test_loops_are_written_once_an_iteration(monkeypatch):
+    monkeypatch.setattr(importer, "MAX_NODES", 500)
+    y, every = built(looped(3)).compile("reference")(np.float32([1, 2]))
+    assert y.tolist() == [8, 16]
+    assert every.tolist() == [[2, 4], [4, 8], [8, 16]]
+    assert "Loop: results of no iteration" in error(looped(3, False), UnsupportedModelError)
+    assert "there are more than" in error(looped(2**62))
+    dynamic = looped(3)
+    del dynamic.graph.initializer[0]
+    dynamic.graph.input.append(value("n", [], I64))
+    assert "the number of iterations must be known" in error(dynamic, fg.onnx.InputValueError)
+
+
+def test_scans_go_along_sequences():
+    step = body([("Add", "s x", "t"), ("Identity", "t", "out")], "s x", "t out")
+    node = helper.make_node("Scan", ["zero", "x"], ["last", "sums"], body=step, num_scan_inputs=1)
+    proto = model([node], [value("x", [4, 2])], [value("last"), value("sums")], [tensor("zero", np.zeros(2, "f"))])
+    x = np.arange(8, dtype="f").reshape(4, 2)
+    last, sums = built(proto).compile("reference")(x)
+    np.testing.assert_array_equal(sums, np.cumsum(x, 0))
+    np.testing.assert_array_equal(last, x.sum(0))
 
 
 # ---- what there is nothing for
@@ -213,7 +261,7 @@ def test_operators_that_onnx_defines_by_others():
 
 def test_all_that_is_unsupported_is_listed_at_once():
     nodes = [
-        helper.make_node("LSTM", ["x", "w", "w"], ["h"], "recurrent", hidden_size=2),
+        helper.make_node("Unique", ["x"], ["h"], "distinct"),
         helper.make_node("Relu", ["h"], ["r"]),
         helper.make_node("Fancy", ["r"], ["f"], "mine", domain="com.example"),
         helper.make_node("NonZero", ["x"], ["n"]),
@@ -227,11 +275,11 @@ def test_all_that_is_unsupported_is_listed_at_once():
     assert str(caught.value) == (
         "the model uses what fusegraph does not have:\n"
         "  type uint16: input 'u'\n"
-        "  operator LSTM: node 'recurrent' (LSTM)\n"
+        "  operator Unique: node 'distinct' (Unique)\n"
         "  operator com.example.Fancy: node 'mine' (com.example.Fancy)\n"
         "  operator NonZero: the node of 'n' (NonZero)"
     )
-    assert caught.value.reasons == ("type uint16", "operator LSTM", "operator com.example.Fancy", "operator NonZero")
+    assert caught.value.reasons == ("type uint16", "operator Unique", "operator com.example.Fancy", "operator NonZero")
 
 
 # ---- what is malformed

@@ -16,8 +16,8 @@ from fusegraph.graph import Tensor
 
 #: The operator set whose operators, and all newer ones, the table's functions take.
 OLDEST = 11
-#: Operators of which older versions take fewer types, and differ in nothing else.
-_TYPES_ONLY = ("Constant", "Dropout")
+#: Operators -> the version since which they differ in nothing that the table's functions do not take.
+_SINCE = {"Constant": 1, "Dropout": 7, "GRU": 7, "If": 1, "LSTM": 7, "Loop": 1, "RNN": 7, "Scan": 9}
 _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
@@ -36,7 +36,7 @@ def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
 def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
     """Whether an operator of an older operator set is still defined so in `OLDEST`."""
     later = schema_of(node, OLDEST)
-    if schema.name in _TYPES_ONLY:
+    if schema.since_version >= _SINCE.get(schema.name, OLDEST):
         return True
     return later is not None and later.since_version == schema.since_version
 

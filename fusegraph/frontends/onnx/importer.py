@@ -18,7 +18,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from fusegraph.errors import FusegraphError, ModelError
 from fusegraph.frontends.onnx import functions
-from fusegraph.frontends.onnx.table import TABLE, Call, Unknown, Unsupported
+from fusegraph.frontends.onnx.control import CONTROL
+from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown, Unsupported
 from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
@@ -120,9 +121,7 @@ class Importer:
         for node in nodes:
             check_text(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
             check_text(*(name for a in node.attribute for name in (a.name, a.ref_attr_name)))
-            self._nodes += 1
-            if self._nodes > MAX_NODES:
-                raise ModelError(f"there are more than {MAX_NODES} nodes, those of functions included")
+            self._count_node()
             outputs = list(node.output)
             while outputs and not outputs[-1]:
                 outputs.pop()
@@ -169,7 +168,8 @@ class Importer:
                 raise Unsupported(f"operator {operator_name(node)}")
             return self._written(node, inputs, wanted, scope)
         except Unsupported as refusal:
-            self.refuse(str(refusal), label(node))
+            if str(refusal):  # else it has been noted where it is
+                self.refuse(str(refusal), label(node))
         except Unknown as unknown:
             self.unknown[f"{label(node)}: {unknown}"] = unknown.inputs
         return [MISSING] * wanted
@@ -178,7 +178,7 @@ class Importer:
         """Whether there is something for an operator, whatever its inputs are."""
         domain = domain_of(node.domain)
         key = (domain, node.op_type)
-        if key in TABLE or key == ("", "If") or (*key, node.overload) in self._functions:
+        if key in TABLE or (not domain and node.op_type in CONTROL) or (*key, node.overload) in self._functions:
             return True
         schema = functions.schema_of(node, scope.opsets.get(domain, 0))
         return schema is not None and functions.has_body(schema)
@@ -199,19 +199,23 @@ class Importer:
             raise Unsupported(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
         attributes = self._attributes(node, schema)
         functions.check_counts(node, schema, wanted)
-        if (domain, node.op_type) == ("", "If"):
-            return self._if(node, inputs, attributes, wanted, scope)
-        handler = TABLE.get((domain, node.op_type))
-        if handler is None:
-            body = functions.body_of(node, schema, version, inputs)
-            if body is None:
-                raise Unsupported(f"operator {operator_name(node)}")
-            return self._function(body, node, inputs, wanted, scope, functions.defaults(schema))
-        for attribute in node.attribute:
-            if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
-                raise ModelError(f"attribute {short(attribute.name)} is a graph")
         call = Call(self.graph, node, version, attributes, wanted, self.values)
-        result = handler(call, *inputs)
+        if domain == "" and node.op_type in CONTROL:
+            return self._checked(self._control(call, inputs, scope))
+        handler = TABLE.get((domain, node.op_type))
+        refusal = Unsupported(f"operator {operator_name(node)}")
+        if handler is not None:
+            try:
+                return self._checked(handler(call, *inputs))
+            except Unsupported as refused:
+                refusal = refused
+        body = functions.body_of(node, schema, version, inputs)
+        if body is None:
+            raise refusal
+        return self._function(body, node, inputs, wanted, scope, functions.defaults(schema))
+
+    def _checked(self, result: Result) -> list[Tensor]:
+        """What a function of the table returned, as a list."""
         results = [result] if isinstance(result, Tensor) else list(result)
         for tensor in results:
             if tensor.rank > MAX_RANK:
@@ -265,24 +269,33 @@ class Importer:
         named = [name if node.output[number] else "" for number, name in enumerate(body.output[:wanted])]
         return [self._output(inner, name) if name else MISSING for name in named]
 
-    def _if(
-        self, node: NodeProto, inputs: list[Tensor | None], attributes: Mapping[str, Any], wanted: int, scope: Scope
-    ) -> list[Tensor]:
-        """One branch of a node whose condition is known."""
-        call = Call(self.graph, node, 0, attributes, wanted, self.values)
-        (condition,) = inputs
-        if condition is None:
-            raise ModelError("its condition is left out")
-        branch = attributes["then_branch" if call.number(condition, "its condition") else "else_branch"]
-        inner = Scope({}, scope.opsets, scope, scope.attributes, self._deeper(scope))
-        self.body(branch, inner)
-        return [self._output(inner, value.name) for value in branch.output]
+    def _control(self, call: Call, inputs: list[Tensor | None], scope: Scope) -> list[Tensor]:
+        """A node whose attributes are bodies."""
+
+        def written(graph: GraphProto, given: Sequence[Tensor]) -> list[Tensor]:
+            if len(given) != len(graph.input):
+                raise ModelError(f"its body takes {len(graph.input)} inputs, not {len(given)}")
+            self._count_node()
+            values = {value.name: tensor for value, tensor in zip(graph.input, given)}
+            inner = Scope(values, scope.opsets, scope, scope.attributes, self._deeper(scope))
+            self.body(graph, inner)
+            results = [self._output(inner, value.name) for value in graph.output]
+            if MISSING in results:
+                raise Unsupported("")
+            return results
+
+        return CONTROL[call.node.op_type](call, written, *inputs)
 
     def _output(self, scope: Scope, name: str) -> Tensor:
         found = scope.find(name) if name else None
         if found is None:
             raise ModelError(f"no node makes the output {short(name)}")
         return found
+
+    def _count_node(self) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise ModelError(f"there are more than {MAX_NODES} nodes, those of functions and iterations included")
 
     def _deeper(self, scope: Scope) -> int:
         if scope.depth >= MAX_DEPTH:

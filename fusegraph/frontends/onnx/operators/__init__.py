@@ -1,6 +1,7 @@
 """The functions of the table, by what their operators do.  Importing this package fills the table."""
 
 from fusegraph.frontends.onnx.operators import (
+    attention,
     constants,
     elementwise,
     indices,
@@ -8,12 +9,14 @@ from fusegraph.frontends.onnx.operators import (
     norms,
     products,
     quantized,
+    recurrent,
     reductions,
     resize,
     windows,
 )
 
 __all__ = [
+    "attention",
     "constants",
     "elementwise",
     "indices",
@@ -21,6 +24,7 @@ __all__ = [
     "norms",
     "products",
     "quantized",
+    "recurrent",
     "reductions",
     "resize",
     "windows",

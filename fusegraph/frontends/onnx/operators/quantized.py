@@ -20,6 +20,8 @@ def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
     graph = call.graph
     if parameter.size == 1:
         return graph.reshape(parameter, ())
+    if call["axis"] is None:
+        raise ModelError(f"a parameter is one number, got {list(parameter.shape)}")
     (axis,) = normal_axes(call["axis"], x.rank)
     if parameter.rank == 1:
         return graph.reshape(parameter, [parameter.size if d == axis else 1 for d in range(x.rank)])

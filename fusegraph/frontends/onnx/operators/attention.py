@@ -1,0 +1,72 @@
+"""Attention, as the op sdpa.  What that does not have is left to what ONNX defines Attention by."""
+
+from __future__ import annotations
+
+from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.graph import Tensor
+
+
+@operator("Attention")
+def attention(
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> list[Tensor]:
+    graph = call.graph
+    if call.wanted > 3:
+        raise call.refuse("the products of queries and keys")
+    if call["softmax_precision"] == 11 or (call["softcap"] and call.version < 24):
+        raise call.refuse("softmax_precision or softcap as it was")
+    flat = q.rank == 3
+    if flat:
+        q, k, v = (_heads(call, x, n) for x, n in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")))
+    fresh = k.shape[2]
+    if past_key is not None and past_value is not None:
+        k, v = graph.concatenate(past_key, k, axis=2), graph.concatenate(past_value, v, axis=2)
+    given = {} if lengths is None else {"seq_len_kv": lengths}
+    if mask is not None:
+        if mask.rank > 4 or (mask.rank and mask.shape[-1] not in (1, k.shape[2])):
+            raise call.refuse("a mask of fewer keys")
+        given["mask" if mask.dtype.is_bool else "bias"] = mask
+    # Positions count behind those of the past, or so that those of the last query and the last key are equal.
+    bounds = {"diagonal_band_right_bound": 0 if call["is_causal"] else _bound(call, "right_window_size")}
+    left = _bound(call, "left_window_size")
+    bounds["diagonal_band_left_bound"] = None if left is None else left + 1
+    last = lengths is not None or k.shape[2] > fresh
+    if last and lengths is None and fresh != q.shape[2] and any(b is not None for b in bounds.values()):
+        raise call.refuse("a band of a past and other keys than queries")
+    y = graph.sdpa(
+        q,
+        k,
+        v,
+        **given,
+        **bounds,
+        attn_scale=call["scale"],
+        soft_cap=call["softcap"] or None,
+        diagonal_alignment="BOTTOM_RIGHT" if last else "TOP_LEFT",
+    )
+    if flat:
+        batch, heads, rows, depth = y.shape
+        y = graph.reshape(graph.transpose(y, [0, 2, 1, 3]), [batch, rows, heads * depth])
+    return [y, k, v]
+
+
+def _heads(call: Call, x: Tensor, name: str) -> Tensor:
+    """(batch, length, heads * elements) as (batch, heads, length, elements)."""
+    heads = call[name]
+    if not heads or x.rank != 3 or heads < 1 or x.shape[2] % heads:
+        raise ModelError(f"{name} {heads} does not divide the last dimension of {list(x.shape)}")
+    parts = call.graph.reshape(x, [*x.shape[:2], heads, x.shape[2] // heads])
+    return call.graph.transpose(parts, [0, 2, 1, 3])
+
+
+def _bound(call: Call, name: str) -> int | None:
+    """The size of a window, None where it has no end."""
+    size = call[name]
+    return size if size is not None and size >= 0 else None
