@@ -50,11 +50,11 @@ def _softmax(g: Graph, x: Tensor) -> Tensor:
 
 
 def _row_sums(g: Graph, x: Tensor) -> Tensor:
-    return g.reduction(x, "add", -1)
+    return g.reduction(x, "add", -1, dtype="float32")
 
 
 def _relu_sums(g: Graph, x: Tensor) -> Tensor:
-    return g.reduction(g.relu(x), "add", -1)
+    return g.reduction(g.relu(x), "add", -1, dtype="float32")
 
 
 def _layernorm_gelu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -114,8 +114,9 @@ def refused() -> Iterator[Workload]:
 
     square = Input("x", SQUARE)
     yield Workload("softmax 8192x8192", dtype, (square,), SQUARE, "softmax", _softmax)
-    yield Workload("sum of rows 8192x8192", dtype, (square,), (8192, 1), "row_sums", _row_sums)
-    yield Workload("sum of rows of relu 8192x8192", dtype, (square,), (8192, 1), "relu_sums", _relu_sums)
+    for name, torch, build in (("x", "row_sums", _row_sums), ("relu(x)", "relu_sums", _relu_sums)):
+        name = f"row sums of {name} 8192x8192, in fp32"
+        yield Workload(name, dtype, (square,), (8192, 1), torch, build, output_dtype="float32")
     yield Workload("gelu(layernorm) 16384x4096", dtype, (rows, *weights), ROWS, "layernorm_gelu", _layernorm_gelu)
     yield Workload("layernorm * x 16384x4096", dtype, (rows, *weights), ROWS, "layernorm_mul", _layernorm_mul)
     operands = (rows, Input("residual", ROWS), weights[0])

@@ -197,9 +197,20 @@ def _call_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-#: What begins or ends cuDNN's reasons and says nothing.
-_NOISE = re.compile(r"\[cudnn_frontend\] Error: |CUDNN_BACKEND_\w+: |cudnn\w*Error: |;? *at: .*")
+_NO_ENGINE = "No valid engine configs"
+_NO_PLAN = "proposes plans, but none of them builds and runs"
 _LONGEST_REASON = 120
+
+
+def _reason(note: str) -> str:
+    """cuDNN's reason in a few words: of no engine, what is not supported rather than every engine it tried."""
+    if _NO_PLAN in note:
+        return _NO_PLAN
+    if _NO_ENGINE in note:
+        causes = dict.fromkeys(re.findall(r"CUDNN_STATUS_NOT_SUPPORTED_(\w+)", note))
+        words = [c.lower().replace("_", " ") for c in causes if not c.startswith("ARCH")]
+        return _NO_ENGINE.lower() + (f" (not supported: {', '.join(words)})" if words else "")
+    return note if len(note) <= _LONGEST_REASON else note[:_LONGEST_REASON].rpartition(" ")[0] + " ..."
 
 
 def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -214,9 +225,7 @@ def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> li
         elif answer["median_us"] is not None:
             said = f"runs: {answer['median_us']:.1f} us"
         else:
-            reason = _NOISE.sub("", answer["note"]).strip()
-            cut = reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON].rpartition(" ")[0] + " ..."
-            said = f"refused: {cut}"
+            said = f"refused: {_reason(answer['note'])}"
         cells = ["-"] * 4
         if ours is not None:
             count = "-" if ours.get("kernels") is None else str(ours["kernels"])
