@@ -38,6 +38,8 @@ Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2")
 INTEGERS = ("int32", "int8", "uint8", "int64")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
+#: Architectures that tests compile for: before Hopper, Hopper, and after.
+ARCHS = ("sm_80", "sm_90a", "sm_120")
 
 
 def executables(
@@ -94,6 +96,15 @@ def compile_for(
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
     return nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=flags)
+
+
+def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
+    """What of the items is compiled for an architecture: a third, different ones for each of `ARCHS`.
+
+    For sources that do not depend on the architecture: each of them is compiled, and some of each kind everywhere.
+    ``shift`` changes which, where several lists are much alike.
+    """
+    return list(items[(ARCHS.index(arch) + shift) % len(ARCHS) :: len(ARCHS)])
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:

@@ -74,8 +74,8 @@ def families(made: CpuExecutable) -> list[str]:
 def check_cases(cases: Iterable[Case | Graph], *, guard: bool = False) -> list[CpuExecutable]:
     """Builds and checks every case against the reference; raises AssertionError naming all that are wrong.
 
-    guard runs each also with its arrays between inaccessible pages, at either end: any access outside faults, inputs
-    cannot be written, and all of the outputs must be the same.
+    guard runs each with its arrays between inaccessible pages, at either end: any access outside faults, inputs cannot
+    be written, and the outputs must be the same at both.
     """
     every = [c if isinstance(c, Case) else Case(c) for c in cases]
     made = [executable(c) for c in every]
@@ -86,39 +86,40 @@ def check_cases(cases: Iterable[Case | Graph], *, guard: bool = False) -> list[C
         if case.family is not None and case.family not in families(exe):
             wrong.append(f"{name}: families {families(exe)}, expected {case.family}")
         given = case.inputs if case.inputs is not None else random_inputs(case.graph, number, special=case.special)
-        result = check_executable(exe, given, strict=case.options.strict)
+        outputs, found = run_guarded(exe, given) if guard else (run(exe, given), [])
+        wrong += [f"{name}: {text}" for text in found]
+        result = check_executable(exe, given, outputs=outputs, strict=case.options.strict)
         if not result.ok:
             wrong.append(f"{name}: {result}")
-        if guard:
-            wrong += [f"{name}: {text}" for text in damage(exe, given)]
         if case.check is not None:
             case.check(exe)
     assert not wrong, "\n".join([f"{len(wrong)} of {len(every)} wrong", *wrong[:20]])
     return made
 
 
-def damage(exe: CpuExecutable, given: Mapping[str, Any]) -> list[str]:
-    """What an Executable does to memory that is not its own, and what it leaves unwritten of what is."""
-    expected = run(exe, given)
+def run_guarded(exe: CpuExecutable, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The outputs, and what the Executable does to memory that is not its own or leaves unwritten of what is."""
+    outputs: dict[str, Any] = {}
     found = []
     for flush in ("end", "start"):
         inputs = [
             GuardedArray(given[t.name], flush=flush, writable=False, name=t.name)  # type: ignore[arg-type]
             for t in exe.graph.inputs
         ]
-        outputs = [
+        results = [
             GuardedArray(_untouched(t), flush=flush, name=t.name)  # type: ignore[arg-type]
             for t in exe.graph.outputs
         ]
-        exe(*(a.array for a in inputs), out=[a.array for a in outputs])
-        found += [text for a in (*inputs, *outputs) if (text := a.damage()) is not None]
-        for tensor, guarded in zip(exe.graph.outputs, outputs):
-            if guarded.array.tobytes() != expected[guarded.name].tobytes():
-                found.append(f"output {guarded.name!r} differs between guarded memory ({flush}) and other")
+        exe(*(a.array for a in inputs), out=[a.array for a in results])
+        found += [text for a in (*inputs, *results) if (text := a.damage()) is not None]
+        for tensor, guarded in zip(exe.graph.outputs, results):
+            first = outputs.setdefault(tensor.name, guarded.array.copy())
+            if guarded.array.tobytes() != first.tobytes():
+                found.append(f"output {tensor.name!r} differs from one place in memory to another")
             guarded.array[...] = _untouched(tensor)
             if any(byte != PATTERN for byte in set(ctypes.string_at(guarded.pointer, guarded.span))):
-                found.append(f"bytes between the elements of output {guarded.name!r} were written")
-    return found
+                found.append(f"bytes between the elements of output {tensor.name!r} were written")
+    return outputs, found
 
 
 def _untouched(tensor: Tensor) -> np.ndarray[Any, Any]:

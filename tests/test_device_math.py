@@ -302,7 +302,7 @@ def sweep_failures(library: ctypes.CDLL, approximate: bool, stride: int) -> list
     return failures
 
 
-@pytest.mark.parametrize("stride", [300007, pytest.param(3001, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [300007, pytest.param(20011, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
 def test_float_functions_with_inexact_instructions(tmp_path: Path, approximate: bool, stride: int) -> None:
     (tmp_path / "device").mkdir()
@@ -397,7 +397,8 @@ def test_nvrtc_compiles_every_expression(arch: str, approximate: bool) -> None:
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])
 def test_nvrtc_assembles_every_expression(arch: str, approximate: bool) -> None:
-    _, cubin = compile_variants(VARIANTS, arch, approximate)
+    chosen = [v for v in VARIANTS if not approximate or v.dtype == dt.float32]
+    _, cubin = compile_variants(chosen, arch, approximate)
     assert cubin.startswith(b"\x7fELF")
 
 

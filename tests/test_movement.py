@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, compile_for, undecided_share
+from graphs import check_all, check_on_gpu, compile_for, share, undecided_share
 
 import fusegraph as fg
 from codegen.pointwise_tiling import TilesSchedule
@@ -578,7 +578,7 @@ def test_golden_source(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_kernels_compile(arch: str) -> None:
-    every = compile_for(arch, [*golden_graphs().values(), *fused()])
+    every = compile_for(arch, share(arch, [*golden_graphs().values(), *fused()]))
     assert [k.name for k in every if k.spill_bytes or k.stack_bytes] == []
 
 

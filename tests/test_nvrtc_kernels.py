@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graphs import ARCHS, share
 from kernel_cases import rendered
 
 import fusegraph as fg
@@ -23,7 +24,6 @@ from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
 GOLDEN = Path(__file__).parent / "golden"
-ARCHS = ("sm_80", "sm_90a", "sm_120")
 DTYPES = [d.name for d in ALL]
 
 
@@ -138,7 +138,7 @@ def test_every_dtype_compiles_without_spills(dtype: str, arch: str) -> None:
         convolution((8, 64, 4000), (64, 1, 31), dtype, first, padding=15, groups=64),
         convolution((8, 3, 224, 224), (8, 3, 7, 7), dtype, last, padding=3, stride=2),
     ]
-    compiled(sources(graphs), arch)
+    compiled(sources(share(arch, graphs, DTYPES.index(dtype))), arch)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_every_filter_size_compiles_without_spills(layout: str, arch: str) -> No
             )
         graphs.append(convolution((8, 4, 64, 64), (8, 4, 8, 8), dtype, layout, padding=3))
         graphs.append(convolution((8, 1, 4000), (8, 1, 255), dtype, layout, padding=127))
-    compiled(sources(graphs), arch)
+    compiled(sources(share(arch, graphs)), arch)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_every_tile_compiles_without_spills(arch: str) -> None:
                     for tile in TILES
                     if not (wide and tile[3] * tile[4] > 32)
                 ]
-    kernels = compiled(made, arch)
+    kernels = compiled(share(arch, made), arch)
     assert max(k.registers for k in kernels) <= 255
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu
+from graphs import check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
@@ -396,7 +396,7 @@ def test_sources_compile_without_spills(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_every_case_compiles_without_spills(small: None, arch: str) -> None:
     graphs = [make() for make in FREE.values()] + dtype_cases()[::2] + combination_cases()[::3]
-    compiled([pointwise.render(only_spec(g)) for g in graphs], arch)
+    compiled([pointwise.render(only_spec(g)) for g in share(arch, graphs)], arch)
 
 
 @pytest.mark.gpu

@@ -198,7 +198,7 @@ def test_candidates_compile_without_spills(dtype):
         spec = spec_of(
             direct((64, 256, 56, 56), (size, size), dtype, layout="channels_last", padding=size // 2, stride=stride)
         )
-        tried = [s for s in schedules(spec, HOPPER) if isinstance(s, RingSchedule)][:6]
+        tried = [s for s in schedules(spec, HOPPER) if isinstance(s, RingSchedule)][:6:2]
         assert tried
         sources = [render(spec, s) for s in tried]
         for s, kernel in zip(tried, nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache())):

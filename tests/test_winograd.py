@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu
+from graphs import check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases, rendered
 
 import codegen
@@ -404,7 +404,7 @@ def test_kernels_compile_without_spills(arch):
                 spec = kernel.group.lowered.spec
                 if isinstance(spec, WinogradSpec):
                     sources += [rendered(spec, s) for s in codegen.schedules(spec) if s.threads == 256]
-    for kernel in nvrtc.compile_kernels(list(dict.fromkeys(sources)), arch, cache=default_cache()):
+    for kernel in nvrtc.compile_kernels(share(arch, list(dict.fromkeys(sources))), arch, cache=default_cache()):
         assert kernel.spill_bytes == kernel.stack_bytes == 0
         assert kernel.registers * 256 <= 65536
 
