@@ -21,15 +21,24 @@ class Fragments(Scores):
     """
 
     def __init__(
-        self, w: Writer, spec: AttentionSpec, names: Names, keys: int, top: str, group_rows: int, block_rows: int
+        self,
+        w: Writer,
+        spec: AttentionSpec,
+        names: Names,
+        keys: int,
+        top: str,
+        group_rows: int,
+        block_rows: int,
+        *,
+        listed: bool = False,
     ) -> None:
-        super().__init__(w, spec, names, keys)
+        super().__init__(w, spec, names, keys, listed=listed)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
         self.element = spec.q.dtype.ctype
 
-    def place(self, batch: str, col: str) -> None:
-        """Writes where a tile of queries begins, and which keys it meets; ``batch`` and ``col`` are its numbers as C
-        expressions.
+    def place(self, batch: str, col: str, *, keys: bool = True) -> None:
+        """Writes where a tile of queries begins and, with ``keys``, which ones it may meet.  batch and col are C
+        expressions of its numbers.
         """
         w, spec = self.w, self.spec
         tiles = -(-spec.rows // self.block_rows)
@@ -39,7 +48,8 @@ class Fragments(Scores):
         w.line(f"const int m0 = {position} * {self.block_rows};")
         self.coordinates(batch)
         self.bound_numbers()
-        self.keys_met("m0", self.block_rows)
+        if keys:
+            self.keys_met("m0", self.block_rows)
 
     def unit(self) -> None:
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
@@ -62,14 +72,15 @@ class Fragments(Scores):
     def define(self) -> None:
         """Writes the function that makes scores of a tile's products."""
         if not self.trivial:
-            self.w.open("const auto scores = [&](int tile)")
+            whole = ", bool whole" if self.listed else ""
+            self.w.open(f"const auto scores = [&](int tile{whole})")
             self._program()
             self.w.close("};")
 
     def make(self, tile: str) -> None:
         """Makes scores of a tile's products."""
         if not self.trivial:
-            self.w.line(f"scores({tile});")
+            self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
     def softmax(self, slack: int) -> None:
         """Takes the scores of a tile in."""

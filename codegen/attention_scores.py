@@ -17,9 +17,9 @@ from codegen.spec import AttentionSpec, Bound
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    program, inside = spec.program, spec.inside
-    plain = [*spec.arguments, *spec.written, *program.loads, *inside.loads]
-    every = [op.strides for op in plain] + [*program.indices, *inside.indices]
+    programs = (spec.program, spec.inside, spec.within)
+    plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
+    every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
     batch, over = collapse(spec.batch, [x[:rank] for x in every], range(rank))
     new = iter([b + x[rank:] for b, x in zip(over, every)])
 
@@ -30,37 +30,39 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     sink = None if spec.sink is None else moved(spec.sink)
     out = moved(spec.out)
     stats = None if spec.stats is None else moved(spec.stats)
-    loads = [tuple(moved(op) for op in p.loads) for p in (program, inside)]
-    indices = [tuple(next(new) for _ in p.indices) for p in (program, inside)]
+    loads = [tuple(moved(op) for op in p.loads) for p in programs]
+    indices = [tuple(next(new) for _ in p.indices) for p in programs]
     nowhere = (0,) * (len(batch) + 2)
-    both = [
+    program, inside, within = (
         replace(
             p,
             loads=loads[n],
             indices=indices[n],
             stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
         )
-        for n, p in enumerate((program, inside))
-    ]
-    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=out, stats=stats, program=both[0], inside=both[1])
+        for n, p in enumerate(programs)
+    )
+    spec = replace(spec, program=program, inside=inside, within=within)
+    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=out, stats=stats)
 
 
 class Scores:
-    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.
+    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.  ``listed``: the tiles that are
+    met are known one by one, and of each whether no range is broken in it (the C variable ``whole``).
 
     C variables: ``b0``, ``b1``, ... coordinates of the batch; ``bound0``, ... what the numbers of a bound add up to.
     """
 
-    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int) -> None:
-        self.w, self.spec, self.keys = w, spec, keys
+    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False) -> None:
+        self.w, self.spec, self.keys, self.listed = w, spec, keys, listed
         self.t = "int32" if self._reach() else "int64"
         self.ragged = spec.keys % keys != 0
         self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
-        self.inner = Epilogue(w, spec.inside, names, spec.space, spec.program.real, spec.program.real)
-        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in spec.inside_loads]
-        self.outer_bounds = tuple(b for b in spec.bounds if b.key)
+        inner, loads = (spec.within, spec.within_loads) if listed else (spec.inside, spec.inside_loads)
+        self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
+        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
         #: whether tiles differ: some lie outside of bounds, or at the end
-        self.differ = bool(spec.bounds) or self.ragged
+        self.differ = bool(spec.bounds) or self.ragged or listed
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
     def _reach(self) -> bool:
@@ -77,7 +79,7 @@ class Scores:
     @property
     def plain(self) -> bool:
         """Whether the score where no bound is broken is the product itself."""
-        return self.spec.inside.stores[0].value == Anchor(0)
+        return self.inner.program.stores[0].value == Anchor(0)
 
     def parameters(self) -> list[str]:
         """Those of what the program reads."""
@@ -145,7 +147,7 @@ class Scores:
 
     def inside(self, m0: str, rows: int, n0: str) -> str:
         """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
-        conditions = []
+        conditions = ["whole"] if self.listed else []
         m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
         if self.ragged:
             conditions.append(f"{n0} + {self.keys} <= {self.spec.keys}")

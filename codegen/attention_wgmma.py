@@ -11,9 +11,11 @@ from __future__ import annotations
 from math import prod
 
 from codegen.attention_fragments import Fragments
+from codegen.attention_listing import Listing
 from codegen.attention_scores import approximated, kernel_details, merged
 from codegen.attention_wgmma_schedule import (
     GROUP,
+    LISTING_REGISTERS,
     PANEL,
     REGISTERS,
     ROWS,
@@ -35,9 +37,12 @@ TAKEN = frozenset(
     """
     Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last m
     m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk t tile total unit
-    values work met
+    values work met tiles whole mine end left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
+
+
+NUMBERED = ("b", "bound", "part", *(f"{x}_{y}" for x in ("rows", "keys") for y in ("most", "least")))
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
@@ -49,14 +54,20 @@ class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.names, self.w = (
-            Names([spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]),
+            Names([spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]),
             Writer(),
         )
         arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
         self.sink = arguments[3] if spec.sink is not None else ""
         top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
-        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows)
+        self.scores = Fragments(
+            self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
+        )
+        #: of a thread of the producer and of a consumer
+        self.registers = (LISTING_REGISTERS if spec.ranges else REGISTERS)[schedule.groups]
+        #: how the producer finds the tiles that are met, where that depends on data
+        self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
         self.maps = [
             box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
             box(spec, spec.k, 1, spec.keys, spec.depth, schedule.keys),
@@ -136,6 +147,10 @@ class _Renderer:
         w.line(
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
         )
+        if self.listing:
+            w.line(
+                f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
+            )
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
@@ -158,14 +173,14 @@ class _Renderer:
         w.line("__syncthreads();")
         w.line()
 
-    def _work(self) -> None:
-        """Opens the loop over tiles of queries."""
+    def _work(self, *, keys: bool = True) -> None:
+        """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
         w, s = self.w, self.s
         work = self.tiles * self.batches
         w.open(f"for (int work = blockIdx.x; work < {work}; work += gridDim.x)")
         heads = min(s.heads, self.batches)
         w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
-        self.scores.place("at.row", "at.col")
+        self.scores.place("at.row", "at.col", keys=keys)
 
     def _coordinates(self, op: Operand, first: str) -> str:
         """The coordinates of a box after those along the elements."""
@@ -191,31 +206,63 @@ class _Renderer:
 
     def _producer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
-        w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
-        w.open("if (threadIdx.x == 0)")
+        w.line(f"registers_decrease<{self.registers[0]}>();")
+        w.open(f"if (threadIdx.x {'< 32' if self.listing else '== 0'})")
+        if self.listing:
+            w.line("const int lane = threadIdx.x;")
         w.line(f"Ring<{s.stages}> stage;")
         w.line(f"Ring<{s.ahead}> query;")
         self._work()
-        w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
-        w.line(f"const int n0 = tile * {s.keys};")
-        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
-        deep, wide = panels(spec.depth), panels(spec.width)
-        full = "shared.keys_full[stage.index]"
-        self._load("keys", "shared.keys[stage.index]", s.keys, deep, spec.k, self.k, full, "n0")
-        w.open("if (tile == last - 1)")
-        self._load_queries()
-        w.close()
-        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
-        full = "shared.values_full[stage.index]"
-        self._load("values", "shared.values[stage.index]", s.keys, wide, spec.v, self.v, full, "n0")
-        w.close()
-        if spec.bounds:
-            w.open("if (first >= last)")
+        if self.listing:
+            w.open("if (lane == 0)")
             self._load_queries()
             w.close()
+            self.listing.rows()
+            self.listing.open()
+            self._load_tile()
+            self.listing.close()
+            w.open("if (lane == 0)")
+            self._end_list()
+            w.close()
+        else:
+            w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
+            self._load_tile()
+            w.close()
+            if spec.bounds:
+                w.open("if (first >= last)")
+                self._load_queries()
+                w.close()
         w.line("++query;")
         w.close()
         w.close()
+
+    def _load_tile(self) -> None:
+        """Writes the loads of a tile of keys and of values, in front of the first that of the queries."""
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"const int n0 = tile * {s.keys};")
+        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
+        if self.listing:
+            w.line("shared.tiles[stage.index] = tile * 2 + whole;")
+        deep, wide = panels(spec.depth), panels(spec.width)
+        full = "shared.keys_full[stage.index]"
+        self._load("keys", "shared.keys[stage.index]", s.keys, deep, spec.k, self.k, full, "n0")
+        if not self.listing:
+            w.open("if (tile == last - 1)")
+            self._load_queries()
+            w.close()
+        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
+        full = "shared.values_full[stage.index]"
+        self._load("values", "shared.values[stage.index]", s.keys, wide, spec.v, self.v, full, "n0")
+
+    def _end_list(self) -> None:
+        """Tells the consumers that there is no further tile."""
+        w = self.w
+        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
+        w.line("shared.tiles[stage.index] = -1;")
+        w.line("barrier_arrive(shared.keys_full[stage.index]);")
+        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
+        w.line("barrier_arrive(shared.values_full[stage.index]);")
+        w.line("++stage;")
 
     def _load_queries(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -237,7 +284,7 @@ class _Renderer:
 
     def _consumer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
-        w.line(f"registers_increase<{REGISTERS[s.groups][1]}>();")
+        w.line(f"registers_increase<{self.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
         w.line(
             f"const int row = {linear([('group', ROWS if s.groups > 1 else 0), ('t / 32 * 16', 1), ('lane / 4', 1)])};"
@@ -249,27 +296,40 @@ class _Renderer:
         self.scores.scalars()
         if s.turns:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
-        self._work()
+        self._work(keys=not self.listing)
         self.scores.state(self.sink, self.width)
         w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
-        if spec.bounds:
+        if self.listing:
+            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            w.line("int tile = shared.tiles[stage.index];")
+            w.open("if (tile >= 0)")
+        elif spec.bounds:
             w.open("if (first < last)")
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
         self.scores.define()
-        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        if not self.listing:
+            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._turn(begin=True)
         self._multiply_keys("stage")
         self._turn(begin=False)
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
-        self.scores.make("last - 1")
+        self.scores.make("tile" if self.listing else "last - 1")
         self.scores.softmax(s.slack)
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
-        w.open("for (int tile = last - 2; tile >= first; --tile)")
-        w.line(f"Ring<{s.stages}> previous = stage;")
+        if self.listing:
+            w.line(f"Ring<{s.stages}> previous = stage;")
+            w.open("while (true)")
+            w.line("previous = stage;")
+        else:
+            w.open("for (int tile = last - 2; tile >= first; --tile)")
+            w.line(f"const Ring<{s.stages}> previous = stage;")
         w.line("++stage;")
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        if self.listing:
+            w.line("tile = shared.tiles[stage.index];")
+            w.line("if (tile < 0) break;")
         self._turn(begin=True)
         self._multiply_keys("stage")
         w.line("barrier_wait(shared.values_full[previous.index], previous.parity);")
@@ -284,13 +344,23 @@ class _Renderer:
         w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         w.close()
-        w.line("barrier_wait(shared.values_full[stage.index], stage.parity);")
-        self._multiply_values("stage")
+        latest = "previous" if self.listing else "stage"
+        w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
+        self._multiply_values(latest)
         w.line("wgmma_wait<0>();")
-        w.line("if (t == 0) barrier_arrive(shared.values_empty[stage.index]);")
-        w.line("++stage;")
-        if spec.bounds:
+        w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")
+        if self.listing:
             w.close()
+            w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
+            w.open("if (t == 0)")
+            w.line("barrier_arrive(shared.keys_empty[stage.index]);")
+            w.line("barrier_arrive(shared.values_empty[stage.index]);")
+            w.close()
+            w.line("++stage;")
+        else:
+            w.line("++stage;")
+            if spec.bounds:
+                w.close()
         self._results()
         w.line("++query;")
         w.close()

@@ -16,6 +16,8 @@ GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
 PANEL = 64  # 16-bit elements of 128 bytes
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}
+#: The same where the producer looks at the tiles.
+LISTING_REGISTERS = {1: (80, 216), 2: (56, 224), 3: (56, 152)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128}
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
@@ -67,7 +69,7 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
     row = 2 * PANEL
     queries = s.rows * row * max(panels(spec.depth), panels(spec.width))
     ring = s.stages * s.keys * row * (panels(spec.depth) + panels(spec.width))
-    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 128
+    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + 128
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:

@@ -404,7 +404,7 @@ class Bound:
     """A condition on queries and keys that meet: row * i + key * j + start + sum of coefficient * load >= 0.
 
     i and j are the positions of query and key; ``key`` is 1, 0 or -1.  loads are pairs of a load of the program, an
-    integer that neither depends on i nor on j, and its coefficient.
+    integer that does not depend on both i and j, and its coefficient.
     """
 
     row: int
@@ -423,8 +423,10 @@ class AttentionSpec:
     scale              a positive number.
     program            on the products, over the space batch + (rows, keys): its one store is the score, without
                        memory.  A score of minus infinity is no part of the softmax.
-    bounds             where one is broken, the score is minus infinity.
+    bounds             where one is broken, the score is minus infinity.  Their loads depend on the batch alone.
+    ranges             the same, with loads that depend on the query or on the key.
     inside             the program where no bound is broken, and for each of its loads which one of the program's it is.
+    within             the same where no bound and no range is broken.
     out                strides over batch + (row, element of a value).
     stats              the logarithm of the sum of the scores' exponentials, strides over batch + (row,); or None.
     sink               a score of one key more, whose value is 0; strides over batch.  Or None.
@@ -444,8 +446,11 @@ class AttentionSpec:
     scale: float
     program: Program
     bounds: tuple[Bound, ...]
+    ranges: tuple[Bound, ...]
     inside: Program
     inside_loads: tuple[int, ...]
+    within: Program
+    within_loads: tuple[int, ...]
     out: Operand
     stats: Operand | None = None
     sink: Operand | None = None

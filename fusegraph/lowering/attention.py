@@ -70,9 +70,13 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         return replace(made, loads=loads, stores=stores, notes=score.notes), reads
 
     scale, left = unscaled(score.graph)
-    conditions, inner = bounded(left)
+    static, inner = bounded(left, varying=False)
+    every, innermost = bounded(left, varying=True)
+    ranges = tuple(c for c in every if c.varies)
     whole, reads = program(left)
     inside, inside_reads = program(inner)
+    within, within_reads = program(innermost)
+    numbers = {t: n for n, t in enumerate(reads)}
     turned = over(k, k.shape[-2], keys)
     depth = k.shape[-2]
     spec = AttentionSpec(
@@ -87,9 +91,12 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         over(v, keys, v.shape[-1]),
         scale,
         whole,
-        tuple(c.bound({t: n for n, t in enumerate(reads)}) for c in conditions),
+        tuple(c.bound(numbers) for c in static),
+        tuple(c.bound(numbers) for c in ranges),
         inside,
-        tuple(reads.index(t) for t in inside_reads),
+        tuple(numbers[t] for t in inside_reads),
+        within,
+        tuple(numbers[t] for t in within_reads),
         over(node.outputs[0], rows, v.shape[-1]),
         _stats(node, over, rows),
         operand(node.inputs[3], broadcast_strides(node.inputs[3], (*batch, 1, 1))[:-2]) if first == 4 else None,

@@ -27,6 +27,11 @@ class Condition:
 
     terms: tuple[tuple[Tensor | str, int], ...]
 
+    @property
+    def varies(self) -> bool:
+        """Whether it has tensors that depend on the query or the key."""
+        return any(isinstance(t, Tensor) and any(n > 1 for n in t.shape[-2:]) for t, _ in self.terms)
+
     def bound(self, loads: Mapping[Tensor, int]) -> Bound:
         """The condition as a kernel knows it; loads are the numbers of the program's."""
         known = dict(self.terms)
@@ -99,47 +104,63 @@ def _readers(graph: Graph, tensor: Tensor) -> list[Node]:
     ]
 
 
-def bounded(graph: Graph) -> tuple[tuple[Condition, ...], Graph]:
-    """The conditions without which scores are minus infinity, and the graph of scores where they all hold."""
+def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Graph]:
+    """The conditions without which scores are minus infinity, and the graph of scores where they all hold; those with
+    tensors that depend on the query or the key only if ``varying``.
+    """
     found: list[Condition] = []
     replaced: dict[Tensor, Tensor] = {}
     tensor = graph.outputs[0]
     rank = tensor.rank
     while (node := graph.producer(tensor)) is not None:
         masked = _masked(node)
+        if (
+            masked is None
+            and node.op.name == "identity"
+            and node.inputs[0].dtype.is_float
+            and node.output.dtype.is_float
+        ):
+            tensor = node.inputs[0]  # minus infinity in any dtype of scores (8-bit floats have none, and no kernel)
+            continue
         if masked is None:
             break
         x, mask, value = masked
-        if _split(graph, mask, value, rank, found, replaced):
+        if _split(graph, mask, value, rank, varying, found, replaced):
             replaced[tensor] = x
         tensor = x
     return tuple(dict.fromkeys(found)), rebuilt(graph, replaced)
 
 
 def _split(
-    graph: Graph, mask: Tensor, value: bool, rank: int, found: list[Condition], replaced: dict[Tensor, Tensor]
+    graph: Graph,
+    mask: Tensor,
+    value: bool,
+    rank: int,
+    varying: bool,
+    found: list[Condition],
+    replaced: dict[Tensor, Tensor],
 ) -> bool:
     """Adds the conditions that are necessary for a mask to have a value; returns whether they are sufficient."""
     node = graph.producer(mask)
     if node is None:
         return False
     if node.op.name == "logical_not":
-        return _split(graph, node.inputs[0], not value, rank, found, replaced)
+        return _split(graph, node.inputs[0], not value, rank, varying, found, replaced)
     if node.op.name == ("logical_and" if value else "logical_or"):
         first, second = node.inputs
-        known = [_split(graph, t, value, rank, found, replaced) for t in (first, second)]
+        known = [_split(graph, t, value, rank, varying, found, replaced) for t in (first, second)]
         if known[0] != known[1] and mask.shape == (rest := second if known[0] else first).shape:
             replaced[mask] = rest
         return all(known)
-    condition = _comparison(graph, node, value, rank)
-    if condition is None:
+    conditions = _comparisons(graph, node, value, rank)
+    if conditions is None or (not varying and any(c.varies for c in conditions)):
         return False
-    found.append(condition)
+    found += conditions
     return True
 
 
 #: (op, value) -> (coefficient of the first operand, of the second, a number): their sum is not negative.
-_COMPARISONS = {
+_COMPARISONS: dict[tuple[str, bool], tuple[int, int, int]] = {
     ("cmp_le", True): (-1, 1, 0),
     ("cmp_lt", True): (-1, 1, -1),
     ("cmp_ge", True): (1, -1, 0),
@@ -151,20 +172,25 @@ _COMPARISONS = {
 }
 
 
-def _comparison(graph: Graph, node: Node, value: bool, rank: int) -> Condition | None:
-    signs = _COMPARISONS.get((node.op.name, value))
-    if signs is None:
+def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condition] | None:
+    """The conditions that a comparison having a value amounts to; None if it is none of positions and integers."""
+    every = {("cmp_eq", True): ("cmp_le", "cmp_ge"), ("cmp_neq", False): ("cmp_le", "cmp_ge")}
+    sides = [_affine(graph, t, rank) for t in node.inputs] if node.op.name.startswith("cmp_") else [None]
+    if any(side is None for side in sides):
         return None
-    sides = [_affine(graph, t, rank) for t in node.inputs]
-    if sides[0] is None or sides[1] is None:
-        return None
-    total: Affine = {ONE: signs[2]}
-    for sign, side in zip(signs, sides):
-        for term, coefficient in (side or {}).items():
-            total[term] = total.get(term, 0) + sign * coefficient
-    if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
-        return None
-    return Condition(tuple((term, c) for term, c in total.items() if c))
+    found = []
+    for name in every.get((node.op.name, value), (node.op.name,)):
+        signs = _COMPARISONS.get((name, value if name == node.op.name else True))
+        if signs is None:
+            return None
+        total: Affine = {ONE: signs[2]}
+        for sign, side in zip(signs, sides):
+            for term, coefficient in (side or {}).items():
+                total[term] = total.get(term, 0) + sign * coefficient
+        if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
+            return None
+        found.append(Condition(tuple((term, c) for term, c in total.items() if c)))
+    return found
 
 
 def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
@@ -177,7 +203,7 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
     node = graph.producer(tensor)
     if node is None:
         own = (1, 1, *tensor.shape)[-2:]
-        return {tensor: 1} if own == (1, 1) and tensor.dtype.itemsize <= 4 else None
+        return {tensor: 1} if 1 in own and tensor.dtype.itemsize <= 4 else None
     if node.op.name == "gen_index":
         shape, axis = node.inputs[0].shape, node.attributes["axis"]
         place = rank - len(shape) + axis
