@@ -138,11 +138,13 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         if len(sides) > 1 or spec.inside.instructions:
             preferred = [(2, 128), (2, 176), (2, 96)]
         if reads:
-            preferred = [(2, 96), (2, 80), (2, 112), (2, 128)]
+            preferred = [(2, 128), (2, 96), (2, 112)] if spec.ranges else [(2, 96), (2, 80), (2, 112)]
     elif tall <= 192:
         preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
     else:
         preferred = [(2, 80), (2, 64), (2, 48)] if not reads else [(2, 48), (2, 64)]
+    if reads or spec.inside.instructions:
+        preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
     if spec.rows <= 64:
         preferred = [(1, keys) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
