@@ -1,4 +1,4 @@
-"""The contraction family: matrix products and convolutions, in the fastest form that an architecture has for them.
+"""The contraction family: matrix products and convolutions, in the form that is fastest on an architecture.
 
 wgmma  tiles multiplied by warpgroups, brought by the copy engine (Hopper, `codegen.contraction_wgmma`).
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction_mma`).
@@ -7,9 +7,8 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from codegen import (
     contraction_mma,
@@ -26,40 +25,88 @@ from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tiles import ROW_BYTES, Unsupported
 
+#: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
+#: estimates are as good as that.
+CLEARLY, LEAST_SAVED = 1.15, 3000.0
+#: Schedules of the form that is taken, and of each other one, that come first; simt is another only where it is
+#: estimated to take at most so many times as long.
+FIRST, OTHERS, HOPELESS = 8, 2, 2.0
+
 ContractionSchedule: TypeAlias = WgmmaSchedule | MmaSchedule | SimtSchedule
 
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]:
-    """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec."""
-    for form in _FASTEST.values():
-        try:
-            return form(spec, arch)
-        except Unsupported:
-            continue
-    return contraction_simt_schedule.schedules(spec)
+    """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the spec."""
+    taken, estimates = form(spec, arch), _estimates(spec, arch)
+    every: dict[str, tuple[ContractionSchedule, ...]] = {n: _FORMS[n].schedules(spec, arch) for n in estimates}
+    if taken == "simt" or contraction_simt_schedule.cycles(spec) <= HOPELESS * estimates[taken]:
+        every["simt"] = contraction_simt_schedule.schedules(spec)
+    first = every.pop(taken)
+    others = tuple(s for form in every.values() for s in form[:OTHERS])
+    rest = tuple(s for form in every.values() for s in form[OTHERS:])
+    return (*first[:FIRST], *others, *first[FIRST:], *rest)
 
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
     """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
-    for estimate in (contraction_wgmma_schedule.cycles, contraction_mma_schedule.cycles):
-        try:
-            return estimate(spec, arch)
-        except Unsupported:
-            continue
-    return contraction_simt_schedule.cycles(spec)
+    taken = form(spec, arch)
+    return contraction_simt_schedule.cycles(spec) if taken == "simt" else _estimates(spec, arch)[taken]
+
+
+def form(spec: ContractionSpec, arch: Arch) -> str:
+    """The form that a spec has untuned: the first in the list above that takes it, unless another is clearly faster."""
+    estimates = _estimates(spec, arch)
+    first = next(iter(estimates), "simt")
+    best = min(estimates, key=estimates.__getitem__, default=first)
+    clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
+    return best if clearly else first
 
 
 def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
-    """Why the forms that are faster than the one taken do not take a spec, by form."""
+    """Why the forms that are faster in general than the one taken are not taken, by form."""
+    taken, estimates = form(spec, arch), _estimates(spec, arch)
     reasons = {}
-    for name, form in _FASTEST.items():
+    for name, candidate in _FORMS.items():
+        if name == taken:
+            break
+        if name in estimates:
+            reasons[name] = f"it is estimated to take {estimates[name] / estimates[taken]:.2f} times as long as {taken}"
+            continue
         try:
-            form(spec, arch)
+            candidate.cycles(spec, arch)
         except Unsupported as reason:
             reasons[name] = str(reason)
-        else:
-            break
     return reasons
+
+
+def keeps_form(spec: ContractionSpec) -> bool:
+    """Whether a spec that reduces parts of its results has the form that it would have without, on all
+    architectures.
+    """
+    plain = replace(spec, partials=())
+    return all(form(spec, x) == form(plain, x) for x in (arch("sm_80"), arch("sm_90a")))
+
+
+def _estimates(spec: ContractionSpec, arch: Arch) -> dict[str, float]:
+    """Estimated cycles of the forms that use tensor cores, of those that take a spec."""
+    found = {}
+    for name, candidate in _FORMS.items():
+        try:
+            found[name] = candidate.cycles(spec, arch)
+        except Unsupported:
+            continue
+    return found
+
+
+class _Form(Protocol):
+    """A module with the schedules of a form."""
+
+    def schedules(self, spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]: ...
+
+    def cycles(self, spec: ContractionSpec, arch: Arch) -> float: ...
+
+
+_FORMS: dict[str, _Form] = {"wgmma": contraction_wgmma_schedule, "mma": contraction_mma_schedule}
 
 
 def coarse_products(spec: ContractionSpec, schedule: Any) -> int | None:
@@ -75,20 +122,6 @@ def coarse_products(spec: ContractionSpec, schedule: Any) -> int | None:
     else:
         return None
     return 0 if types[0].startswith("float8") else None
-
-
-def keeps_form(spec: ContractionSpec) -> bool:
-    """Whether a spec that reduces parts of its results has the form that it would have without, on all
-    architectures.
-    """
-    plain = replace(spec, partials=())
-    return all(len(declined(spec, x)) == len(declined(plain, x)) for x in (arch("sm_80"), arch("sm_90a")))
-
-
-_FASTEST: dict[str, Callable[[ContractionSpec, Arch], tuple[ContractionSchedule, ...]]] = {
-    "wgmma": contraction_wgmma_schedule.schedules,
-    "mma": contraction_mma_schedule.schedules,
-}
 
 
 def render(spec: ContractionSpec, schedule: ContractionSchedule) -> KernelSource:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from codegen.arch import Arch
@@ -374,6 +375,7 @@ def cycles(spec: ContractionSpec, arch: Arch) -> float:
     return _ranked(spec, arch)[0][0]
 
 
+@lru_cache(256)
 def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, MmaSchedule]]:
     if not arch.has_cp_async:
         raise Unsupported(f"{arch} has no asynchronous copies to shared memory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from codegen.arch import Arch
@@ -58,8 +59,15 @@ def element_bytes(types: tuple[str, str]) -> int:
 
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
-    """Schedules worth trying, the one with the least estimated time first.  Raises Unsupported with a reason."""
-    return tuple(s for _, s in _ranked(spec, arch))
+    """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
+    other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Unsupported with a reason.
+    """
+    ranked = _ranked(spec, arch)
+    ways: dict[tuple[bool | int, ...], WgmmaSchedule] = {}
+    for cycles, s in ranked:
+        if cycles <= HOPELESS * ranked[0][0]:
+            ways.setdefault((s.gather, s.fillers, s.computes, s.turns, s.split > 1), s)
+    return tuple(dict.fromkeys([*(s for _, s in ranked[:BEST]), *ways.values(), *(s for _, s in ranked)]))
 
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
@@ -67,6 +75,7 @@ def cycles(spec: ContractionSpec, arch: Arch) -> float:
     return _ranked(spec, arch)[0][0]
 
 
+@lru_cache(256)
 def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedule]]:
     if not arch.has_wgmma:
         raise Unsupported(f"{arch} has no warpgroup matrix products")
@@ -142,6 +151,9 @@ def _candidates(
                         yield replace(taken, stages=stages)
 
 
+#: Schedules that are tried in any case, and how many times as long as the best one a schedule of another kind may be
+#: estimated to take to be tried before others of its kind.
+BEST, HOPELESS = 4, 2.0
 #: Registers that a thread can spare for what it has of parts of its rows.
 SPARE = 16
 #: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.

@@ -1,14 +1,15 @@
 """Layouts that tensor cores read well: factors of contractions are laid out, or copied, for them where that pays.
 
 Tensor cores are fed in pieces of 16 bytes: a factor should be contiguous along a dimension that they can read along,
-and its rows should begin at multiples of 16 bytes.  An intermediate is simply given such a layout.  An operand that
-comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the speed of memory)
-if the contraction is estimated to gain more than the copy costs.
+and its rows should begin at multiples of 16 bytes, better still of 128.  An intermediate is simply given such a layout.
+An operand that comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the
+speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
 from fusegraph.graph import Graph, Node, Tensor
@@ -16,20 +17,17 @@ from fusegraph.lowering import window
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
+from fusegraph.passes.estimates import CYCLES_PER_US, alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
 
-#: Bytes at whose multiples rows should begin.
-ROW_BYTES = 16
-#: An estimate for an H200, by bytes of an element: operations a microsecond that are left of a contraction whose
-#: factors are gathered element by element, and that it does with factors as they should be; microseconds of either for
-#: 128 bytes along the reduction, however few results there are; bytes a microsecond and microseconds of a copy.
-GATHERED, GATHERED_STAGE_US = {1: 100e6, 2: 100e6, 4: 25e6}, 1.0
-ALIGNED, ALIGNED_STAGE_US = {1: 800e6, 2: 500e6, 4: 250e6}, 0.2
+#: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
+ROW_BYTES, LINE_BYTES = 16, 128
+#: An estimate for an H200: bytes a microsecond and microseconds of a copy.
 COPIED, LAUNCH_US = 3.5e6, 3.0
 #: How much more than the copies cost a contraction must gain.
-MARGIN = 1.25
-#: A copy may be so much larger than the operand.
-MOST_GROWTH = 1.5
+MARGIN = 1.15
+#: A copy may be so much larger than the operand, and so much for rows that begin with lines.
+MOST_GROWTH, MOST_LINE_GROWTH = 1.5, 1.3
 
 
 @dataclass(frozen=True)
@@ -91,22 +89,22 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
         return []
-    wishes = []
+    wishes, least = [], ROW_BYTES
     for number, tensor in enumerate(node.inputs):
-        allowed = _contiguous_dims(node, number)
-        if alignment(graph, tensor, options) % ROW_BYTES == 0 and _is_aligned(tensor, allowed):
+        allowed, begins = _contiguous_dims(node, number), alignment(graph, tensor, options)
+        if begins % ROW_BYTES == 0 and _is_aligned(tensor, allowed):
             continue
+        least = min(least, gcd(begins, ROW_BYTES))
         strides = _aligned_strides(tensor, allowed)
         if strides is None:
             return []
         wishes.append(_Wish(tensor, strides))
+    if not wishes:
+        return []
     outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph)}
-    assert node.op.products is not None
-    terms, itemsize = node.op.products(tuple(t.type for t in node.inputs), node.attributes), dtypes[0].itemsize
-    operations, stages = 2.0 * node.output.size * terms, terms * itemsize / 128
-    gain = max(operations / GATHERED[itemsize], stages * GATHERED_STAGE_US)
-    gain -= max(operations / ALIGNED[itemsize], stages * ALIGNED_STAGE_US)
-    return wishes if gain > MARGIN * sum(outside.values()) else []
+    as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
+    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}))
+    return wishes if as_it_is - laid_out > MARGIN * CYCLES_PER_US * sum(outside.values()) else []
 
 
 def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
@@ -148,10 +146,12 @@ def _aligned_strides(tensor: Tensor, allowed: tuple[int, ...]) -> tuple[int, ...
     if any(s == 0 for n, s in zip(shape, strides) if n > 1):
         return None  # repeated: a copy would be larger than what is read
     last = next((d for d in allowed if strides[d] == 1 and shape[d] > 1), allowed[0])
-    unit = ROW_BYTES // itemsize
-    width = -(-shape[last] // unit) * unit
+    unit, line = ROW_BYTES // itemsize, LINE_BYTES // itemsize
+    width, lines = -(-shape[last] // unit) * unit, -(-shape[last] // line) * line
     if width > MOST_GROWTH * shape[last]:
         return None
+    if lines <= MOST_LINE_GROWTH * shape[last]:
+        width = lines
     order = sorted((d for d in range(len(shape)) if d != last), key=lambda d: -strides[d])
     found, step = [1] * len(shape), width
     for d in reversed(order):

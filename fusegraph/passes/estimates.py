@@ -1,0 +1,32 @@
+"""What a contraction is estimated to take, by the cost model of the kernel that it would be: passes choose by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codegen import contraction
+from codegen.arch import arch
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import contraction as lowering
+from fusegraph.lowering.base import GroupView, Options
+
+#: The chip of the estimates, and its cycles in a microsecond.
+HOPPER, CYCLES_PER_US = arch("sm_90a"), 1755.0
+
+
+def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -> Graph:
+    """A graph of a node alone, some of whose operands have other strides."""
+    made = Graph("alone", graph.io_dtype, graph.compute_dtype)
+    inputs = tuple(
+        made._add_tensor(f"factor {n}", t.shape, strides.get(t, t.strides), t.dtype) for n, t in enumerate(node.inputs)
+    )
+    result = made._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
+    made.add_node(Node(node.op, inputs, node.attributes, result))
+    made.inputs, made.outputs = list(inputs), [result]
+    return made
+
+
+def cycles(graph: Graph, options: Options | None = None) -> float:
+    """Cycles that the one contraction of a graph is estimated to take."""
+    view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
+    return contraction.cycles(lowering.lower(view, options or Options(), "alone").spec, HOPPER)

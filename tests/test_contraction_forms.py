@@ -1,0 +1,57 @@
+"""Which form a contraction has: by the cost models, and what the autotuner is given to time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_contraction import convolution, matmul
+from test_contraction_wgmma import spec
+
+from codegen import contraction, schedules, target
+from codegen.contraction_mma_schedule import MmaSchedule
+from codegen.contraction_simt_schedule import SimtSchedule
+from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.spec import ContractionSpec
+
+HOPPER, AMPERE = target("sm_90a"), target("sm_80")
+
+
+def first(made: ContractionSpec, arch: Any = HOPPER) -> list[Any]:
+    """What the autotuner times at most."""
+    found = schedules(made, arch)
+    assert len(set(found)) == len(found)
+    return list(found[:12])
+
+
+def test_candidates_are_of_every_form_that_is_not_hopeless():
+    small = first(spec(matmul((64, 64), (64, 64), "bfloat16")))
+    assert {type(s) for s in small} == {WgmmaSchedule, MmaSchedule, SimtSchedule}
+    large = first(spec(matmul((4096, 4096), (4096, 4096), "bfloat16")))
+    assert {type(s) for s in large} == {WgmmaSchedule, MmaSchedule}
+    assert {s.turns for s in large if isinstance(s, WgmmaSchedule)} == {False, True}
+    exact = first(spec(matmul((4096, 4096), (4096, 4096), "float32")))
+    assert {type(s) for s in exact} == {SimtSchedule}
+
+
+def test_candidates_are_of_every_way_to_bring_tiles():
+    deep = first(spec(matmul((512, 4096), (4096, 512), "bfloat16")))
+    assert {s.split > 1 for s in deep if isinstance(s, WgmmaSchedule)} == {False, True}
+    layout = {"layout": "channels_last", "filters": "channels_last"}
+    few = first(spec(convolution((8, 40, 28, 28), (64, 40, 5, 5), "bfloat16", **layout)))
+    assert {s.gather for s in few if isinstance(s, WgmmaSchedule)} == {False, True}
+
+
+def test_the_form_with_the_best_estimate_is_taken(monkeypatch: pytest.MonkeyPatch):
+    made = spec(matmul((512, 512), (512, 512), "bfloat16"))
+    assert contraction.form(made, HOPPER) == "wgmma"
+    assert contraction.form(made, AMPERE) == "mma"
+    assert contraction.declined(made, HOPPER) == {}
+    estimates = {"wgmma": 114e3, "mma": 100e3}
+    monkeypatch.setattr(contraction, "_estimates", lambda *_: estimates)
+    assert contraction.form(made, HOPPER) == "wgmma"  # not clearly slower
+    estimates["wgmma"] = 200e3
+    assert contraction.form(made, HOPPER) == "mma"
+    assert isinstance(schedules(made, HOPPER)[0], MmaSchedule)
+    assert contraction.cycles(made, HOPPER) == 100e3
+    assert contraction.declined(made, HOPPER) == {"wgmma": "it is estimated to take 2.00 times as long as mma"}
