@@ -6,7 +6,7 @@ Between stages a row stays in registers or in shared memory, or is read again wh
 
 The threads of a row are neighbours and read vectors of it (`rows_along`), or, where neighbouring elements are those of
 neighbouring rows, they are side by side in these (`rows_across`).  Where columns are combined, too, a block walks many
-rows (`rows_walk`).
+rows (`rows_walk`); where parts of a row are, warps have them (`rows_segments`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from codegen.arch import Arch
 from codegen.rows_across import AcrossRenderer
 from codegen.rows_along import AlongRenderer
 from codegen.rows_schedule import RowsSchedule
+from codegen.rows_segments import SegmentRenderer
 from codegen.rows_walk import WalkRenderer
 from codegen.spec import KernelSource, RowsSpec
 
@@ -33,4 +34,6 @@ def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
+    if spec.segments is not None:
+        return SegmentRenderer(spec, schedule).render()
     return (AcrossRenderer if schedule.across else AlongRenderer)(spec, schedule).render()

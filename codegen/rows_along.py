@@ -110,7 +110,7 @@ class AlongRenderer(RowsRenderer):
             name = self.kept_names[n] = self.names.unique(operand.name, "_s")
             start = f"shared + {used}" if used else "shared"
             w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
-            used += -(-self.unroll * s.lanes * s.vector * operand.dtype.itemsize // 16) * 16
+            used += -(-self._kept_elements() * operand.dtype.itemsize // 16) * 16
         w.line("// A thread reads back what it wrote itself.")
         self._open_vectors(loading=True)
         for n in self.kept:
@@ -130,6 +130,10 @@ class AlongRenderer(RowsRenderer):
             w.line("copy_async_commit();")
             w.line("copy_async_wait<0>();")
         return used
+
+    def _kept_elements(self) -> int:
+        """Elements of a row, of one tensor, that a block keeps in shared memory."""
+        return self.unroll * self.s.lanes * self.s.vector
 
     @property
     def _at(self) -> str:

@@ -44,8 +44,10 @@ class RowsRenderer(ABC):
         self.terms: dict[Value, str] = {}
         self.kept = self.stages.kept() if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
-        #: reductions of columns: the C expressions of what a thread has of them, for an element
+        #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
+        #: of the stage that is being written
         self.columns: dict[int, str] = {}
+        self.beside: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
 
     # ---- structure
@@ -138,10 +140,11 @@ class RowsRenderer(ABC):
             return
         reductions = [k for k, r in enumerate(self.program.reductions) if self.stages.stage(r.value) == stage]
         parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
-        columns = {k: self.columns[k] for k in reductions if k in self.columns}
+        self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
         self._open_vectors()
-        self._elements(stage, self.stages.needed(stage), {**parts, **columns})
+        self._elements(stage, self.stages.needed(stage), {**parts, **self.beside})
         self._close_vectors()
+        self.beside = {}
         if parts:
             self._combined(parts)
 

@@ -9,7 +9,7 @@ from math import log2, prod
 from codegen.arch import Arch
 from codegen.expr import Operand
 from codegen.iteration import index_type
-from codegen.rows_space import Space, Stages, normalize, widest
+from codegen.rows_space import Space, Stages, normalize, segments_of_block, widest
 from codegen.spec import RowsSpec
 
 MAX_THREADS = 1024
@@ -86,6 +86,8 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*space.bounds())
+    if space.segments is not None:
+        return _in_segments(space, arch, itype)
     return _across(space, arch, itype) if reads_across(space) else _along(space, arch, itype)
 
 
@@ -161,6 +163,35 @@ def _in_shared(
             bad = _badness(schedule, arch, count, resident, itemsize, nbytes)
             bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
             yield 1.03 * bad, schedule  # every pass reads the row again, if only from there
+
+
+def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    """Rows whose segments are reduced by a warp each."""
+    assert space.segments is not None
+    lead = len(space.row) - space.segments.dims
+    segments, size = prod(space.row[:lead]), prod(space.row[lead:])
+    vector = widest(space, len(space.outer) + len(space.row) - 1)
+    kept = [space.program.loads[n] for n in Stages(space).kept()]
+    itemsize = sum(op.dtype.itemsize for op in kept) or 4
+    count = prod(space.outer)
+    found = []
+    for lanes in (512, 256, 128, 64, 1024):
+        for cluster in _clusters(arch):
+            warps = lanes // 32
+            if warps * cluster >= 2 * segments and lanes * cluster > 64:
+                continue
+            own = segments_of_block(segments, lanes, cluster)
+            nbytes = own * size * itemsize
+            schedule = RowsSchedule("shared", False, vector, lanes, 1, itype, cluster)
+            if not kept or nbytes > arch.shared_bytes_per_block - EXCHANGE_BYTES:
+                continue
+            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, arch, count, resident, itemsize, nbytes) * own * cluster / segments
+            found.append((bad * (1 + 0.1 * max(0.0, log2(512 / (lanes * resident)))), schedule))
+    found.sort(key=lambda f: f[0])
+    yield from [schedule for bad, schedule in found if bad < found[0][0] * PROMISING][:MOST_TRIED]
+    lanes = 32 * min(16, max(2, _power(segments)))
+    yield RowsSchedule("memory", False, vector, lanes, 1, itype)
 
 
 def _alone(arch: Arch, schedule: RowsSchedule, count: int) -> float:

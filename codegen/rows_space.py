@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
 from codegen.iteration import collapse, extent, memory_order
-from codegen.spec import RowsSpec, Walk
+from codegen.spec import RowsSpec, Segments, Walk
 
 #: Widest vector of the widest operand, in bytes: two accesses.
 MAX_VECTOR_BYTES = 32
@@ -22,6 +22,7 @@ class Space:
     program: Program
     chunk: int | None = None
     walk: Walk | None = None
+    segments: Segments | None = None
 
     def along(self, operand: Operand) -> tuple[int, ...]:
         """An operand's strides within the row."""
@@ -33,9 +34,10 @@ class Space:
 
     @property
     def sums(self) -> dict[int, int]:
-        """The stores that take columns' reductions: the number of each -> that of its reduction."""
+        """The stores that take reductions of columns or of segments: the number of each -> that of its reduction."""
+        stores = [n for n, _ in self.walk.sums] if self.walk is not None else []
         found = {}
-        for n, _ in self.walk.sums if self.walk is not None else ():
+        for n in (*stores, *(self.segments.sums if self.segments is not None else ())):
             value = self.program.stores[n].value
             assert isinstance(value, Reduced)
             found[n] = value.reduction
@@ -78,7 +80,12 @@ def normalize(spec: RowsSpec) -> Space:
         return collapse(sizes, [s[first:last] for s in every], order)
 
     kept, over_kept = merged(parts, walked)
-    row, inside = merged(n, len(shape))
+    segments = spec.segments
+    row, inside = merged(n, len(shape) - (segments.dims if segments is not None else 0))
+    if segments is not None:
+        own, over_own = merged(len(shape) - segments.dims, len(shape))
+        row, inside = (*row, *own), [(*a, *b) for a, b in zip(inside, over_own)]
+        segments = replace(segments, dims=len(own))
     if walk is None:
         outer, outside = kept, over_kept
     else:
@@ -104,6 +111,7 @@ def normalize(spec: RowsSpec) -> Space:
         ),
         spec.chunk,
         walk,
+        segments,
     )
 
 
@@ -173,6 +181,12 @@ class Stages:
         uses = [self.needed(stage) for stage in range(self.last + 1)]
         loads = range(len(self._space.program.loads))
         return [n for n in loads if sum(Load(n) in needed for needed in uses) > 1]
+
+
+def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
+    """Segments that the warps of each block of a row may have between them."""
+    warps = lanes // 32
+    return -(-segments // (warps * cluster)) * warps
 
 
 def repeated(space: Space) -> list[int]:

@@ -39,8 +39,9 @@ class WalkRenderer(AlongRenderer):
         #: rows of which columns are combined, and in how many parts
         self.walked = prod(self.space.outer[-walk.dims :])
         self.parts = -(-self.walked // walk.chunk)
-        self.ahead = schedule.stages - 1 if schedule.form == "shared" else 0
-        if schedule.form == "shared":
+        #: rows that are on their way while one is worked on
+        self.ahead = schedule.stages - 1
+        if self.ahead:
             self.kept = streamed(self.space)
         repeats = repeated(self.space)
         self.kept = [n for n in self.kept if n not in repeats]
@@ -50,6 +51,8 @@ class WalkRenderer(AlongRenderer):
             self._own[k] = self.names.unique(self.program.reductions[k].name, "_own")
             self.columns[k] = f"{self._own[k]}[{self._u}][{'e' if schedule.vector > 1 else '0'}]"
         self._exchanged: dict[int, str] = {}
+        #: loads: the shared memory in which they arrive
+        self._arriving: dict[int, str] = {}
         #: operands with one value a row: the names of that of the next one
         self._next: dict[int, str] = {}
 
@@ -61,8 +64,9 @@ class WalkRenderer(AlongRenderer):
         return self.count // max(self.walked, 1) * self.parts
 
     def _headers(self) -> list[str]:
+        ring = ["async_copy.cuh"] if self.ahead else []
         barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
-        return [*super()._headers(), *barriers]
+        return [*ring, *barriers]
 
     def _details(self) -> list[str]:
         walked = f"A block walks {min(self.walk.chunk, self.walked)} rows, combining their columns meanwhile"
@@ -80,24 +84,23 @@ class WalkRenderer(AlongRenderer):
         w, s = self.w, self.s
         self._place()
         self._before()
-        shared = self._ring() if s.form == "shared" else 0
+        shared = self._ring() if self.ahead else 0
         rows = "end - begin" if s.rows == 1 else "steps"
         if s.rows > 1:
             w.line(f"const {s.itype} steps = (end - begin + {s.rows - 1}) / {s.rows};")
         w.line("#pragma unroll 1")
         w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {self.ahead}' if self.ahead else ''}; ++step)")
-        if s.form == "shared":
+        if self.ahead:
             self._fetch(rows)
         behind = f" - {self.ahead}" if self.ahead else ""
         self._position("row", f"begin + step{behind}" if s.rows == 1 else f"begin + {self._steps(behind)} + sub")
-        if s.form == "shared":
-            slot = "(step + 1)" if self.ahead else "step"
-            w.line(f"const uint32 at = {self._slot(slot)};")
+        if self.ahead:
+            w.line(f"const uint32 at = {self._slot('(step + 1)')};")
         if s.lanes > 32:
             w.line("const uint32 turn = step % 2;")
         self._row_values()
         if s.form == "registers":
-            self._keep()
+            self._keep_in_registers()
         self._stages()
         w.close()
         self._finish()
@@ -204,7 +207,7 @@ class WalkRenderer(AlongRenderer):
         w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
         for n in self.kept:
             operand = self.program.loads[n]
-            name = self.kept_names[n] = self.names.unique(operand.name, "_s")
+            name = self._arriving[n] = self.names.unique(operand.name, "_s")
             start = f"shared + {used}" if used else "shared"
             w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
             used += -(-s.stages * s.rows * self.length * operand.dtype.itemsize // 16) * 16
@@ -213,10 +216,8 @@ class WalkRenderer(AlongRenderer):
     def _slot(self, step: str) -> str:
         """Where the row of a step lies in shared memory: the number of its first element."""
         s = self.s
-        slot = f"{step} % {s.stages}" if s.stages > 1 else "0"
-        if s.rows == 1:
-            return f"{slot} * {self.length}" if s.stages > 1 else "0"
-        return f"({slot} * {s.rows} + sub) * {self.length}" if s.stages > 1 else f"sub * {self.length}"
+        slot = f"{step} % {s.stages}"
+        return f"{slot} * {self.length}" if s.rows == 1 else f"({slot} * {s.rows} + sub) * {self.length}"
 
     def _fetch(self, rows: str) -> None:
         """Copies of the rows of a later step begin."""
@@ -228,7 +229,7 @@ class WalkRenderer(AlongRenderer):
         self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
         self._open_vectors()
         for n in self.kept:
-            operand, name, pointer = self.program.loads[n], self.kept_names[n], self.pointers.loads[n]
+            operand, name, pointer = self.program.loads[n], self._arriving[n], self.pointers.loads[n]
             offset = self._offset(operand.strides)
             nbytes = s.vector * operand.dtype.itemsize
             for start in range(0, nbytes, 16):
@@ -238,22 +239,43 @@ class WalkRenderer(AlongRenderer):
         self._close_vectors()
         w.close()
         w.line("copy_async_commit();")
-        if self.ahead:
-            w.line(f"if (step < {self.ahead}) continue;")
+        w.line(f"if (step < {self.ahead}) continue;")
         w.line(f"copy_async_wait<{self.ahead}>();")
 
-    def _asynchronous(self) -> bool:
-        return True
-
-    @property
-    def _at(self) -> str:
-        return "at + col"
-
     def _held(self, n: int) -> str:
-        if n not in self._repeats:
-            return super()._held(n)
         u = "[u]" if self.unroll > 1 else ""
-        return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+        if n in self._repeats:
+            return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+        if n not in self._arriving or n in self.kept_names:
+            return super()._held(n)
+        return self._arrived(n, "const ", self._vector(n))
+
+    def _arrived(self, n: int, const: str, name: str) -> str:
+        """Reads what has arrived of a row; returns the C expression of an element."""
+        vector, source = self.s.vector, f"{self._arriving[n]} + at + col"
+        if vector == 1:
+            return f"{self._arriving[n]}[at + col]"
+        kind = f"{const}{vector_type(self.program.loads[n], vector)} " if const else ""
+        self.w.line(f"{kind}{name} = load_shared<{vector}>({source});")
+        return f"{name}[e]"
+
+    def _keep_in_registers(self) -> int:
+        if not self.ahead:
+            return super()._keep_in_registers()
+        w = self.w
+        for n in self.kept:
+            name = self.names.unique(self.program.loads[n].name, "_v")
+            many = f"[{self.unroll}]" if self.unroll > 1 else ""
+            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+            self.kept_names[n] = name
+        self._open_vectors()
+        for n in self.kept:
+            target = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}"
+            text = self._arrived(n, "", target)
+            if self.s.vector == 1:
+                w.line(f"{target} = {text};")
+        self._close_vectors()
+        return 0
 
     # ---- a row
 

@@ -7,7 +7,7 @@ from math import log2, prod
 
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD, Arch
 from codegen.iteration import index_type
-from codegen.rows_schedule import FLIGHT_BYTES, MAX_THREADS, MOST_TRIED, SIZE_OF, RowsSchedule
+from codegen.rows_schedule import MAX_THREADS, MOST_TRIED, SIZE_OF, RowsSchedule
 from codegen.rows_space import Space, Stages, normalize, repeated, streamed, widest
 from codegen.spec import RowsSpec
 
@@ -15,7 +15,9 @@ from codegen.spec import RowsSpec
 #: words of columns' reductions.
 OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS = 40, 32, 48
 #: Threads of blocks whose rows are too short for all of them, and those that keep an SM busy.
-SHORT_THREADS, BUSY_THREADS = (512, 256), 1024
+SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
+#: Bytes on their way to an SM that keep the memory busy.
+FLIGHT_BYTES = 32 * 1024
 #: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
 MOST_BARRIERS = 8
 MOST_STAGES = 16
@@ -77,26 +79,27 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
             static = rows > 1 and threads // max(32, lanes) * lanes * vector * exchanged
             if static > DEFAULT_SHARED_BYTES_PER_BLOCK:
                 continue
-            for form in ("shared", "registers", "memory"):
+            for form, ring in (("registers", True), ("shared", True), ("registers", False), ("memory", False)):
                 # A row that is read from memory is in registers for a while, whether it stays there or not.
                 own = registers + (unroll * read // 4 if form != "shared" else 0)
                 fit = arch.registers_per_sm // threads // max(8, -(-own // 8) * 8)
                 resident = max(1, min(wanted, fit, arch.max_threads_per_sm // threads))
                 stages, flight = 1, threads * unroll * vector * sum(fetched)
-                if form == "shared":
+                if ring:
                     nbytes = max(1, rows * space.length * sum(fetched))
                     room = min(arch.shared_bytes_per_block, arch.shared_bytes_per_sm // resident - 1024)
                     room -= static + 1024
-                    stages = min(1 + -(-FLIGHT_BYTES // (resident * nbytes)), MOST_STAGES, 1 + steps, room // nbytes)
+                    ahead = -(-FLIGHT_BYTES // (resident * nbytes))
+                    stages = min(1 + ahead, MOST_STAGES, 1 + steps, room // nbytes)
                     if stages < 2 or not (copied and straight):
                         continue
                     flight = (stages - 1) * nbytes
-                elif not kept and form == "registers":
+                if form == "registers" and not kept:
                     continue
                 most = min(MAX_REGISTERS_PER_THREAD, arch.registers_per_sm // (threads * resident))
-                bad = waste * (1 + 0.2 * max(0.0, log2(BUSY_THREADS / (threads * resident))))
-                bad *= 1 + 0.05 * max(0.0, log2(threads / 256))
+                busy = log2(threads * resident / BUSY_THREADS)
+                bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
                 bad *= 1 + max(0.0, own / most - 1) * 4 + 0.3 * (wanted / resident - 1)
                 bad *= 1 + max(0.0, 1 - flight * resident / FLIGHT_BYTES)
-                bad *= {"shared": 1.0, "registers": 1.3, "memory": 1.5}[form]
+                bad *= (1.0 if form == "registers" else 1.03) if ring else 1.3 if form == "registers" else 1.5
                 yield bad, RowsSchedule(form, False, vector, lanes, rows, itype, 1, resident, stages)

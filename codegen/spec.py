@@ -94,6 +94,19 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Segments:
+    """Parts of a row that are reduced by themselves as well.
+
+    dims  the dimensions of a row, the last so many of them, that a segment has.
+    sums  the program's stores that take a segment's reduction, which is used for nothing else: their strides along what
+          a segment has are 0.
+    """
+
+    dims: int
+    sums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class RowsSpec:
     """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
 
@@ -102,6 +115,7 @@ class RowsSpec:
     chunk       None, or every ``chunk`` neighbouring elements are a row of their own, the last one what is left: the
                 first outer dimension is the part, over which what varies along the row has strides of 0.
     walk        None, or columns are combined as well, in rows that are whole.
+    segments    None, or parts of rows are reduced as well, of rows that are whole and not walked.
     """
 
     name: str
@@ -110,6 +124,7 @@ class RowsSpec:
     program: Program
     chunk: int | None = None
     walk: Walk | None = None
+    segments: Segments | None = None
 
 
 @dataclass(frozen=True)

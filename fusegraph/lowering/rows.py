@@ -25,9 +25,8 @@ LONG_BYTES = 512 << 10
 COLUMN_BYTES = 64
 #: Multiprocessors of an H200.
 MULTIPROCESSORS = 132
-#: Columns that are combined beside rows: 32-bit words of sums in the registers of a block; the longest rows of which an
-#: SM walks two at a time; the fewest rows of a part.
-MOST_COLUMN_WORDS, SHORT_ROW, LEAST_ROWS = 24 * 1024, 4096, 8
+#: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
+MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
 
 
 @dataclass(frozen=True)
@@ -249,8 +248,8 @@ def walk_chunk(x: Tensor, axes: tuple[int, ...], walked: tuple[int, ...]) -> int
     """Rows of a part, where a kernel that reduces rows of a tensor along ``axes`` reduces its columns as well, along
     ``walked``; None if it had better not.
 
-    There are as many parts as an H200 has multiprocessors, or twice as many where rows are short: the same ones on
-    every machine, so that the same inputs give the same bits.
+    There are as many parts as an H200 has multiprocessors: the same ones on every machine, so that the same inputs give
+    the same bits.
     """
     if parallelism(x, axes).across or not x.size:
         return None
@@ -258,12 +257,8 @@ def walk_chunk(x: Tensor, axes: tuple[int, ...], walked: tuple[int, ...]) -> int
     others = x.size // (length * rows)
     if length == 1:
         return None
-    words = length * (2 if x.dtype.itemsize == 8 else 1)
-    for blocks in (2, 1) if words <= SHORT_ROW else (1,):
-        chunk = -(-rows // max(1, blocks * MULTIPROCESSORS // others))
-        if chunk >= LEAST_ROWS:
-            return chunk
-    return None
+    chunk = -(-rows // max(1, MULTIPROCESSORS // others))
+    return chunk if chunk >= LEAST_ROWS else None
 
 
 def _chunk(node: Node) -> int | None:

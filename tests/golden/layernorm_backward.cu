@@ -13,18 +13,18 @@
 //     dx along = sub(dx g, dx across)
 //     dx inner = sub(dx along, dx g mean)
 //     dx value = mul(dx inner, inverse)
-//     dx dscale parts = reduction_partial(dx product, axes=(0,), chunk=63, keepdims=False, dtype=float32)
-//     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=63, keepdims=False, dtype=float32)
+//     dx dscale parts = reduction_partial(dx product, axes=(0,), chunk=125, keepdims=False, dtype=float32)
+//     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, keepdims=False, dtype=float32)
 //     dx = narrow(dx value, dtype=bfloat16)
-// 16384 rows of 4096 elements, kept in shared memory; 512 threads a row
-// A block walks 63 rows, combining their columns meanwhile, 2 of them on their way.
+// 16384 rows of 4096 elements, kept in registers; 512 threads a row
+// A block walks 125 rows, combining their columns meanwhile, 2 of them on their way.
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
 #include "async_copy.cuh"
 
-extern "C" __global__ void __launch_bounds__(512, 2) layernorm_backward_16384_4096_bfloat16_dx_kernel(
+extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_4096_bfloat16_dx_kernel(
     const bfloat16* __restrict__ loss,
     const bfloat16* __restrict__ x,
     const float* __restrict__ mean,
@@ -36,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) layernorm_backward_16384_40
 {
     const uint32 lane = threadIdx.x;
     const uint32 part = blockIdx.x;
-    const uint32 begin = part * 63;
-    const uint32 end = min(begin + 63, uint32(16384));
+    const uint32 begin = part * 125;
+    const uint32 end = min(begin + 125, uint32(16384));
     // A row's own values are read while the row before is worked on.
     const uint32 first = begin;
     float mean_next = mean[first];
@@ -77,12 +77,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) layernorm_backward_16384_40
         const uint32 after = min(row + 1, end - 1);
         mean_next = mean[after];
         inverse_next = inverse[after];
+        Vector<bfloat16, 8> loss_v;
+        Vector<bfloat16, 8> x_v;
+        {
+            const uint32 col = lane * 8;
+            loss_v = load_shared<8>(loss_s + at + col);
+            x_v = load_shared<8>(x_s + at + col);
+        }
         float dx_product_mean_add_part = 0.0f;
         float dx_g_mean_add_part = 0.0f;
         {
-            const uint32 col = lane * 8;
-            const Vector<bfloat16, 8> loss_v = load_shared<8>(loss_s + at + col);
-            const Vector<bfloat16, 8> x_v = load_shared<8>(x_s + at + col);
             #pragma unroll
             for (int e = 0; e < 8; ++e) {
                 const float loss_e = convert<float>(loss_v[e]);
@@ -106,8 +110,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) layernorm_backward_16384_40
         const float dx_g_mean = dx_g_mean_add / 4096.0f;
         {
             const uint32 col = lane * 8;
-            const Vector<bfloat16, 8> loss_v = load_shared<8>(loss_s + at + col);
-            const Vector<bfloat16, 8> x_v = load_shared<8>(x_s + at + col);
             Vector<bfloat16, 8> dx_v;
             #pragma unroll
             for (int e = 0; e < 8; ++e) {
