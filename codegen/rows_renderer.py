@@ -42,7 +42,7 @@ class RowsRenderer(ABC):
         self.w = Writer()
         #: the C expressions of values with one value a row
         self.terms: dict[Value, str] = {}
-        self.kept = self.stages.kept() if schedule.form != "memory" else []
+        self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
         #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
         #: of the stage that is being written

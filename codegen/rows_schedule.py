@@ -97,6 +97,7 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
 def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     program = space.program
     kept = [program.loads[n] for n in Stages(space).kept()]
+    shared = [program.loads[n] for n in Stages(space).kept("shared")]
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
@@ -104,8 +105,8 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     count = prod(space.outer)
     found = list(_in_registers(arch, clusters, vector, vectors, read, count)) if space.length else []
     lanes = min(MAX_THREADS, _power(vectors))
-    if kept and space.chunk is None and lanes >= 128:
-        found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), kept, space.length, count)
+    if shared and space.chunk is None and lanes >= 128:
+        found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
@@ -154,7 +155,7 @@ def _in_shared(
 ) -> Iterator[tuple[float, RowsSchedule]]:
     """Rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
     itemsize = sum(op.dtype.itemsize for op in kept)
-    for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_block):
+    for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_sm // 2 - 1024, arch.shared_bytes_per_block):
         cluster = next((c for c in _clusters(arch) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
         if cluster is not None:
             schedule = RowsSchedule("shared", False, vector, lanes, 1, "", cluster)
@@ -171,7 +172,7 @@ def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]
     lead = len(space.row) - space.segments.dims
     segments, size = prod(space.row[:lead]), prod(space.row[lead:])
     vector = widest(space, len(space.outer) + len(space.row) - 1)
-    kept = [space.program.loads[n] for n in Stages(space).kept()]
+    kept = [space.program.loads[n] for n in Stages(space).kept("shared")]
     itemsize = sum(op.dtype.itemsize for op in kept) or 4
     count = prod(space.outer)
     found = []

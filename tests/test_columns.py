@@ -223,6 +223,65 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(several, beside) for *_, several, beside in tried} >= {(False, True), (True, True), (True, False)}
 
 
+def groupnorm_backward(shape: tuple[int, ...], groups: int, dtype: str = "float32", layout: str = "NCHW") -> fg.Graph:
+    g = fg.Graph(f"groupnorm_backward {shape} {dtype}", io_dtype=dtype)
+    loss, x = (g.tensor(name, shape, layout=layout) for name in ("loss", "x"))
+    scale = g.tensor("scale", (1, shape[1], *(1 for _ in shape[2:])))
+    kept = [g.tensor(name, (shape[0], groups, *(1 for _ in shape[2:])), "float32") for name in ("mean", "inverse")]
+    for name, t in zip(("dx", "dscale", "dbias"), g.groupnorm_backward(loss, x, scale, *kept, groups=groups)):
+        g.output(t, name=name)
+    return g
+
+
+def channels(shape: tuple[int, ...], dtype: str, keepdims: bool) -> fg.Graph:
+    """Sums of segments that are all there is, beside a row's; and of some that others follow from."""
+    g = fg.Graph(f"channels {shape} {dtype} {keepdims}", io_dtype=dtype)
+    x = g.tensor("x", shape)
+    centred = x - g.reduction(x, "avg", (1, 2, 3))
+    for mode in ("add", "max", "norm1"):
+        g.output(g.reduction(centred, mode, (2, 3), keepdims), name=mode)
+    g.output(g.reduction(g.sigmoid(centred), "avg", (0, 2, 3), keepdims), name="avg")
+    g.output(centred * 2.0, name="y")
+    return g
+
+
+def segmented(graph: fg.Graph) -> bool:
+    return any(getattr(k.group.lowered.spec, "segments", None) is not None for k in plan(graph).kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of rows that are reduced by themselves: each is read once, by a warp, whatever their number and size."""
+    graphs = [groupnorm_backward((3, 20, 13, 11), 4, d) for d in ("float32", "bfloat16", "float64")]
+    graphs += [groupnorm_backward((2, 80, 8, 24), 2, "float16"), groupnorm_backward((2, 24, 70, 1), 6)]
+    graphs += [channels((5, 7, 9, 8), d, keepdims) for d in ("float32", "bfloat16") for keepdims in (True, False)]
+    assert all(segmented(g) for g in graphs)
+    assert [len(plan(g).kernels) for g in graphs] == [2] * len(graphs)
+    check_all(graphs)
+    check_all(graphs[:2], inputs=lambda g: random_inputs(g, 4, special=0.001))
+    made = []
+    for g in graphs[1:4:2]:
+        spec = plan(g).kernels[0].group.lowered.spec
+        for schedule in schedules(spec, arch("sm_90a")):
+            monkeypatch.setattr(
+                "fusegraph.plan.best_schedule", lambda s, a, x=schedule: x if s.segments else best_schedule(s, a)
+            )
+            made.append(CpuExecutable(g, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph))
+        assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+
+
+def test_what_is_segmented() -> None:
+    assert segmented(groupnorm_backward((64, 256, 56, 56), 32, "bfloat16"))
+    assert not segmented(groupnorm_backward((64, 256, 56, 56), 32, "bfloat16", "NHWC"))  # neighbours are channels
+    assert not segmented(groupnorm_backward((2, 256, 56, 56), 32))  # 64 rows are too few for an H200's blocks
+    assert not segmented(groupnorm_backward((64, 256, 4, 4), 32))  # 16 elements are too few for a warp
+    assert not segmented(groupnorm_backward((64, 64, 56, 56), 32))  # two segments are too few for a block
+
+
 @pytest.mark.usefixtures("small")
 def test_the_same_bits() -> None:
     """Sums are made in one order, whichever thread is first."""
@@ -306,6 +365,7 @@ def gpu_graphs() -> list[fg.Graph]:
     graphs = [layernorm_backward(s, d) for s in ((8192, 8192), (4096, 1024)) for d in ("bfloat16", "float32")]
     graphs += [layernorm_backward((16384, 128), "float16"), rmsnorm_backward((4096, 4096), "bfloat16")]
     graphs += [layernorm_backward((3001, 777), "bfloat16"), softmax_backward((2000, 2048), "float64")]
+    graphs += [groupnorm_backward((64, 256, 56, 56), 32, d) for d in ("bfloat16", "float32")]
     return [*graphs, statistics((5000, 96), "bfloat16")]
 
 

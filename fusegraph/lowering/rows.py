@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
-from codegen.spec import RowsSpec, Walk
+from codegen.spec import RowsSpec, Segments, Walk
 from fusegraph.dtypes import int32, int64
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
@@ -27,6 +28,8 @@ COLUMN_BYTES = 64
 MULTIPROCESSORS = 132
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
+#: The fewest elements of a part of a row that a warp reduces, and the most of these in a row.
+LEAST_SEGMENT, MOST_SEGMENTS = 64, 256
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,23 @@ class _Space:
         #: reductions of columns, in parts, beside those of whole rows
         self.columns = columns(view)
         nodes = [n for n in nodes if n not in self.columns]
-        first = nodes[0]
+        first = max(nodes, key=lambda n: len(n.attributes["axes"]))
         self.shape = first.inputs[0].shape
         self.axes: tuple[int, ...] = first.attributes["axes"]
         self.chunk = _chunk(first)
+        #: reductions of segments of rows, along some of their axes
+        self.segments = [n for n in nodes if self.chunk is None and set(n.attributes["axes"]) < set(self.axes)]
+        self.segment_axes: tuple[int, ...] = self.segments[0].attributes["axes"] if self.segments else ()
+        self.row_order = (*(d for d in self.axes if d not in self.segment_axes), *self.segment_axes)
         #: results of reductions of parts, which nothing else in the kernel can read
-        self.parts = {node.output: node for node in reductions(view) if node.op is PARTIAL}
+        self.parts = {node.output: node for node in reductions(view) if node.op is PARTIAL or node in self.segments}
         for node in view.nodes:
             for tensor in self.parts.keys() & set(node.inputs):
-                raise Refusal(f"{node.name!r} needs all parts of {tensor.name!r}, which several blocks make")
-        for node in nodes[1:]:
+                who = "several blocks make" if self.parts[tensor].op is PARTIAL else "several warps make"
+                raise Refusal(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")
+        for node in nodes:
+            if node in self.segments:
+                continue
             if _chunk(node) != self.chunk:
                 raise Refusal(
                     f"{node.name!r} reduces {_parts_text(_chunk(node))}, {first.name!r} {_parts_text(self.chunk)}"
@@ -108,7 +118,7 @@ class _Space:
         self.dropped: set[Tensor] = set()
         for node in view.nodes:
             if node.kind is Kind.REDUCTION:
-                whole = self.chunk is None and node not in self.columns
+                whole = self.chunk is None and node.output not in self.parts
                 if whole and not node.attributes["keepdims"] and not leading:
                     self.dropped.add(node.output)
             elif any(t in self.dropped for t in node.inputs):
@@ -168,7 +178,7 @@ class _Space:
         """A tensor's strides over the parts, if rows have any, and the kept dimensions, then the reduced ones."""
         if self.chunk is None:
             found = self._columns(self.parts[tensor]) if tensor in self.parts else self._strides(tensor)
-            return tuple(found[d] for d in (*self.outer_order, *self.axes))
+            return tuple(found[d] for d in (*self.outer_order, *self.row_order))
         if tensor not in self.parts:
             found = self._strides(tensor)
             return (0, *(found[d] for d in (*self.kept, *self.axes)))
@@ -184,11 +194,19 @@ class _Space:
         return broadcast_strides(tensor, self.shape)
 
     def _columns(self, node: Node) -> tuple[int, ...]:
-        """Of one part of columns' reductions."""
-        own = iter(node.output.strides[1:])
-        gone = () if node.attributes["keepdims"] else self.walked
+        """Of one part of columns' reductions, or of the reductions of segments."""
+        reduced = node.attributes["axes"]
+        own = iter(node.output.strides[1:] if node.op is PARTIAL else node.output.strides)
+        gone = () if node.attributes["keepdims"] else reduced
         strides = [0 if d in gone else next(own) for d in range(len(self.shape))]
-        return tuple(s if n > 1 and d not in self.walked else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
+        return tuple(s if n > 1 and d not in reduced else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
+
+    @property
+    def segmented(self) -> Segments | None:
+        """Which parts of a row are reduced as well, for a program that stores what the group writes."""
+        if not self.segments:
+            return None
+        return Segments(len(self.segment_axes), tuple(n for n, t in enumerate(self.view.writes) if t in self.parts))
 
     @property
     def walk(self) -> Walk | None:
@@ -201,7 +219,7 @@ class _Space:
 
     @property
     def row(self) -> tuple[int, ...]:
-        return tuple(self.shape[d] for d in self.axes)
+        return tuple(self.shape[d] for d in self.row_order)
 
     @property
     def outer(self) -> tuple[int, ...]:
@@ -236,7 +254,7 @@ def _check_columns(space: _Space) -> None:
             )
         if node.attributes["mode"] not in ONE_LOOK:
             raise Refusal(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
-        if chunk != walk_chunk(row.inputs[0], space.axes, axes):
+        if chunk != walk_chunk(space.view.reads, space.shape, space.axes, axes):
             raise Refusal(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
     length = prod(space.row)
     words = length * sum(-(-t.dtype.itemsize // 4) for t in space.parts)
@@ -244,19 +262,51 @@ def _check_columns(space: _Space) -> None:
         raise Refusal(f"{first.name!r}: rows of {length} elements have no registers left for the sums of columns")
 
 
-def walk_chunk(x: Tensor, axes: tuple[int, ...], walked: tuple[int, ...]) -> int | None:
-    """Rows of a part, where a kernel that reduces rows of a tensor along ``axes`` reduces its columns as well, along
-    ``walked``; None if it had better not.
+def _check_segments(space: _Space) -> None:
+    """Raises Refusal unless the kernel of some rows can reduce segments of them as well."""
+    row = next(n for n in reductions(space.view) if n.output not in space.parts)
+    for node in space.segments:
+        x, axes = node.inputs[0], node.attributes["axes"]
+        if (x.shape, axes) != (space.shape, space.segment_axes) or space.columns:
+            raise Refusal(
+                f"{node.name!r} reduces {list(x.shape)} along {list(axes)}, {row.name!r} {list(space.shape)} along "
+                f"{list(space.axes)}: one kernel has one kind of rows, and one kind of parts of them"
+            )
+        if MODES[node.attributes["mode"]][2]:
+            raise Refusal(f"{node.name!r} needs more than one step after its reduction")
+    if not has_segments(space.view.reads, space.shape, space.axes, space.segment_axes):
+        raise Refusal(
+            f"{space.segments[0].name!r} reduces along {list(space.segment_axes)}, {row.name!r} along "
+            f"{list(space.axes)}: no parts of rows for warps"
+        )
+
+
+def has_segments(read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], inner: tuple[int, ...]) -> bool:
+    """Whether a kernel that reduces rows of a shape along ``axes`` can reduce parts of them as well, along ``inner``:
+    there are enough rows for blocks, and parts for their warps, and neighbours in what is read are those of a part.
+    """
+    length, size = (prod(shape[d] for d in which) for which in (axes, inner))
+    whole = [t for t in read if t.shape == shape]
+    if not prod(shape) or not whole or any(parallelism(t, inner).across for t in whole):
+        return False
+    rows = prod(shape) // length
+    return rows >= MULTIPROCESSORS and size >= LEAST_SEGMENT and 4 <= length // size <= MOST_SEGMENTS
+
+
+def walk_chunk(
+    read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], walked: tuple[int, ...]
+) -> int | None:
+    """Rows of a part, where a kernel that reduces rows of a shape along ``axes`` reduces its columns as well, along
+    ``walked``; None if it had better not: there are few rows, or neighbours in what is read are in several.
 
     There are as many parts as an H200 has multiprocessors: the same ones on every machine, so that the same inputs give
     the same bits.
     """
-    if parallelism(x, axes).across or not x.size:
+    whole = [t for t in read if t.shape == shape]
+    length, rows = (prod(shape[d] for d in which) for which in (axes, walked))
+    if length <= 1 or not prod(shape) or not whole or any(parallelism(t, axes).across for t in whole):
         return None
-    length, rows = (prod(x.shape[d] for d in which) for which in (axes, walked))
-    others = x.size // (length * rows)
-    if length == 1:
-        return None
+    others = prod(shape) // (length * rows)
     chunk = -(-rows // max(1, MULTIPROCESSORS // others))
     return chunk if chunk >= LEAST_ROWS else None
 
@@ -277,6 +327,8 @@ def accept(view: GroupView, options: Options) -> None:
     space = _Space(view)
     if space.columns:
         _check_columns(space)
+    if space.segments:
+        _check_segments(space)
     check_size(view)
     found = parallelism(reductions(view)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
@@ -290,9 +342,17 @@ def accept(view: GroupView, options: Options) -> None:
 class RowsBuilder(ProgramBuilder):
     """The program of a group with reductions."""
 
-    def __init__(self, view: GroupView, options: Options, strides: StridesOf, *anchors: Node) -> None:
+    def __init__(
+        self,
+        view: GroupView,
+        options: Options,
+        strides: StridesOf,
+        *anchors: Node,
+        beside: frozenset[Node] = frozenset(),
+    ) -> None:
+        """``beside`` are reductions of columns or of segments."""
         super().__init__(view, options, strides, *anchors)
-        self._columns = frozenset(columns(view))
+        self._columns = beside
         #: the numbers of their reductions
         self._of_columns: set[int] = set()
 
@@ -367,5 +427,7 @@ def _accumulator(node: Node, real: str) -> str:
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     space = _Space(view)
-    program, reads, writes = RowsBuilder(view, options, space.strides).build()
-    return Lowered("rows", RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk), reads, writes)
+    beside = frozenset(space.parts.values()) if space.chunk is None else frozenset()
+    program, reads, writes = RowsBuilder(view, options, space.strides, beside=beside).build()
+    spec = RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk, space.segmented)
+    return Lowered("rows", spec, reads, writes)

@@ -1,7 +1,8 @@
 """Reductions of columns beside those of rows: split so that the kernel of the rows reduces parts of the columns, too.
 
 What a norm's gradient and those of its weights are made of is then read once.  The parts, a row of numbers for each
-block of the kernel, are reduced by another.
+block of the kernel, are reduced by another.  So are the parts of reductions along some of the rows' axes and some
+others: those that are within a row (the channels of a group) are reduced with it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import networkx as nx
 
 from codegen.spec import RowsSpec
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.rows import walk_chunk
+from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Partition
@@ -24,6 +25,7 @@ from fusegraph.passes.split_reductions import (
     chunk,
     half_of,
     mean_of_variance,
+    of_whole,
     returns,
     split,
 )
@@ -48,7 +50,7 @@ class Columns:
         taken: set[str] = set()
         for group in partition.groups:
             spec = group.lowered.spec
-            if isinstance(spec, RowsSpec) and spec.walk is not None:
+            if isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None):
                 taken |= {node.name for node in group.nodes}
         return {n for names in self.kinds.values() if any(self.halves[n] not in taken for n in names) for n in names}
 
@@ -68,24 +70,34 @@ def reduce_columns(graph: Graph, declined: Collection[str] = ()) -> Columns:
         if not alone or node.name in declined or not can_be_split(node) or returns(graph, node):
             continue
         for row in whole:
-            found = _chunk(graph, node, row, leaves)
+            found = _split(graph, node, row, leaves)
             if found is not None:
-                axes = node.attributes["axes"]
-                chunks[node] = axes, found
-                kinds.setdefault((node.inputs[0].shape, row.attributes["axes"], axes), []).append(node.name)
+                chunks[node] = found
+                kind = node.inputs[0].shape, row.attributes["axes"], node.attributes["axes"]
+                kinds.setdefault(kind, []).append(node.name)
                 break
     simplified = split(graph, chunks)
     halves = {node.name: half_of(simplified, node).name for node in chunks}
     return Columns(simplified, halves, {kind: tuple(names) for kind, names in kinds.items()})
 
 
-def _chunk(graph: Graph, node: Node, row: Node, leaves: _Leaves) -> int | None:
-    """Rows of a part, if a kernel that reduces rows had better reduce a node's columns as well."""
-    axes, along = node.attributes["axes"], row.attributes["axes"]
-    if row.inputs[0].shape != node.inputs[0].shape or set(axes) & set(along):
+def _split(graph: Graph, node: Node, row: Node, leaves: _Leaves) -> Split | None:
+    """How to split a reduction, if a kernel that reduces rows had better make the parts of it."""
+    x, axes, along = node.inputs[0], node.attributes["axes"], row.attributes["axes"]
+    if row.inputs[0].shape != x.shape or set(axes) >= set(along):
         return None
-    found = walk_chunk(row.inputs[0], along, axes)
-    if found is None or chunk(graph, row) is not None or not leaves.of(node) & leaves.of(row):
+    inner = tuple(d for d in axes if d in along)
+    found: Split
+    if inner:
+        if inner == axes or not of_whole(node) or not has_segments(leaves.of(row), x.shape, along, inner):
+            return None
+        found = inner, None
+    else:
+        rows = walk_chunk(leaves.of(row), x.shape, along, axes)
+        if rows is None:
+            return None
+        found = axes, rows
+    if chunk(graph, row) is not None or not leaves.of(node) & leaves.of(row):
         return None
     return None if row in nx.descendants(graph.network, node) else found
 

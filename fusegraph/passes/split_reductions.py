@@ -19,7 +19,7 @@ from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
-from fusegraph.ops.reduction import EXTREMES
+from fusegraph.ops.reduction import EXTREMES, MODES
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
 from fusegraph.passes.simplify import remove_dead
 
@@ -47,8 +47,8 @@ _HALVES = {
 }
 
 
-#: How a reduction is split: the axes along which parts are reduced first, and the elements of a part.
-Split = tuple[tuple[int, ...], int]
+#: How a reduction is split: the axes along which parts are reduced first, and the elements of a part, None for all.
+Split = tuple[tuple[int, ...], int | None]
 
 
 def split_reductions(graph: Graph) -> Simplified:
@@ -66,7 +66,9 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     for node in graph.nodes:
         mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
-            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], chunks[node][1])
+            _, size = chunks[node]
+            assert size is not None
+            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], size)
         elif node in chunks:
             writer.split(node, new[node.inputs[0]], new[node.output], *chunks[node])
         else:
@@ -79,8 +81,9 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
 
 def half_of(simplified: Simplified, node: Node) -> Node:
     """The node that makes the parts of a reduction that `split` has split."""
+    x = simplified.counterpart[node.inputs[0]]
     half = simplified.graph.producer(simplified.counterpart[node.output])
-    while half is not None and half.op is not PARTIAL:
+    while half is not None and half.inputs[0] is not x:
         half = simplified.graph.producer(half.inputs[0])
     assert half is not None
     return half
@@ -112,6 +115,11 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
 def can_be_split(node: Node) -> bool:
     """Whether a node is a reduction that can be made of parts."""
     return node.op is TABLE["reduction"] and node.attributes["mode"] in _HALVES and node.inputs[0].size > 0
+
+
+def of_whole(node: Node) -> bool:
+    """Whether the parts of a reduction can be made by reductions."""
+    return _HALVES[node.attributes["mode"]][0] in MODES
 
 
 def returns(graph: Graph, node: Node) -> bool:
@@ -154,17 +162,30 @@ class _Writer:
         #: (what is reduced, mode, axes, keepdims) -> its parts
         self._parts: dict[object, Tensor] = {}
 
-    def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int) -> None:
+    def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int | None) -> None:
         """Any reduction, of parts along some of its axes."""
         mode, keepdims = node.attributes["mode"], node.attributes["keepdims"]
         rest = tuple(d for d in node.attributes["axes"] if d not in axes)
         first, second, after = _HALVES[mode]
+        if size is None:
+            dtype = None if first in EXTREMES else _accumulator(self._graph, mode, x.dtype, result.dtype)
+            how = {**TABLE["reduction"].attributes, "mode": first, "axes": axes, "dtype": dtype}
+            parts = self._add(node, "parts", TABLE["reduction"], x, **how)
+            combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
+            self._combine(node, x, result, parts, combine, after)
+            return
         parts = self._reduced(node, x, result, first, axes, size)
         left = (1 + d - sum(axis < d for axis in axes) for d in rest)
         combine = {"mode": second, "axes": (0, *left), "keepdims": False}
         if rest and keepdims:  # axis 0 goes, the others stay: one after the other
             parts = self._add(node, "part", TABLE["reduction"], parts, **{**combine, "axes": (0,)}, dtype=parts.dtype)
             combine = {"mode": second, "axes": rest, "keepdims": True}
+        self._combine(node, x, result, parts, combine, after)
+
+    def _combine(
+        self, node: Node, x: Tensor, result: Tensor, parts: Tensor, combine: dict[str, Any], after: str
+    ) -> None:
+        """The result of a reduction from its parts."""
         if not after:
             how = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
             self._graph.add_node(Node(TABLE["reduction"], (parts,), how, result))
