@@ -15,6 +15,7 @@ from test_cudnn_answers import ACCEPTED, ROWS, described
 from test_norms import NORMS, graph_of
 
 import fusegraph as fg
+from codegen import target
 from fusegraph.errors import (
     ArgumentError,
     AttributeValueError,
@@ -28,6 +29,7 @@ from fusegraph.frontends.cudnn import CudnnGraph, from_cudnn
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops import TABLE, Kind
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import compare, laid_out, placed, random_inputs, rounding_of, run
 from fusegraph.runtime.arrays import CPU, allocator
 
@@ -345,6 +347,29 @@ def test_results_have_the_types_they_were_told():
     total = x.astype(np.float32) + y.astype(np.float32)
     (found,) = execute(graph, {"a": x, "b": y})
     np.testing.assert_array_equal(found, (total * y.astype(np.float32)).astype(np.float16).astype(np.float32) - total)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "other", "meant"),
+    [("FLOAT", "HALF", "tf32"), ("FLOAT", "FLOAT", None), ("HALF", "HALF", None), (None, "HALF", None)],
+)
+def test_what_is_computed_in_front_of_a_product_has_tensor_cores(virtual, other, meant):
+    """With a factor of 16 bits, which has no more digits; a float32 in memory is multiplied as it is."""
+    g = pygraph()
+    a = g.tensor([1, 8, 16], name="a")
+    a = a if virtual is None else g.relu(a).set_data_type(getattr(DATA, virtual))
+    g.matmul(a, g.tensor([1, 16, 8], name="b", data_type=getattr(DATA, other))).set_output(True)
+    graph = from_cudnn(g)
+    assert graph.nodes[-1].attributes["compute_dtype"] == meant
+
+
+@pytest.mark.parametrize("name", ["scale bias relu conv", "relu matmul", "conv bias residual relu", "layernorm gelu"])
+def test_kernels_are_those_of_the_graph_that_was_told(name):
+    graph = next(row for row in ROWS if row.name == name).graph()
+    told = described(graph)
+    made = [plan(g, choose=by_cost_model(target("sm_90a"))) for g in (graph, from_cudnn(told.pygraph, told.scalars))]
+    ours, read = ([(k.group.family, type(k.choice.schedule)) for k in p.kernels] for p in made)
+    assert ours == read
 
 
 def test_integers_are_computed_as_the_node_says():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusegraph.dtypes import DType, promote
+from fusegraph.dtypes import DType, float32, promote
 from fusegraph.errors import ShapeError
 from fusegraph.frontends.cudnn import attention
 from fusegraph.frontends.cudnn.layouts import is_logical
@@ -87,6 +87,10 @@ def _product(reading: Reading, name: str, node: Any, ports: tuple[str, ...], out
     wanted = reading.dtype(node, out)
     floats = promote(operands[0].dtype, operands[1].dtype).is_float
     dtype = wanted if wanted.is_float or not floats else None
+    # One factor of 16 bits: the other one, if it is made here, needs no more digits than tf32 has for the tensor cores.
+    narrow = [t.dtype.is_float and t.dtype.itemsize < 4 for t in operands]
+    made = [t.dtype == float32 and node.inputs[port].is_virtual for t, port in zip(operands, ports)]
+    values["compute_dtype"] = "tf32" if any(narrow) and any(made) else None
     return {out: reading.graph.apply(TABLE[name], operands, {**values, "dtype": dtype})}
 
 
