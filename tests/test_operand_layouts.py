@@ -90,6 +90,36 @@ def test_no_copies(graph):
     assert copies(plan(graph, choose=HOPPER)) == []
 
 
+def weights(dtype="bfloat16"):
+    """A product and a convolution of constants, which lie as models have them."""
+    rng = np.random.default_rng(1)
+    graph = fg.Graph("weights", io_dtype=dtype)
+    x, a = graph.tensor("x", (2, 64, 9, 9)), graph.tensor("a", (40, 96))
+    w, b = (graph.constant(rng.integers(-4, 5, shape), dtype=dtype) for shape in ((32, 64, 3, 3), (96, 48)))
+    graph.rename(w, "w")
+    graph.rename(b, "b")
+    graph.output(graph.conv_fprop(x, w, padding=1), name="y")
+    graph.output(graph.matmul(a, b), name="z")
+    return graph
+
+
+def test_constants_are_laid_out_without_a_kernel(monkeypatch):
+    monkeypatch.setattr(operand_layouts, "MARGIN", -1.0)  # wherever it is possible
+    for dtype, expected in (("bfloat16", {"w aligned", "b"}), ("int8", {"w aligned", "b aligned"})):
+        made = plan(weights(dtype), choose=HOPPER)
+        assert [name for name in copies(made) if not name.startswith("x")] == []
+        assert {t.name for t in made.constants} == expected
+        laid_out = {t.name: t.strides for t in made.constants}
+        assert laid_out["w aligned"] == (576, 1, 192, 64)
+        assert all(t.value.strides == tuple(s * t.dtype.itemsize for s in t.strides) for t in made.constants)
+
+
+@pytest.mark.slow
+def test_constants_that_are_laid_out_equal_the_reference(monkeypatch):
+    monkeypatch.setattr(operand_layouts, "MARGIN", -1.0)
+    check_all([weights(), weights("int8")], arch="sm_90a")
+
+
 def test_only_with_fusion():
     assert copies(plan(matmul(32576, 509, 509), fusion=False)) == []
 

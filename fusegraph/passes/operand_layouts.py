@@ -3,7 +3,8 @@
 Tensor cores are fed in pieces of 16 bytes: a factor should be contiguous along a dimension that they can read along,
 and its rows should begin at multiples of 16 bytes, better still of 128.  An intermediate is simply given such a layout.
 An operand that comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the
-speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.
+speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  A constant
+is laid out now, which costs nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+import numpy as np
+
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.lowering import window
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
@@ -61,7 +65,8 @@ def lay_out(graph: Graph, options: Options) -> Simplified:
             if wish.tensor not in placed:
                 key = wish.tensor, wish.strides
                 if key not in copies:
-                    copies[key] = _copy(rewrite.graph, new[wish.tensor], wish.strides)
+                    made = _constant if _is_laid_out_now(wish) else _copy
+                    copies[key] = made(rewrite.graph, new[wish.tensor], wish.strides)
                 inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
     return rewrite.done()
@@ -73,6 +78,24 @@ def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     graph._rename(made, graph._unique(f"{tensor.name[:180]} aligned"))
     graph._automatic.add(made)
     return made
+
+
+def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A constant whose elements lie in another order."""
+    assert tensor.value is not None
+    order = sorted(range(tensor.rank), key=lambda d: -strides[d])
+    value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
+    value.setflags(write=False)
+    name = graph._unique(f"{tensor.name[:180]} aligned")
+    made = graph._add_tensor(name, tensor.shape, strides, tensor.dtype, value=value)
+    graph._automatic.add(made)
+    return made
+
+
+def _is_laid_out_now(wish: _Wish) -> bool:
+    """Whether an operand is a constant that can simply have its elements in another order, without gaps."""
+    order = sorted(range(wish.tensor.rank), key=lambda d: -wish.strides[d])
+    return wish.tensor.is_constant and packed_strides(wish.tensor.shape, order) == wish.strides
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
@@ -101,7 +124,7 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
         wishes.append(_Wish(tensor, strides))
     if not wishes:
         return []
-    outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph)}
+    outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}))
     return wishes if as_it_is - laid_out > MARGIN * CYCLES_PER_US * sum(outside.values()) else []
