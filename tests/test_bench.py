@@ -840,6 +840,20 @@ def test_committed_results_are_whole():
                 assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
 
 
+def test_committed_results_of_torch_are_whole():
+    folder = ROOT / "benchmarks" / "results" / "torch"
+    told = json.loads((folder / "fusion.json").read_text())
+    assert {row["model"] for row in told["rows"]} == {"ResNet-50", "MobileNetV3-Large", "ViT-B/16 block", "GPT-2 block"}
+    for row in told["rows"]:
+        assert row["kernels"] < row["operators"]
+        assert row["bytes_moved"] < row["bytes_unfused"]
+        assert not row["left"]
+    for path in set(folder.glob("*.json")) - {folder / "fusion.json"}:
+        timed = json.loads(path.read_text())
+        assert timed["complete"] is True, path.name
+        assert not str(timed["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
+
+
 # --- on a GPU
 
 

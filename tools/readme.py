@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 HOPPER = ROOT / "codegen" / "HOPPER.md"
 RESULTS = ROOT / "benchmarks" / "results"
+TORCH = RESULTS / "torch"
 _SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
@@ -124,6 +125,69 @@ def onnx() -> str:
     ]
     table = [_cells([f"node tests of onnx {found['onnx']}", "number"]), _cells(["---", "---:"]), *map(_cells, rows)]
     return "\n".join(table) + "\n"
+
+
+# --- models through torch.compile
+
+
+def torch() -> str:
+    """What benchmarks/results/torch says: kernels and traffic of each model, and times where a GPU was there."""
+    found = json.loads((TORCH / "fusion.json").read_text("utf-8"))
+    headings = [
+        "model, bf16",
+        "operators",
+        "kernels",
+        "MB, a kernel an operator",
+        "MB moved",
+        "pairs fused",
+        "declined",
+    ]
+    lines = [_cells(headings), _cells(["---", *["---:"] * 6])]
+    reasons: dict[str, int] = {}
+    for row in found["rows"]:
+        size = "x".join(map(str, row["shape"]))
+        declined = {d["reason"]: d["count"] for d in row["declined"]}
+        megabytes = [f"{row[key] / 1e6:.0f}" for key in ("bytes_unfused", "bytes_moved")]
+        counts = [str(n) for n in (row["operators"], row["kernels"])]
+        ends = [str(row["fused"]), str(sum(declined.values()))]
+        lines.append(_cells([f"{row['model']} {size}", *counts, *megabytes, *ends]))
+        reasons = {r: reasons.get(r, 0) + declined.get(r, 0) for r in (*reasons, *declined)}
+    why = "; ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda x: -x[1]))
+    lines += [
+        "",
+        f"Planned for {found['arch']}, traced by torch {found['torch'].partition('+')[0]}. Declined, by reason: {why}.",
+        "",
+    ]
+    for path in sorted(TORCH.glob("*.json")):
+        lines += _torch_times(json.loads(path.read_text("utf-8"))) if path.stem != "fusion" else []
+    return "\n".join([*lines, *_TORCH_COMMANDS]) + "\n"
+
+
+_TORCH_COMMANDS = (
+    "```sh",
+    "python -m benchmarks.torch_bench --fusion --json benchmarks/results/torch/fusion.json   # needs no GPU",
+    "python -m benchmarks.torch_bench --json benchmarks/results/torch/h200.json && python tools/readme.py",
+    "```",
+)
+
+
+def _torch_times(document: Mapping[str, Any]) -> list[str]:
+    """A run's table: for each model and dtype the engines side by side."""
+    rows = [r for r in document["rows"] if r["device_us"] is not None]
+    versions = document["versions"]
+    lines = [
+        f"**{document['device']}, {document['date']}**: commit `{document['commit'] or 'unknown'}`, torch "
+        f"{versions['torch']}, triton {versions['triton']}. `device` are microseconds with a cold L2 cache, `call` "
+        "those of a call among many, `first` the seconds of the first call, nothing being cached; `error` is the "
+        "largest, relative to the largest result, against float64.",
+        "",
+        _cells(["model", "dtype", "engine", "device us", "call us", "first s", "kernels", "error"]),
+        _cells(["---", "---", "---", *["---:"] * 5]),
+    ]
+    for r in rows:
+        times = [f"{r['device_us']:.0f}", f"{r['call_us']:.0f}", f"{r['first_s']:.2f}"]
+        lines.append(_cells([r["model"], r["dtype"], r["engine"], *times, str(r["kernels"]), f"{r['error']:.1e}"]))
+    return [*lines, ""]
 
 
 # --- what was measured
@@ -352,7 +416,7 @@ Makers = Mapping[str, Callable[[], str]]
 
 def readme_makers(_: str) -> Makers:
     """What makes the sections of README.md, by their names."""
-    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, onnx, measurements)}
+    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, onnx, torch, measurements)}
 
 
 def hopper_makers(text: str) -> Makers:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from codegen import target
+from fusegraph.engines.cuda import DEFAULT_ARCH
 from fusegraph.frontends.torch.backend import decompositions, in_pieces
-from fusegraph.frontends.torch.cut import Analysis
+from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
 from fusegraph.frontends.torch.forms import forms_of
+from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph
+from fusegraph.plan import by_cost_model, plan
 
 
 @dataclass(frozen=True)
@@ -24,19 +29,24 @@ class Imported:
     left: Mapping[str, tuple[str, str]]
 
 
-def import_program(program: Any, name: str = "model") -> Imported:
-    """The graphs of an ``ExportedProgram``: one, unless operators that fusegraph has not stand between its parts.
-
-    Parameters and buffers are inputs, named as in the module.  Sizes that the program leaves open are those of the
-    inputs it was exported with.
-    """
+def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
+    """A program in pieces, and their graphs."""
     lowered = program.run_decompositions(decompositions())
     graph = lowered.graph_module.graph
     signature = lowered.graph_signature
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names = {node: inner.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
     analysis = Analysis(graph, forms_of(graph, _hints(graph)))
-    division, graphs = in_pieces(analysis, name, names)
+    return analysis, *in_pieces(analysis, name, names)
+
+
+def import_program(program: Any, name: str = "model") -> Imported:
+    """The graphs of an ``ExportedProgram``: one, unless operators that fusegraph has not stand between its parts.
+
+    Parameters and buffers are inputs, named as in the module.  Sizes that the program leaves open are those of the
+    inputs it was exported with.
+    """
+    _, division, graphs = _cut(program, name)
     left = {node.name: (str(node.target), reason) for node, reason in division.left.items()}
     return Imported(tuple(graphs.values()), left)
 
@@ -46,6 +56,21 @@ def import_module(module: Any, *inputs: Any, name: str | None = None) -> Importe
     with torch.no_grad():
         program = torch.export.export(module, inputs)
     return import_program(program, name or type(module).__name__)
+
+
+def explain(module: Any, *inputs: Any, arch: str = DEFAULT_ARCH) -> FunctionReport:
+    """What the backend makes of a module for example inputs, which may be fake: its pieces are planned for an
+    architecture, and not compiled.
+    """
+    began = time.perf_counter()
+    with torch.no_grad():
+        program = torch.export.export(module, inputs)
+    name = type(module).__name__
+    analysis, division, graphs = _cut(program, name)
+    choose = by_cost_model(target(arch))
+    reports = [piece_report(plan(graph, choose=choose), piece, analysis) for piece, graph in graphs.items()]
+    left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
+    return FunctionReport(name, tuple(reports), left, time.perf_counter() - began)
 
 
 def _hints(graph: Any) -> dict[Any, int]:

@@ -1,0 +1,206 @@
+"""Whole models through torch.compile: what is fused, and how long they take.
+
+python -m benchmarks.torch_bench --fusion [--json FILE]      kernels and traffic of each model; needs no GPU
+python -m benchmarks.torch_bench [--json FILE] [--only TEXT] [--dtypes bf16,fp32] [--engines fusegraph,eager,...]
+
+The second, on a GPU, in one process and model by model: each engine compiles from nothing (of ours the disk cache is
+empty) and is called; the first call's seconds, the device's microseconds with a cold L2 cache, those of a call among
+many, the kernels, and the largest error, relative to the largest result, against the model in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.torch_models import MODELS, Model
+from fusegraph.frontends.torch.exported import explain
+from fusegraph.frontends.torch.report import FunctionReport
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ENGINES = ("fusegraph", "fusegraph-tuned", "eager", "compile", "compile-max")
+ARCH = "sm_90a"
+CALLS = 30
+#: How much further from float64 than eager a result may be, and what is a rounding of its dtype.
+SLACK = {"bf16": (2.0, 2**-8), "fp32": (8.0, 2**-11)}
+
+
+# ---- what is fused
+
+
+def fusion() -> Iterator[dict[str, Any]]:
+    """For each model, in bfloat16 at full size: what the backend makes of it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for model in MODELS:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        module, x = model.module(torch.bfloat16), model.input(torch.bfloat16)
+        with mode:
+            report = explain(module, mode.from_tensor(x), arch=ARCH)
+        yield facts(model, report)
+
+
+def facts(model: Model, report: FunctionReport) -> dict[str, Any]:
+    """A report as plain data; declined pairs by reason, names and shapes left out, with one of each."""
+    example: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for decision in report.declined:
+        reason = re.sub(r"(\w+ )?'[^']*'( \[[^]]*\])?|\[[^]]*\]", "…", decision.reason)
+        counts[reason] += 1
+        example.setdefault(reason, f"{decision.producer} -> {decision.consumer}")
+    return {
+        "model": model.name,
+        "shape": list(model.shape),
+        "operators": report.operators,
+        "pieces": len(report.pieces),
+        "kernels": report.kernels,
+        "bytes_unfused": report.bytes_unfused,
+        "bytes_moved": report.bytes_moved,
+        "fused": report.fused,
+        "declined": [{"reason": r, "count": n, "pair": example[r]} for r, n in counts.most_common()],
+        "left": [list(each) for each in report.left],
+    }
+
+
+# ---- how long it takes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine on one model; what failed is in the note, and the numbers are None."""
+
+    model: str
+    dtype: str
+    engine: str
+    device_us: float | None = None
+    call_us: float | None = None
+    first_s: float | None = None
+    kernels: int | None = None
+    error: float | None = None
+    note: str = ""
+
+
+def _engine(name: str, module: Any, x: Any) -> Callable[[], Any]:
+    """A call of a model as an engine has it, not compiled yet."""
+    modes = {
+        "fusegraph": {"backend": "fusegraph"},
+        "fusegraph-tuned": {"backend": "fusegraph", "mode": "max-autotune"},
+        "compile": {},
+        "compile-max": {"mode": "max-autotune-no-cudagraphs"},
+    }
+    made = module if name == "eager" else torch.compile(module, **modes[name])
+    return lambda: made(x)
+
+
+def _kernels(call: Callable[[], Any]) -> int:
+    """Kernels of a call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        call()
+        torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    return sum(e.device_type == cuda and not e.name.lower().startswith("mem") for e in found.events())
+
+
+def _call_us(call: Callable[[], Any]) -> float:
+    """Microseconds of a call among many."""
+    call()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+def measure(model: Model, dtype: str, engines: list[str]) -> Iterator[Row]:
+    """One row an engine."""
+    import fusegraph.torch  # noqa: F401 - makes the backend known where fusegraph is not installed
+    from fusegraph.runtime.timing import ColdTimer
+
+    timer = ColdTimer()
+    with torch.no_grad():
+        module, x = model.module(DTYPES[dtype], "cuda"), model.input(DTYPES[dtype], "cuda")
+        exact = copy.deepcopy(module).double()(x.double())
+        scale = exact.abs().max().item()
+
+        def error(y: Any) -> float:
+            return float((y.double() - exact).abs().max().item()) / scale
+
+        allowed = SLACK[dtype][0] * error(module(x)) + SLACK[dtype][1]
+        for engine in engines:
+            torch._dynamo.reset()
+            try:
+                began = time.perf_counter()
+                call = _engine(engine, module, x)
+                y = call()
+                torch.cuda.synchronize()
+                first = time.perf_counter() - began
+                if error(y) > allowed:
+                    raise ArithmeticError(f"wrong by {error(y):.2e}, {allowed:.2e} is allowed")
+                yield Row(
+                    *(model.name, dtype, engine, timer.median(call), _call_us(call), first, _kernels(call), error(y))
+                )
+            except Exception as failure:  # a row that says so: the others are still wanted
+                yield Row(model.name, dtype, engine, note=f"{type(failure).__name__}: {failure}"[:500])
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--fusion", action="store_true")
+    options.add_argument("--json", type=Path)
+    options.add_argument("--only", default="")
+    options.add_argument("--dtypes", default="bf16,fp32")
+    options.add_argument("--engines", default=",".join(ENGINES))
+    given = options.parse_args()
+    rows: list[dict[str, Any]] = []
+    document: dict[str, Any] = {"arch": ARCH, "torch": torch.__version__, "rows": rows}
+    if not given.fusion:
+        from fusegraph.report.bench import environment
+
+        document = {**environment(), "complete": False, "rows": rows}
+
+        if given.json and given.json.exists():  # what another run of the same has measured is kept
+            before = json.loads(given.json.read_text())
+            if (before["device"], before["commit"]) == (document["device"], document["commit"]):
+                rows += before["rows"]
+
+    def keep(row: dict[str, Any]) -> None:
+        rows[:] = [r for r in rows if given.fusion or any(r[k] != row[k] for k in ("model", "dtype", "engine"))]
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    if given.fusion:
+        for row in fusion():
+            keep(row)
+        return 0
+    import os
+
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["FUSEGRAPH_CACHE_DIR"] = cache
+        for model in MODELS:
+            for dtype in given.dtypes.split(",") if given.only in model.name else ():
+                for result in measure(model, dtype, given.engines.split(",")):
+                    keep(asdict(result))
+    document["complete"] = True
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""torch.compile(backend="fusegraph") on a GPU: models at full size as eager, CUDA graphs, streams."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fusegraph.torch  # noqa: E402
+from benchmarks.torch_models import MODELS, Model  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+if not torch.cuda.is_available():
+    pytestmark.append(pytest.mark.skip(reason="this torch has no CUDA, or there is no GPU"))
+
+#: Of the largest result: what a result may be off beside twice what eager is; tf32 for convolutions in float32.
+SLACK = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-10}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+
+
+@pytest.mark.parametrize("dtype", SLACK, ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
+def test_models_are_as_eager(model: Model, dtype: Any) -> None:
+    module, x = model.module(dtype, "cuda"), model.input(dtype, "cuda")
+    with torch.no_grad():
+        got, eager = torch.compile(module, backend="fusegraph")(x), module(x)
+        exact = copy.deepcopy(module).double()(x.double())
+    assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
+    allowed = 2 * (eager.double() - exact).abs().max() + SLACK[dtype] * exact.abs().max()
+    assert (got.double() - exact).abs().max() <= allowed
+
+
+def test_calls_are_captured_in_cuda_graphs() -> None:
+    model = MODELS[-1]
+    module, x = model.module(torch.bfloat16, "cuda"), model.input(torch.bfloat16, "cuda")
+    compiled = torch.compile(module, backend="fusegraph")
+    with torch.no_grad():
+        other = torch.cuda.Stream()
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            compiled(x)
+            on_other = compiled(x)
+        other.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = compiled(x)
+        fresh = torch.randn_like(x)
+        x.copy_(fresh)
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, compiled(fresh))
+        assert not torch.equal(y, on_other)
+
+
+def test_a_training_step_runs() -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 32, 3, 2, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Flatten()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 16 * 16, 10)).cuda()
+    x, target = torch.randn(8, 3, 32, 32, device="cuda"), torch.arange(8, device="cuda")
+    eager = copy.deepcopy(model)
+    for module in (torch.compile(model, backend="fusegraph"), eager):
+        torch.nn.functional.cross_entropy(module(x), target).backward()
+    for p, q in zip(model.parameters(), eager.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-2, atol=1e-3)
