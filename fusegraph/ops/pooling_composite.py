@@ -180,11 +180,16 @@ def _local(
                 result[key] = not_negative(key, values[key], x.dtype, x.shape)
         if result.get("epsilon") == 0:
             raise AttributeValueError("epsilon is positive, got 0")
-        if any(x.shape[a] == 0 for a in ((result["axis"],) if axis else result["axes"])):
-            raise ShapeError(f"{list(x.shape)} has no elements around an element")
         return result
 
-    _register(name, operands, attributes, normalize, lambda types, _: types[0], reference, expand, doc)
+    # Windows have elements only if x has; without any there is nothing to normalise.
+    def some(*arrays: Array, **values: Any) -> Array:
+        return reference(*arrays, **values) if arrays[0].size else arrays[0]
+
+    def written(write: Writing, *tensors: Any, **values: Any) -> Any:
+        return expand(write, *tensors, **values) if tensors[0].size else write("identity", "", tensors[0])
+
+    _register(name, operands, attributes, normalize, lambda types, _: types[0], some, written, doc)
 
 
 def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
