@@ -32,26 +32,42 @@ def test_the_node_tests_of_onnx() -> None:
         assert len(outcome.failed) < 0.03 * len(outcome.passed), "\n".join(outcome.failed.values())
 
 
-@pytest.mark.slow
-def test_every_operator_as_kernels() -> None:
-    """One node test of each operator of the table, the smallest: all kernels in one run of the compiler."""
+def smallest() -> list[Any]:
+    """A node test of each operator of the table: the one of the fewest elements."""
     chosen: dict[str, Any] = {}
     for test in cases():
         nodes = test.model.graph.node
         if len(nodes) == 1 and (nodes[0].domain, nodes[0].op_type) in TABLE:
-            smallest = chosen.get(nodes[0].op_type)
-            if supported(test) and (smallest is None or size(test) < size(smallest)):
+            other = chosen.get(nodes[0].op_type)
+            if supported(test) and (other is None or size(test) < size(other)):
                 chosen[nodes[0].op_type] = test
     assert set(chosen) >= {name for domain, name in TABLE if not domain} - WITHOUT
-    models = [Backend.prepare(t.model, engine="reference").model(inputs(t)) for t in chosen.values()]
+    return list(chosen.values())
+
+
+def check(test: Any, results: Any) -> None:
+    expected = [array(x) for x in test.data_sets[0][1]]
+    Runner.assert_similar_outputs(expected, results, test.rtol, max(test.atol, 1e-5))
+
+
+@pytest.mark.slow
+def test_every_operator_as_kernels() -> None:
+    """On the CPU: all kernels in one run of the compiler."""
+    tests = smallest()
+    models = [Backend.prepare(t.model, engine="reference").model(inputs(t)) for t in tests]
     executables = [CpuExecutable(model.graph, Options(), lazy=True) for model in models]
     build_together(executables)
-    for test, model, executable in zip(chosen.values(), models, executables):
+    for test, model, executable in zip(tests, models, executables):
         given = dict(zip((v.name for v in test.model.graph.input), inputs(test)))
         found = executable(*(given[name] for name in model.inputs))
-        expected = [array(x) for x in test.data_sets[0][1]]
-        results = found if isinstance(found, tuple) else (found,)
-        Runner.assert_similar_outputs(expected, results, test.rtol, max(test.atol, 1e-5))
+        check(test, found if isinstance(found, tuple) else (found,))
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+def test_every_operator_on_a_gpu() -> None:
+    for test in smallest():
+        check(test, Backend.run_model(test.model, inputs(test), "CUDA"))
 
 
 #: Operators of the table of which there is no node test of their own in a type that there is.

@@ -13,6 +13,7 @@ from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
+from fusegraph.runtime.arrays import to_device, to_numpy
 
 
 class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
@@ -29,8 +30,12 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         """The outputs, from arrays in the order of the inputs or by name."""
         arrays = self._arrays(inputs)
         model, executable = self._built(arrays)
-        results = executable(*(arrays[name] for name in model.inputs))
-        return results if isinstance(results, tuple) else (results,)
+        given: list[Any] = [arrays[name] for name in model.inputs]
+        if executable.device.is_cuda:
+            given = [to_device(array, executable.device.index) for array in given]
+        results = executable(*given)
+        every = results if isinstance(results, tuple) else (results,)
+        return tuple(to_numpy(result) for result in every)
 
     def model(self, inputs: Any) -> Model:
         """The graph for inputs of these shapes."""
