@@ -18,7 +18,7 @@ GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
 TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
 BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
-CARRIED_BYTES = 256  # the same where warps carry their own rows out: fewer ends of rows
+CARRIED_BYTES = 384  # the same, at most, where warps carry their own rows out: fewer ends of rows
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
@@ -152,16 +152,13 @@ class Layout:
             )
             and not all(op.strides[-1] == 1 for op in self.stores)
         )
-        self.chunk = self._chunk(CHUNK_BYTES)
-        if self.by_warps:
-            self.chunk = self._chunk(CARRIED_BYTES)
-
-    def _chunk(self, row: int) -> int:
-        """Columns of which a row of the staging buffers has at most so many bytes."""
-        chunk = row // max((op.dtype.itemsize for op in self.stores), default=2)
-        while self.s.part % chunk:
-            chunk //= 2
-        return chunk
+        widest = max((op.dtype.itemsize for op in self.stores), default=2)
+        #: columns of a row of the staging buffers
+        self.chunk = CHUNK_BYTES // widest
+        while s.part % self.chunk:
+            self.chunk //= 2
+        if self.by_warps:  # no swizzle of the copy engine's: any length will do
+            self.chunk = max(c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * widest <= CARRIED_BYTES)
 
     @cached_property
     def by_warps(self) -> bool:

@@ -279,23 +279,37 @@ class Results:
             w.open(f"for (int i = t; i < {tall * lanes}; i += {GROUP})")
         slow, fast = f"{'t / 32 * 16 + ' if own else ''}i / {lanes}", tidy(f"i % {lanes} * {vector}")
         r, c = (fast, slow) if layout.turned else (slow, fast)
-        w.line(f"const int r = {r};" if anywhere else f"const int r = {r}, c = {c};")
+        if anywhere:
+            self._carry_anywhere("carry_row", r, f"i % {lanes}", name, pointer, op)
+            w.close()
+            w.open("")
+            self._carry_anywhere("carry_end", "t / 32 * 16 + lane / 2", "lane % 2", name, pointer, op)
+            w.close()
+            return
+        w.line(f"const int r = {r}, c = {c};")
         coordinates = self._row(self._carried_row, clamp=False)
-        ragged_n = self.parts.cols % s.cols
-        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk}{'' if anywhere else ' + c'};")
+        w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
         outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if ragged_n and not anywhere else []
+        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
         if outside or self._outside:
             w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
         to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
-        tile = self._buffer(name)
-        if anywhere:
-            left = f"{self.parts.cols} - n" if self.t == "int32" else f"int({self.parts.cols} - n)"
-            count = f"min({wide}, {left})" if ragged_n else str(wide)
-            w.line(f"carry_row<{wide}>({to}, {tile}, r, {count}, i % {lanes});")
-        else:
-            w.line(f"store({to}, load_results<{vector}, {wide}>({tile}, {'c, r' if layout.turned else 'r, c'}));")
+        place = "c, r" if layout.turned else "r, c"
+        w.line(f"store({to}, load_results<{vector}, {wide}>({self._buffer(name)}, {place}));")
         w.close()
+
+    def _carry_anywhere(self, function: str, r: str, part: str, name: str, pointer: str, op: Operand) -> None:
+        """One of the functions of carry.cuh for row r of the consumer's, and a part of it."""
+        w, chunk, rows, cols = self.w, self.layout.chunk, self.parts.rows, self.parts.cols
+        w.line(f"const int r = {r};")
+        coordinates = self._row(self._carried_row, clamp=False)
+        w.line(f"const {self.t} n = {self._n0} + chunk * {chunk};")
+        left = f"{cols} - n" if self.t == "int32" else f"int({cols} - n)"
+        count = f"min({chunk}, {left})" if cols % self.s.cols else str(chunk)
+        to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
+        outside = [*([f"m >= {rows}"] if rows % self.s.rows else []), *self._outside]
+        guard = f"if (!({' || '.join(outside)})) " if outside else ""
+        w.line(f"{guard}{function}<{chunk}>({to}, {self._buffer(name)}, r, {count}, {part});")
 
     def _vector(self, op: Operand) -> int:
         """Elements that every access to an operand can have at aligned addresses."""

@@ -3,31 +3,44 @@
 #include "pipeline.cuh"
 #include "unaligned.cuh"
 
-// Writes the first `count` results of a row of a swizzled tile (`store_fragments`) to memory.  As many lanes as the row has
-// pieces of 16 bytes do it together: each 16 aligned bytes of memory, shifted out of two pieces of the tile, and then, one
-// by one, elements at both ends.
+// How many elements of a row come before the first 16 aligned bytes of memory.
+template <class T>
+__device__ __forceinline__ uint32 carried_head(const T* to) {
+    constexpr uint32 N = 16 / sizeof(T);
+    return (N - past_boundary<int(N)>(to)) % N;
+}
+
+// Writes the first `count` results of a row of a swizzled tile (`store_fragments`) to memory, as far as they are whole
+// aligned 16 bytes of it, each of which is shifted out of two pieces of the tile.  As many lanes as the row has pieces of 16
+// bytes do it together.
 template <int Columns, class T>
 __device__ __forceinline__ void carry_row(T* __restrict__ to, const T* tile, int row, uint32 count, uint32 lane) {
     constexpr uint32 N = 16 / sizeof(T), lanes = Columns / N;
-    uint32 head = (N - past_boundary<int(N)>(to)) % N;
-    const uint32 first = head + lane * N;
-    if (first + N <= count) {
-        union { Vector<T, N> v[2]; uint32 w[8]; };
-        v[0] = load_results<N, Columns>(tile, row, lane * N);
-        v[1] = load_results<N, Columns>(tile, row, (lane + 1) % lanes * N);
-        Unaligned<T, N> u;
+    const uint32 head = carried_head(to), first = head + lane * N;
+    if (first + N > count) return;
+    union { Vector<T, N> v[2]; uint32 w[8]; };
+    v[0] = load_results<N, Columns>(tile, row, lane * N);
+    v[1] = load_results<N, Columns>(tile, row, (lane + 1) % lanes * N);
+    Unaligned<T, N> u;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) u.words[i] = w[i];
-        u.shift = head * uint32(sizeof(T));
-        store(to + first, u.elements());
-    }
-    if (head > count) head = count;
-    const uint32 tail = (count - head) % N, rest = head + tail;
-#pragma unroll 1
-    for (uint32 i = lane; i < rest; i += lanes) {
-        const uint32 at = i < head ? i : count - rest + i;
-        to[at] = load_results<1, Columns>(tile, row, at)[0];
-    }
+    for (int i = 0; i < 8; ++i) u.words[i] = w[i];
+    u.shift = head * uint32(sizeof(T));
+    store(to + first, u.elements());
+}
+
+// Writes what carry_row leaves at an end of the row (0: the first one, 1: the last one), one by one.
+template <int Columns, class T>
+__device__ __forceinline__ void carry_end(T* __restrict__ to, const T* tile, int row, uint32 count, uint32 end) {
+    constexpr uint32 N = 16 / sizeof(T);
+    const uint32 head = min(carried_head(to), count), tail = (count - head) % N;
+    const uint32 first = end ? count - tail : 0, rest = end ? tail : head;
+    T values[N - 1];
+#pragma unroll
+    for (uint32 e = 0; e < N - 1; ++e)
+        if (e < rest) values[e] = load_results<1, Columns>(tile, row, first + e)[0];
+#pragma unroll
+    for (uint32 e = 0; e < N - 1; ++e)
+        if (e < rest) to[first + e] = values[e];
 }
 
 // Brings the first elements of a row, those before `size` of an array from position `at` on, to a row of such a tile: as
