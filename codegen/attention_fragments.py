@@ -82,9 +82,9 @@ class Fragments(Scores):
         if not self.trivial:
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
-    def softmax(self, slack: int) -> None:
+    def softmax(self, chains: int) -> None:
         """Takes the scores of a tile in."""
-        self.w.line(f"attention::softmax<{slack}>(s, rows, unit, rescale);")
+        self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale);")
 
     def _program(self) -> None:
         w = self.w

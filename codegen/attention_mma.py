@@ -25,7 +25,7 @@ STAGES = 2
 VECTOR = 8  # elements of 16 bytes
 #: Registers of a thread that scores, probabilities and results may take.
 HELD = 200
-SLACK = 8
+CHAINS = 2  # of maxima and sums
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 16 << 20
 
@@ -151,7 +151,7 @@ class _Renderer:
         self._fill("values[stage]", spec.v, self.arguments[2], "n0", s.keys, spec.keys, spec.width, self.wide)
         w.close("};")
         self._fill("queries", spec.q, self.arguments[0], "m0", s.rows, spec.rows, spec.depth, self.deep)
-        w.line("if (first < last) fill(last - 1, 0);" if spec.bounds else "fill(last - 1, 0);")
+        w.line("if (first < last) fill(last - 1, 0);" if spec.some_meet_none else "fill(last - 1, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
         w.open("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)")
@@ -161,7 +161,7 @@ class _Renderer:
         w.line("__syncthreads();")
         self._multiply_keys()
         self.scores.make("tile")
-        self.scores.softmax(SLACK)
+        self.scores.softmax(CHAINS)
         w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         self._multiply_values()

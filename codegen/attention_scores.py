@@ -20,7 +20,9 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     programs = (spec.program, spec.inside, spec.within)
     plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
     every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
-    batch, over = collapse(spec.batch, [x[:rank] for x in every], range(rank))
+    lead = int(spec.parts > 1)  # parts stay the first dimension
+    batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
+    batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
     new = iter([b + x[rank:] for b, x in zip(over, every)])
 
     def moved(op: Operand) -> Operand:
@@ -140,6 +142,10 @@ class Scores:
             first = f"max({first}, {text})" if first != "0" else text
         for text in stops:
             last = f"min({last}, {text})"
+        if spec.parts > 1:
+            each = -(-tiles // spec.parts)
+            first = f"b0 * {each}" if first == "0" else f"max({first}, b0 * {each})"
+            last = f"min({last}, b0 * {each} + {each})"
         if rest:
             none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
             last = f"{none} ? 0 : {last}"

@@ -228,7 +228,7 @@ class _Renderer:
             w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
             self._load_tile()
             w.close()
-            if spec.bounds:
+            if spec.some_meet_none:
                 w.open("if (first >= last)")
                 self._load_queries()
                 w.close()
@@ -303,7 +303,7 @@ class _Renderer:
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             w.line("int tile = shared.tiles[stage.index];")
             w.open("if (tile >= 0)")
-        elif spec.bounds:
+        elif spec.some_meet_none:
             w.open("if (first < last)")
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
@@ -316,7 +316,7 @@ class _Renderer:
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else "last - 1")
-        self.scores.softmax(s.slack)
+        self.scores.softmax(s.chains)
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
@@ -338,7 +338,7 @@ class _Renderer:
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        self.scores.softmax(s.slack)
+        self.scores.softmax(s.chains)
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
         w.line("attention::scale(o, rescale);")
@@ -359,7 +359,7 @@ class _Renderer:
             w.line("++stage;")
         else:
             w.line("++stage;")
-            if spec.bounds:
+            if spec.some_meet_none:
                 w.close()
         self._results()
         w.line("++query;")

@@ -20,6 +20,8 @@ REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}
 LISTING_REGISTERS = {1: (80, 216), 2: (56, 224), 3: (56, 152)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128}
+#: More blocks than there is work.
+MOST_BLOCKS = 1 << 24
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 24 << 20
 
@@ -35,7 +37,7 @@ class AttentionWgmmaSchedule:
     heads   batches whose queries are worked on together.
     blocks  of the grid, if there is work for as many.
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on.
-    slack   how much the exponents of two may grow before what is summed up is rescaled.
+    chains  of maxima and of sums that do not wait for each other.
     """
 
     groups: int
@@ -45,7 +47,7 @@ class AttentionWgmmaSchedule:
     heads: int
     blocks: int
     ahead: int = 1
-    slack: int = 8
+    chains: int = 2
 
     @property
     def threads(self) -> int:
@@ -149,11 +151,14 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         preferred = [(1, keys) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
+    # Where tiles of queries take very different times, blocks of one each are spread better.
+    blocks = MOST_BLOCKS if spec.ranges or (sides and tall > 192) else arch.sm_count_hint
     found = []
     for groups, keys in dict.fromkeys(preferred):
         keys = min(keys, max(16, -(-spec.keys // 16) * 16))
-        for stages, ahead in ((2, 2), (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), arch.sm_count_hint, ahead)
+        deeper = ((3, 1),) if groups == 1 else ()  # few queries: what counts are the bytes on their way
+        for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
+            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), blocks, ahead)
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break

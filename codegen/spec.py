@@ -447,6 +447,7 @@ class AttentionSpec:
     sink               a score of one key more, whose value is 0; strides over batch.  Or None.
     zero               whether rows of which every score is minus infinity are 0; else NaN.
     rounded            whether p may be rounded to the dtype of v.
+    parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
     """
 
     name: str
@@ -471,6 +472,12 @@ class AttentionSpec:
     sink: Operand | None = None
     zero: bool = True
     rounded: bool = True
+    parts: int = 1
+
+    @property
+    def some_meet_none(self) -> bool:
+        """Whether there may be tiles of queries without a tile of keys."""
+        return bool(self.bounds) or self.parts > 1
 
     @property
     def approximate(self) -> bool:

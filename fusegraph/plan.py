@@ -28,6 +28,7 @@ from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.rewrite import Simplified, same
 from fusegraph.passes.simplify import simplify
+from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
@@ -135,13 +136,20 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     recognised = recognise(simplified.graph, options) if fusion else Recognised(same(simplified.graph), ())
     attended = recognised.simplified
     in_parts = split_products(attended.graph) if fusion else same(attended.graph)
-    moved = move_reshapes(in_parts.graph) if fusion else same(in_parts.graph)
+    side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
+    moved = move_reshapes(side_by_side.graph) if fusion else same(side_by_side.graph)
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
     steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
-    early = (attended.counterpart, in_parts.counterpart, moved.counterpart, chosen.counterpart)
+    early = (
+        attended.counterpart,
+        in_parts.counterpart,
+        side_by_side.counterpart,
+        moved.counterpart,
+        chosen.counterpart,
+    )
     for mapping in (*early, *(step.counterpart for step in steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}

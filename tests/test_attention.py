@@ -140,7 +140,7 @@ def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def few(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
         found = attention_wgmma_schedule.schedules(spec, arch)
-        return tuple(replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, slack=0) for s in found)
+        return tuple(replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, chains=3) for s in found)
 
     monkeypatch.setitem(attention._FASTEST, "wgmma", few)
     graphs = [made(name="all", rows=200, keys=50, heads=3), made(name="some", rows=300, keys=70, heads=1, **BOTTOM)]
@@ -193,6 +193,47 @@ def test_what_is_masked_does_not_leak(arch: str) -> None:
             inputs["k"][:, :, ::3] = np.nan
             inputs["k"][:, :, 6] = np.inf
         assert np.isfinite(np.asarray(run(executable, inputs)["o"], np.float32)).all(), executable.graph.name
+
+
+# ---- few queries, many keys
+
+DECODING: tuple[dict[str, Any], ...] = (
+    {"name": "grouped", "heads": 8, "shared": 2, "rows": 1, "keys": 2100, "depth": 64, "batch": 2},
+    {"name": "with stats", "rows": 1, "keys": 1500, "generate_stats": True, **BOTTOM},
+    {"name": "a few", "heads": 4, "shared": 2, "rows": 3, "keys": 1100, "generate_stats": True, **BOTTOM},
+    {"name": "alibi", "heads": 4, "shared": 2, "rows": 1, "keys": 1100, "use_alibi_mask": True, **BOTTOM},
+    {
+        "name": "some without keys",
+        "heads": 4,
+        "shared": 2,
+        "rows": 1,
+        "keys": 1100,
+        "batch": 2,
+        "extra": lambda g: {"seq_len_kv": g.constant(np.array([700, 3], np.int32))},
+    },
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_decoding(arch: str) -> None:
+    """Keys are cut into parts; heads that share their keys are rows of one tile."""
+    graphs = [made(**how) for how in DECODING]
+    check_all(graphs, arch=arch)
+
+
+def test_keys_are_cut_where_queries_are_few() -> None:
+    def specs(**how: Any) -> list[Any]:
+        return [k.group.lowered.spec for k in plan(made(**how)).kernels]
+
+    cut, *combining = specs(**DECODING[0])
+    assert cut.parts > 1
+    assert cut.rows == 4
+    assert len(combining) == 2
+    (whole,) = specs(rows=4096, keys=4096, heads=32)
+    assert whole.parts == 1
+    (short,) = specs(rows=1, keys=200, heads=1)
+    assert short.parts == 1
 
 
 # ---- what is recognised

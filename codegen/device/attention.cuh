@@ -44,34 +44,33 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 #endif
 
 // Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
-// rescale.  As long as a score is not more than 2^Slack times the largest, in terms of the exponentials, that remains what
-// it is, and rescale 1.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0; NaN and
-// infinity make the sum NaN.
-template <int Slack, int N>
+// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0; NaN and infinity make
+// the sum NaN.  There are few warps to switch between: maxima and sums are made in Chains that do not wait for each other.
+template <int Chains, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2]) {
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
-        const float before = rows.largest[f];
-        float most = before;
+        float most[Chains], sum[Chains] = {};
 #pragma unroll
-        for (int j = 0; j < N; j += 4) most = fmaxf(most, fmaxf(score[j + 2 * f], score[j + 2 * f + 1]));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        if (Slack > 0 && unit * (most - before) <= float(Slack)) most = before;
-        const float shift = most == -infinity<float>() ? 0.0f : unit * most;
-        rescale[f] = math::fast_exp2(unit * before - shift);
-        rows.largest[f] = most;
-        float sum = 0.0f;
+        for (int c = 0; c < Chains; ++c) most[c] = rows.largest[f];
 #pragma unroll
-        for (int j = 0; j < N; j += 4) {
+        for (int i = 0; i < N / 2; ++i) most[i % Chains] = fmaxf(most[i % Chains], score[i / 2 * 4 + 2 * f + i % 2]);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                float& s = score[j + 2 * f + e];
-                s = math::fast_exp2(unit * s - shift);
-                sum += s;
-            }
+        for (int c = 1; c < Chains; ++c) most[0] = fmaxf(most[0], most[c]);
+        float largest = fmaxf(most[0], __shfl_xor_sync(0xffffffffu, most[0], 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const float shift = largest == -infinity<float>() ? 0.0f : unit * largest;
+        rescale[f] = math::fast_exp2(unit * rows.largest[f] - shift);
+        rows.largest[f] = largest;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            float& s = score[i / 2 * 4 + 2 * f + i % 2];
+            s = math::fast_exp2(unit * s - shift);
+            sum[i % Chains] += s;
         }
-        rows.total[f] = rows.total[f] * rescale[f] + sum;
+#pragma unroll
+        for (int c = 1; c < Chains; ++c) sum[0] += sum[c];
+        rows.total[f] = rows.total[f] * rescale[f] + sum[0];
     }
 }
 
@@ -89,10 +88,9 @@ __device__ __forceinline__ float (&part(float (&sum)[N], int first))[4] {
     return *reinterpret_cast<float(*)[4]>(&sum[first]);
 }
 
-// Multiplies the sums of two rows, where one of the warp's has a factor other than 1.
+// Multiplies the sums of two rows.
 template <int N>
 __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
-    if (!__any_sync(0xffffffffu, by[0] != 1.0f || by[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] *= by[i / 2 % 2];
 }

@@ -15,6 +15,7 @@ from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.lowering.scores import bounded, unscaled
+from fusegraph.lowering.views import alias
 from fusegraph.ops.attention import Score
 from fusegraph.ops.base import Kind
 
@@ -51,7 +52,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     q, k, v = node.inputs[:3]
     space = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
-    first = 3 + node.attributes["sink"]
+    first, parts = 3 + node.attributes["sink"], node.attributes["parts"]
     own = dict(zip(score.operands, (q, k, *node.inputs[first:])))
 
     def operand(tensor: Tensor, strides: tuple[int, ...]) -> Operand:
@@ -59,6 +60,12 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
 
     def over(tensor: Tensor, *sizes: int) -> Operand:
         return operand(tensor, broadcast_strides(tensor, (*batch, *sizes)))
+
+    def part(tensor: Tensor) -> Tensor:
+        """The first part of an output."""
+        if parts == 1:
+            return tensor
+        return alias(tensor, tensor.name, tensor.shape[1:], tensor.strides[1:], 0)
 
     def program(of: Graph) -> tuple[Program, tuple[Tensor, ...]]:
         view = _Whole(of)
@@ -97,20 +104,93 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         tuple(numbers[t] for t in inside_reads),
         within,
         tuple(numbers[t] for t in within_reads),
-        over(node.outputs[0], rows, v.shape[-1]),
-        _stats(node, over, rows),
+        over(part(node.outputs[0]), rows, v.shape[-1]),
+        _stats(part(node.outputs[1]), over, rows) if len(node.outputs) > 1 else None,
         operand(node.inputs[3], broadcast_strides(node.inputs[3], (*batch, 1, 1))[:-2]) if first == 4 else None,
         node.attributes["zero"],
         node.attributes["rounded"],
     )
+    spec = _one_tile(spec)
+    if parts > 1:
+        spec = _in_parts(spec, parts, tuple(t.strides[0] for t in node.outputs))
     return spec, (*node.inputs[:first], *(own[t] for t in reads))
 
 
-def _stats(node: Node, over: Any, rows: int) -> Operand | None:
-    if len(node.outputs) == 1:
-        return None
-    found: Operand = over(node.outputs[1], rows, 1)
+def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:
+    found: Operand = over(tensor, rows, 1)
     return replace(found, strides=found.strides[:-1])
+
+
+def shares_keys(node: Node) -> bool:
+    """Whether the queries of the last batch dimension of an attention share their keys and values."""
+    batch = node.attributes["score"].anchor.output.shape[:-2]
+    return all(broadcast_strides(t, (*batch, 1, 1))[-3] == 0 for t in node.inputs[1:3])
+
+
+def _one_tile(spec: AttentionSpec) -> AttentionSpec:
+    """Single queries of several heads that share their keys (grouped heads, when one token follows the other) are rows
+    of one tile.
+    """
+    last = len(spec.batch) - 1
+    if spec.rows != 1 or last < 0 or spec.k.strides[last] or spec.v.strides[last] or spec.sink is not None:
+        return spec
+
+    def row(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return strides[: last + 1] + strides[last + 2 :]
+
+    def head(op: Operand) -> Operand:
+        return replace(op, strides=row(op.strides))
+
+    def keyed(op: Operand) -> Operand:
+        return replace(op, strides=op.strides[:last] + op.strides[last + 1 :])
+
+    def scored(program: Program) -> Program:
+        stores = tuple(Store(head(s.operand), s.value) for s in program.stores)
+        loads, indices = tuple(map(head, program.loads)), tuple(map(row, program.indices))
+        return replace(program, loads=loads, indices=indices, stores=stores)
+
+    return replace(
+        spec,
+        batch=spec.batch[:last],
+        rows=spec.batch[last],
+        q=head(spec.q),
+        k=keyed(spec.k),
+        v=keyed(spec.v),
+        program=scored(spec.program),
+        inside=scored(spec.inside),
+        within=scored(spec.within),
+        bounds=tuple(replace(b, row=0) for b in spec.bounds),
+        ranges=tuple(replace(b, row=0) for b in spec.ranges),
+        out=head(spec.out),
+        stats=None if spec.stats is None else head(spec.stats),
+    )
+
+
+def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
+    """The same with parts of the keys as the first batch dimension; steps are from part to part of the outputs."""
+
+    def same(op: Operand) -> Operand:
+        return replace(op, strides=(0, *op.strides))
+
+    def scored(program: Program) -> Program:
+        stores = tuple(Store(same(s.operand), s.value) for s in program.stores)
+        indices = tuple((0, *x) for x in program.indices)
+        return replace(program, loads=tuple(map(same, program.loads)), indices=indices, stores=stores)
+
+    assert spec.stats is not None
+    return replace(
+        spec,
+        batch=(parts, *spec.batch),
+        q=same(spec.q),
+        k=same(spec.k),
+        v=same(spec.v),
+        program=scored(spec.program),
+        inside=scored(spec.inside),
+        within=scored(spec.within),
+        out=replace(spec.out, strides=(steps[0], *spec.out.strides)),
+        stats=replace(spec.stats, strides=(steps[1], *spec.stats.strides)),
+        parts=parts,
+    )
 
 
 class _Whole(GroupView):

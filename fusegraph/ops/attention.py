@@ -328,13 +328,21 @@ def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType
 
 #: (q, k turned, v[, sink], others of the score) -> the result, and the logarithms of the sums of exponentials if they
 #: are wanted.  probabilities is the name of the tensor that the values are multiplied with, rounded says whether it has
-#: their dtype.  Not in the op table: `passes.attention` makes it of products and a softmax.
+#: their dtype.  With parts, results have one dimension more, the first: each is the attention to a part of the keys.
+#: Not in the op table: `passes.attention` makes it of products and a softmax.
 ATTENTION = Op(
     name="attention",
     kind=Kind.ATTENTION,
     operands=("operand",),
     variadic=True,
-    attributes={"score": REQUIRED, "probabilities": REQUIRED, "sink": False, "zero": False, "rounded": False},
+    attributes={
+        "score": REQUIRED,
+        "probabilities": REQUIRED,
+        "sink": False,
+        "zero": False,
+        "rounded": False,
+        "parts": 1,
+    },
     infer=_no_shape,
     reference=_no_shape,
     results=("", "stats"),

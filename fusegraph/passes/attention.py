@@ -370,6 +370,7 @@ def _node(graph: Graph, match: _Match) -> Node:
         "sink": match.sink is not None,
         "zero": match.zero,
         "rounded": weights.dtype == values.dtype,
+        "parts": 1,
     }
     outputs = (match.out.output, *(() if match.stats is None else (match.stats,)))
     return Node(ATTENTION, (*lead, *rest), attributes, *outputs)

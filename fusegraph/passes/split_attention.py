@@ -1,0 +1,91 @@
+"""Attention of few queries to many keys: keys are cut into parts that work side by side, and their results combined.
+
+A part's result is its own attention, and the logarithm of its own sum of exponentials says what it weighs.  They are
+combined in a fixed order: the same inputs give the same bits.  (Flash-decoding: Dao, Haziza, Massa and Sizov, 2023.)
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Any
+
+from codegen.arch import arch
+from fusegraph.dtypes import float32, float64
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.attention import shares_keys
+from fusegraph.ops import TABLE
+from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.base import Kind
+from fusegraph.passes.decompose import NARROW
+from fusegraph.passes.rewrite import Rewrite, Simplified, same
+
+#: Multiprocessors of an H200; queries and keys of a tile; the fewest tiles of a part, and the most parts.
+BLOCKS = arch("sm_90a").sm_count_hint
+ROWS, KEYS, LEAST_TILES, MOST_PARTS = 64, 128, 4, 64
+#: Tiles in whose time results are combined.
+COMBINING = 4
+
+
+def split_attention(graph: Graph) -> Simplified:
+    """The graph with attention nodes cut where that keeps more of a GPU busy."""
+    parts = {node: n for node in graph.nodes if node.kind is Kind.ATTENTION and (n := best_parts(node)) > 1}
+    if not parts:
+        return same(graph)
+    rewrite = Rewrite(graph, tensors={})
+    for node in graph.nodes:
+        if node in parts:
+            _cut(rewrite.graph, node, rewrite.inputs(node), [rewrite.new[t] for t in node.outputs], parts[node])
+        else:
+            rewrite.take_over(node)
+    return rewrite.done()
+
+
+def best_parts(node: Node) -> int:
+    """The parts in which the keys of an attention are worked on; 1 if it stays whole."""
+    score: Score = node.attributes["score"]
+    *batch, rows, keys = score.anchor.output.shape
+    if node.attributes["sink"] or not prod((*batch, rows, keys)):
+        return 1
+    if rows == 1 and batch and shares_keys(node):
+        rows = batch.pop()
+    work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
+
+    def time(parts: int) -> int:
+        rounds: int = -(-work * parts // BLOCKS)
+        return rounds * -(-tiles // parts) + (COMBINING if parts > 1 else 0)
+
+    counts = range(1, max(1, min(MOST_PARTS, tiles // LEAST_TILES)) + 1)
+    return min(counts, key=time)
+
+
+def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Tensor], parts: int) -> None:
+    """Adds the attention of each part, and what combines them."""
+    out = outputs[0]
+    wide = float64 if float64 in (out.dtype, *(t.dtype for t in inputs[:3])) else float32
+
+    def tensor(part: str, shape: tuple[int, ...]) -> Tensor:
+        steps = [1]
+        for n in reversed(shape[1:]):
+            steps.insert(0, steps[0] * n)
+        made = graph._add_tensor(graph._unique(f"{node.name[:180]} {part}"), shape, tuple(steps), wide)
+        graph._automatic.add(made)
+        return made
+
+    def write(op: str, *operands: Any, **attributes: Any) -> Tensor:
+        return graph.apply(TABLE[op], operands, attributes)
+
+    results, stats = tensor("of parts", (parts, *out.shape)), tensor("stats of parts", (parts, *out.shape[:-1], 1))
+    attributes = {**node.attributes, "parts": parts, "zero": True}
+    graph.add_node(Node(ATTENTION, inputs, attributes, results, stats))
+    most = write("reduction", stats, mode="max", axes=0)
+    shift = write("binary_select", 0.0, most, write("cmp_eq", most, -inf))
+    weights = write("exp", stats - shift)
+    total = write("reduction", weights, mode="add", axes=0, keepdims=False)
+    value = write("reduction", results * weights, mode="add", axes=0, keepdims=False)
+    divisor = total
+    if node.attributes["zero"]:
+        divisor = write("binary_select", 1.0, total, write("cmp_eq", total, 0.0))
+    graph.add_node(Node(NARROW, (value / divisor,), {"dtype": out.dtype}, out))
+    if len(outputs) > 1:
+        log = write("log", total) + write("reduction", shift, mode="add", axes=0, keepdims=False)
+        graph.add_node(Node(NARROW, (log,), {"dtype": outputs[1].dtype}, outputs[1]))
