@@ -22,8 +22,8 @@ from fusegraph.passes.rewrite import Rewrite, Simplified, same
 #: Multiprocessors of an H200; queries and keys of a tile; the fewest tiles of a part, and the most parts.
 BLOCKS = arch("sm_90a").sm_count_hint
 ROWS, KEYS, LEAST_TILES, MOST_PARTS = 64, 128, 4, 64
-#: Tiles in whose time results are combined.
-COMBINING = 4
+#: Tiles in whose time results are combined; what parts must be faster by.
+COMBINING, MARGIN = 4, 1.2
 
 
 def split_attention(graph: Graph) -> Simplified:
@@ -43,7 +43,8 @@ def split_attention(graph: Graph) -> Simplified:
 def best_parts(node: Node) -> int:
     """The parts in which the keys of an attention are worked on; 1 if it stays whole."""
     score: Score = node.attributes["score"]
-    *batch, rows, keys = score.anchor.output.shape
+    space: tuple[int, ...] = score.anchor.output.shape
+    *batch, rows, keys = space
     if node.attributes["sink"] or not prod((*batch, rows, keys)):
         return 1
     if rows == 1 and batch and shares_keys(node):
@@ -51,11 +52,11 @@ def best_parts(node: Node) -> int:
     work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
 
     def time(parts: int) -> int:
-        rounds: int = -(-work * parts // BLOCKS)
-        return rounds * -(-tiles // parts) + (COMBINING if parts > 1 else 0)
+        return -(-work * parts // BLOCKS) * -(-tiles // parts) + (COMBINING if parts > 1 else 0)
 
     counts = range(1, max(1, min(MOST_PARTS, tiles // LEAST_TILES)) + 1)
-    return min(counts, key=time)
+    best = min(counts, key=time)
+    return best if MARGIN * time(best) <= time(1) else 1
 
 
 def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Tensor], parts: int) -> None:
