@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import fusegraph as fg
@@ -96,6 +97,15 @@ def compile_for(
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
     return nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=flags)
+
+
+def quick(first: T, *others: T) -> list[Any]:
+    """Parameters of a test, all but the first left to the slow tier."""
+    return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
+
+
+#: `ARCHS` as parameters of a test; all but Hopper are left to the slow tier.
+QUICK_ARCHS = quick("sm_90a", "sm_80", "sm_120")
 
 
 def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, compile_for, executables, share
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, executables, quick, share
 
 import fusegraph as fg
 from codegen import target
@@ -69,14 +69,14 @@ def masked_softmax(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
     return g.softmax(g.binary_select(x * 0.125, -3e4, mask))
 
 
-@pytest.mark.parametrize("length", [1, 2, 31, 33, 1000, 4097, 65537])
+@pytest.mark.parametrize("length", quick(33, 1, 2, 31, 1000, 4097, 65537))
 def test_rows_of(length: int) -> None:
     graphs = [graph_of(make, (3, length)) for make in MADE.values()]
     assert [len(plan(g).kernels) for g in graphs] == [1] * len(graphs)
     check_all(graphs)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", quick("bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2"))
 def test_dtypes(dtype: str) -> None:
     graphs = [graph_of(make, (7, 96), dtype) for make in MADE.values()]
     assert [len(plan(g).kernels) for g in graphs] == [1] * len(graphs)
@@ -211,7 +211,7 @@ def gpu_graphs() -> list[fg.Graph]:
     return graphs + [graph_of(norm_block, (16, n), "bfloat16") for n in (1024, 8192, 65536)]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_compiles_for_gpus(arch: str) -> None:
     kernels = compile_for(arch, [*golden_graphs().values(), graph_of(norm_block, (16, 8192), "bfloat16")])
     assert [k.name for k in kernels if k.spill_bytes] == []

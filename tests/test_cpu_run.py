@@ -18,13 +18,13 @@ from cpu_kernels import KERNELS
 from codegen.cpu import GuardedArray, translation_unit
 from codegen.spec import KernelSource
 from fusegraph.errors import KernelError
-from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.host_compiler import CpuModule, build
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> DiskCache:
-    return DiskCache(tmp_path_factory.mktemp("cache"))
+def cache() -> DiskCache:
+    return default_cache()
 
 
 @pytest.fixture(scope="module", params=["native", "ucontext"])

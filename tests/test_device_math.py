@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import QUICK_ARCHS
 from test_convert import sample
 from test_ops_pointwise import CASES
 
@@ -379,10 +380,10 @@ def compile_conversions(arch: str) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
-@pytest.mark.parametrize("arch", ["80", "90a", "120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_nvrtc_compiles_every_expression(arch: str, approximate: bool) -> None:
     chosen = [v for v in VARIANTS if not approximate or v.dtype == dt.float32]
-    ptx, _ = compile_variants(chosen, f"compute_{arch}", approximate)
+    ptx, _ = compile_variants(chosen, arch.replace("sm", "compute"), approximate)
     for variant in chosen:
         # For huge arguments, CUDA's own sinf, cosf and tanf multiply by pi / 2 in double.
         if variant.dtype == dt.float32 and variant.op.name not in ("sin", "cos", "tan"):
@@ -402,7 +403,7 @@ def test_nvrtc_assembles_every_expression(arch: str, approximate: bool) -> None:
     assert cubin.startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_nvrtc_assembles_every_conversion(arch: str) -> None:
     """To machine code, and with the hardware's 8-bit conversions where there are any."""
     ptx, cubin = compile_conversions(arch)

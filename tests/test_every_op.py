@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, compile_for, share, undecided_share
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, share, undecided_share
 from test_ops_pointwise import CASES, POINTWISE
 
 import fusegraph as fg
@@ -77,7 +77,7 @@ def test_every_op_has_a_case() -> None:
     assert covered >= {(name, kind) for name, op in POINTWISE.items() for kind in op.cuda}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_some_ops_compile_for_gpus(arch: str) -> None:
     chosen = [
         ("gelu", dt.bfloat16), ("tanh", dt.float32), ("pow", dt.float32), ("sin", dt.float64), ("identity", dt.int64),

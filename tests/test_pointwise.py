@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, executables
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, executables
 
 import fusegraph as fg
 from codegen import pointwise, pointwise_schedule, pointwise_vectors
@@ -520,7 +520,7 @@ def test_source_names_its_nodes_and_has_no_dead_code() -> None:
     assert "exp(" not in code
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_sources_compile_for_gpus(arch: str) -> None:
     sources = [k.source for g in (*golden_graphs().values(), *schedule_cases().values()) for k in plan(g).kernels]
     for kernel in nvrtc.compile_kernels(sources, arch, cache=default_cache()):

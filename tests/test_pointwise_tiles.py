@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, share
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
@@ -387,7 +387,7 @@ def compiled(sources: Sequence[KernelSource], arch: str) -> list[nvrtc.CompiledK
     return kernels
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_sources_compile_without_spills(arch: str) -> None:
     compiled([only_source(g) for g in (*golden_graphs().values(), added((2047, 2049), "int8"))], arch)
 

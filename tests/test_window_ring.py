@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import quick
 from kernel_cases import Case, check_cases
 from test_window import activated, direct, indexed, plain, spec_of
 
@@ -94,7 +95,9 @@ def test_every_ring_on_every_problem():
     check_cases(cases, guard=True)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "float8_e5m2", "int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize(
+    "dtype", quick("bfloat16", "float64", "float16", "float8_e5m2", "int8", "int32", "int64", "uint8")
+)
 def test_rings_of_every_dtype(dtype):
     cases = [case(0, dtype, activated), case(6, dtype), case(1, dtype)]
     cases[1].special = 0.02
@@ -139,7 +142,7 @@ def test_a_ring_is_chosen_for_depthwise_convolutions_with_contiguous_channels():
 SHAPES = [(64, 256, 56), (1, 256, 56), (32, 96, 112), (128, 960, 7), (8, 384, 14), (16, 12, 100), (256, 8, 3)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int8"])
+@pytest.mark.parametrize("dtype", quick("bfloat16", "float32", "float64", "int8"))
 def test_schedules_fit_and_cover_the_machine(dtype):
     for images, channels, size in SHAPES:
         for stride in (1, 2):
