@@ -1,6 +1,4 @@
-"""Graphs that `from_cudnn` has read, run as a pygraph is: by uids, tensors and names, on the cpu engine and beside cuDNN
-itself.
-"""
+"""Graphs that `from_cudnn` has read, run as a pygraph is: by uids, tensors and names, on the cpu engine and cuDNN."""
 
 from __future__ import annotations
 

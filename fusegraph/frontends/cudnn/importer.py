@@ -25,8 +25,8 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
     Tensors keep their uids, names (where these are unique), shapes, strides and data types; those that are not virtual
     are the inputs and outputs, in the order in which the nodes take and make them.  Where strides were not set they are
     those that cuDNN infers.  A node computes in floats of 32 bits, or 64 if one node of the graph does, and its result
-    is rounded to the data type that it has.  A virtual tensor of FLOAT that is multiplied with one of 16 or 8 bits is
-    rounded to the 11 significant bits of tf32.  Booleans are bytes.
+    is rounded to the data type that it has.  A virtual tensor of FLOAT that is multiplied with one of HALF or BFLOAT16
+    is rounded to that type.  Booleans are bytes.
 
     values  numbers for scalars that cuDNN reads on the host (``is_pass_by_value``), by uid, tensor or name: they become
             part of the graph.  The others are inputs, and may change with every call; those made with

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusegraph.dtypes import DType, float32, promote
+from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
 from fusegraph.errors import ShapeError
 from fusegraph.frontends.cudnn import attention
 from fusegraph.frontends.cudnn.layouts import is_logical
@@ -82,15 +82,22 @@ def _wider(op: Op, operands: list[Tensor], wanted: DType, compute: DType) -> DTy
 # ---- contractions
 
 
+def _factors(reading: Reading, node: Any, ports: tuple[str, ...]) -> list[Tensor]:
+    """The factors of a product.  Beside one of 16 bits, a virtual one of FLOAT is rounded to the same: tensor cores
+    multiply two of a type."""
+    factors = [reading.operand(node, port) for port in ports]
+    for here, other in ((0, 1), (1, 0)):
+        mine, beside = factors[here].dtype, factors[other].dtype
+        if mine == float32 and node.inputs[ports[here]].is_virtual and beside in (float16, bfloat16):
+            factors[here] = reading.cast(factors[here], beside)
+    return factors
+
+
 def _product(reading: Reading, name: str, node: Any, ports: tuple[str, ...], out: str, **values: Any) -> Results:
-    operands = [reading.operand(node, port) for port in ports]
+    operands = _factors(reading, node, ports)
     wanted = reading.dtype(node, out)
     floats = promote(operands[0].dtype, operands[1].dtype).is_float
     dtype = wanted if wanted.is_float or not floats else None
-    # One factor of 16 bits: the other one, if it is made here, needs no more digits than tf32 has for the tensor cores.
-    narrow = [t.dtype.is_float and t.dtype.itemsize < 4 for t in operands]
-    made = [t.dtype == float32 and node.inputs[port].is_virtual for t, port in zip(operands, ports)]
-    values["compute_dtype"] = "tf32" if any(narrow) and any(made) else None
     return {out: reading.graph.apply(TABLE[name], operands, {**values, "dtype": dtype})}
 
 
