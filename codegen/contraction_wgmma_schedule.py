@@ -26,7 +26,7 @@ from codegen.contraction_wgmma_layout import (
 from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.spec import ContractionSpec
-from codegen.tiles import ROW_BYTES, Factors, Unsupported, factors, gathered
+from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors, gathered
 
 
 def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def _candidates(
             even = not gather and not parts.reduction.skips  # every tile takes as many stages as the others
             for split in range(1, 9):
                 if split > 1 and (
-                    not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or cols < 16 * split
+                    not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or 32 < cols < 16 * split
                 ):
                     continue
                 s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
@@ -158,6 +158,8 @@ BEST, HOPELESS = 4, 2.0
 SPARE = 16
 #: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.
 MOST_BOTH = {1: 192, 2: 192, 3: 128}
+#: Stages of a ring, or more if they are so small that fewer bytes than these would be on their way.
+MOST_STAGES, IN_FLIGHT = 8, 96 * 1024
 #: Columns of a consumer that takes turns: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
@@ -195,7 +197,8 @@ def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: 
     room = arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
-    stages = min(8, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
+    most = max(MOST_STAGES, IN_FLIGHT // stage)
+    stages = min(most, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 
@@ -207,6 +210,8 @@ ADD_STAGE = 100.0
 L2_RATE, LATENCY = 70.0, 1500.0
 #: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
 GATHER, PANEL_ROW = 16.0, 2.0
+#: The same of a row of windows some of whose channels do not exist.
+PARTIAL_ROW = 6.0
 #: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
 #: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
@@ -263,6 +268,13 @@ def _element(program: Program | None) -> float:
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
+def _windows_past_channels(parts: Factors) -> float:
+    """The share of the panels of windows that the copy engine must fill up with zeros behind the last channel."""
+    k = parts.reduction
+    windows = isinstance(parts.a, Side) and parts.a.im2col and parts.a.along_k
+    return 1 / k.chunks if windows and k.channels % k.panel else 0.0
+
+
 #: A call of a function that takes many instructions.
 _FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
@@ -284,7 +296,9 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
-        loads = max(loads, (s.rows + cols) * parts.reduction.per_stage * PANEL_ROW)
+        every = (s.rows + cols) * parts.reduction.per_stage
+        partial = _windows_past_channels(parts)
+        loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
     loads = max(loads, _filling(spec, parts, s))
     if isinstance(parts.a, Computed):
         loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
