@@ -626,6 +626,7 @@ for _function in (
     *composed.FUNCTIONS,
     resampling.resample,
     resampling.interpolate,
+    resampling.grid_sample,
 ):
     setattr(Graph, _function.__name__, _function)
 setattr(Graph, "cast", _cast)  # noqa: B010 - declared like the others, by __getattr__ for type checkers

@@ -1,14 +1,17 @@
-"""Interpolation of images: every element of the result is a weighted sum of a few elements of the image, along one axis
-after the other.  Which elements and weights is known while the graph is built.
+"""Interpolation of images: every element of the result is a weighted sum of a few elements of the image.
+
+Along axes which elements and weights is known while the graph is built; of a grid they are computed from its places.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusegraph.dtypes import float32, float64
+from fusegraph import composed
+from fusegraph.dtypes import float32, float64, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.reduction import normal_axes
 
@@ -181,3 +184,108 @@ def interpolate(
                 positions = np.maximum(positions, 0.0)
             x = resample(self, x, axis, *interpolation(positions, old, mode))
     return x if name is None else self.identity(x, name=name)
+
+
+# ---- anywhere in an image
+
+_BEYOND = ("zeros", "border", "reflection")
+
+
+def grid_sample(
+    self: Graph,
+    x: Tensor,
+    grid: Tensor,
+    mode: str = "linear",
+    padding: str = "zeros",
+    align_corners: bool = False,
+    *,
+    name: str | None = None,
+) -> Tensor:
+    """An image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C, positions...).
+
+    The last dimension of grid has a place along each spatial dimension, the last one first, from -1 to 1: from edge to
+    edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
+    cases to even), linear or cubic (-0.75).  Beyond the image there are zeros, its border, or its reflection.  As
+    torch's grid_sample.  Raises AttributeValueError, ShapeError, DTypeError.
+    """
+    rank = x.rank - 2
+    if rank < 1 or grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank or 0 in x.shape[2:]:
+        raise ShapeError(f"grid {list(grid.shape)} has no places for an image {list(x.shape)}")
+    if mode not in _MODES or padding not in _BEYOND:
+        raise AttributeValueError(f"mode is one of {_MODES}, padding one of {_BEYOND}, got {mode!r} and {padding!r}")
+    if not (x.dtype.is_float and grid.dtype.is_float):
+        raise DTypeError(f"image and grid are floats, got {x.dtype} and {grid.dtype}")
+    images, channels, sizes = x.shape[0], x.shape[1], x.shape[2:]
+    wide = float64 if float64 in (x.dtype, grid.dtype) else float32
+    outer = [images, 1, *grid.shape[1:-1]]
+    counted = int64 if x.size >= 2**31 else int32
+    every = [
+        self.reshape(composed.arange(self, n, dtype=counted), [n if d == k else 1 for d in range(grid.rank)])
+        for k, n in enumerate((images, channels))
+    ]
+    plane = self.add(self.mul(every[0], channels), every[1])
+    flat, total = self.reshape(x, [-1]), None
+    taps = [
+        _along(self, self.reshape(self.cast(grid[..., rank - 1 - d], wide), outer), n, mode, padding, align_corners)
+        for d, n in enumerate(sizes)
+    ]
+    for chosen in product(*taps):
+        place, weight = plane, None
+        for (index, factor), n in zip(chosen, sizes):
+            place = self.add(self.mul(place, n), self.cast(index, counted))
+            weight = factor if weight is None else weight if factor is None else self.mul(weight, factor)
+        part = self.gather(flat, place)
+        part = part if weight is None else self.mul(part, weight)
+        total = part if total is None else self.add(total, part)
+    return self.identity(total, dtype=x.dtype, name=name)
+
+
+def _along(
+    graph: Graph, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """(index, weight) of the elements around places of a dimension, weights None where they are all 1."""
+    weights: list[Tensor | None] = [None]
+    scale = (size - 1) / 2 if align_corners else size / 2
+    coordinate = graph.add(graph.mul(place, scale), (size - 1) / 2)
+    if mode == "nearest":
+        whole, first = graph.round(coordinate), 0
+    else:
+        whole = graph.floor(coordinate)
+        rest = graph.sub(coordinate, whole)
+        first, reach = (0, 1) if mode == "linear" else (-1, 2)
+        weights = [_filter(graph, graph.abs(graph.sub(rest, k)), mode) for k in range(first, reach + 1)]
+    found = []
+    for k, weight in enumerate(weights, first):
+        index = graph.cast(graph.add(whole, k), int32)
+        if padding == "zeros":
+            inside = graph.logical_and(graph.cmp_ge(index, 0), graph.cmp_lt(index, size))
+            weight = graph.binary_select(
+                1.0 if weight is None else weight, graph.constant(0, dtype=place.dtype), inside
+            )
+        elif padding == "reflection":
+            index = _reflected(graph, index, size, align_corners)
+        found.append((graph.clamp(index, 0, size - 1), weight))
+    return found
+
+
+def _filter(graph: Graph, distance: Tensor, mode: str, a: float = -0.75) -> Tensor:
+    """The weight of an element at a distance: `interpolation`'s, of a tensor."""
+    if mode == "linear":
+        return graph.sub(1.0, distance)
+    square = graph.mul(distance, distance)
+    near = graph.add(graph.mul(graph.sub(graph.mul(distance, a + 2), a + 3), square), 1.0)
+    far = graph.sub(
+        graph.mul(graph.add(graph.mul(graph.sub(distance, 5.0), distance), 8.0), graph.mul(distance, a)), 4 * a
+    )
+    return graph.binary_select(near, far, graph.cmp_le(distance, 1.0))
+
+
+def _reflected(graph: Graph, index: Tensor, size: int, align_corners: bool) -> Tensor:
+    """An index beyond the ends reflected: at the outermost elements, or at the edges behind them."""
+    if size == 1:
+        return index
+    edge = 1 - int(align_corners)
+    period = 2 * (size - 1) + 2 * edge
+    rest = graph.mod(index, period)
+    rest = graph.binary_select(graph.add(rest, period), rest, graph.cmp_lt(rest, 0))
+    return graph.binary_select(rest, graph.sub(period - edge, rest), graph.cmp_lt(rest, size))

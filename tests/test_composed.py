@@ -203,6 +203,52 @@ def test_what_resampling_refuses() -> None:
         graph.interpolate(x, (4, 4))
 
 
+# ---- grids
+
+
+def sampled(x: np.ndarray[Any, Any], places: np.ndarray[Any, Any], padding: str, align: bool) -> np.ndarray[Any, Any]:
+    """Linear interpolation of one image (H, W) at places (n, 2) by what is around each of them, one after another."""
+    found = []
+    for across, down in places:
+        total = 0.0
+        ends = [(p + 1) / 2 * (n - 1) if align else ((p + 1) * n - 1) / 2 for p, n in zip((down, across), x.shape)]
+        for corner in np.ndindex(2, 2):
+            value, weight = [], 1.0
+            for end, more, n in zip(ends, corner, x.shape):
+                at = int(np.floor(end)) + more
+                weight *= 1 - abs(end - at)
+                if padding == "zeros":
+                    weight *= 0 <= at < n
+                while padding == "reflection" and not 0 <= at < n:
+                    at = (-at if align else -1 - at) if at < 0 else (2 * n - 2 - at if align else 2 * n - 1 - at)
+                value.append(min(max(at, 0), n - 1))
+            total += weight * x[tuple(value)]
+        found.append(total)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample(padding: str, align: bool) -> None:
+    x, grid = floats(2, 3, 5, 4), RNG.uniform(-2.5, 2.5, (2, 6, 7, 2)).astype(np.float32)
+    found = result(lambda g, a, b: g.grid_sample(a, b, "linear", padding, align), x, grid)
+    for n, c in np.ndindex(2, 3):
+        expected = sampled(x[n, c].astype(float), grid[n].reshape(-1, 2).astype(float), padding, align)
+        np.testing.assert_allclose(found[n, c].reshape(-1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_grids_of_the_image_itself(mode: str) -> None:
+    """Places at the centres of all elements give the image, in one, two and three dimensions."""
+    for sizes in ((6,), (5, 4), (3, 4, 5)):
+        x = floats(2, 3, *sizes)
+        lines = [np.linspace(-1, 1, n) for n in sizes]
+        grid = np.stack(np.meshgrid(*lines, indexing="ij")[::-1], -1).astype(np.float32)
+        grid = np.broadcast_to(grid, (2, *grid.shape)).copy()
+        found = result(lambda g, a, b: g.grid_sample(a, b, mode, "border", True), x, grid)
+        np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
+
+
 # ---- as kernels
 
 
@@ -222,5 +268,8 @@ def test_kernels_equal_the_reference() -> None:
         graph_of(lambda g, a: g.interpolate(a, (13, 12)), image),
         graph_of(lambda g, a: g.interpolate(a, (5, 13), "linear"), image),
         graph_of(lambda g, a: g.interpolate(a, (9, 6), "cubic"), image),
+        graph_of(
+            lambda g, a, b: g.grid_sample(a, b), floats(2, 3, 7, 6), (RNG.integers(-9, 9, (2, 5, 4, 2)) / 8).astype("f")
+        ),
     ]
     check_all(graphs)

@@ -112,3 +112,10 @@ def _table(call: Call, places: Array, old: int, factor: float) -> tuple[Array, A
         cubic=call["cubic_coeff_a"],
         exclude_outside=bool(call["exclude_outside"]),
     )
+
+
+@operator("GridSample")
+def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
+    """Older versions call the modes bilinear and bicubic."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call["mode"], call["mode"])
+    return call.graph.grid_sample(x, grid, mode, call["padding_mode"], bool(call["align_corners"]))
