@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
@@ -252,11 +252,10 @@ def test_grids_of_the_image_itself(mode: str) -> None:
 # ---- as kernels
 
 
-@pytest.mark.slow
-def test_kernels_equal_the_reference() -> None:
+def graphs() -> list[fg.Graph]:
     x, image = floats(5, 17, 9), floats(2, 3, 7, 6).astype(np.float16)
     along, few = RNG.integers(0, 17, (5, 11, 9)), RNG.integers(-1, 17, (5, 3, 9))
-    graphs = [
+    return [
         graph_of(lambda g, a, b: g.relu(g.einsum("bij,bkj->bik", a, b)), x, floats(5, 4, 9)),
         graph_of(lambda g, a: g.einsum("iij->j", a), floats(6, 6, 7)),
         graph_of(lambda g, a, i: g.take_along_axis(a, i, 1), x, along),
@@ -272,4 +271,13 @@ def test_kernels_equal_the_reference() -> None:
             lambda g, a, b: g.grid_sample(a, b), floats(2, 3, 7, 6), (RNG.integers(-9, 9, (2, 5, 4, 2)) / 8).astype("f")
         ),
     ]
-    check_all(graphs)
+
+
+@pytest.mark.slow
+def test_kernels_equal_the_reference() -> None:
+    check_all(graphs())
+
+
+@pytest.mark.gpu
+def test_kernels_equal_the_reference_on_a_gpu() -> None:
+    check_on_gpu(graphs())

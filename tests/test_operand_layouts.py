@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
 from codegen import target
@@ -118,6 +118,12 @@ def test_constants_are_laid_out_without_a_kernel(monkeypatch):
 def test_constants_that_are_laid_out_equal_the_reference(monkeypatch):
     monkeypatch.setattr(operand_layouts, "MARGIN", -1.0)
     check_all([weights(), weights("int8")], arch="sm_90a")
+
+
+@pytest.mark.gpu
+def test_constants_that_are_laid_out_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(operand_layouts, "MARGIN", -1.0)
+    check_on_gpu([weights(), weights("int8")])
 
 
 def test_only_with_fusion():

@@ -2,7 +2,8 @@
 
 Dead nodes, common subexpressions, nodes of constants only, and identities that hold in floating point for every input,
 NaN, infinity and the sign of zero included: x * 1, x / 1, x - 0, -(-x), abs(abs(x)), relu(relu(x)), not(not(x)), a cast
-to the same dtype, movement to the same places.  (x + 0 is not x: it turns -0 into +0.)
+to the same dtype, movement to the same places; x to the power of 2, 1 or -1 as a product, itself or a reciprocal.
+(x + 0 is not x: it turns -0 into +0.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
+from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
@@ -37,6 +39,8 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
         if node not in live:
             continue
         inputs = tuple(_taken(result, new, t) for t in node.inputs)
+        if enabled:
+            node, inputs = _plain_power(node, inputs)
         if enabled and len(node.outputs) == 1 and node.output not in outputs:
             replacement = _replacement(node, inputs)
             if replacement is None:
@@ -115,6 +119,18 @@ def _replacement(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
     return None
 
 
+def _plain_power(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Node, tuple[Tensor, ...]]:
+    """A square or reciprocal that is written as a power, as what it is."""
+    if node.op.name != "pow" or inputs[0].type != node.output.type:
+        return node, inputs
+    x, exponent = inputs
+    if _is(exponent, 2.0):
+        return Node(TABLE["mul"], (x, x), {}, *node.outputs), (x, x)
+    if _is(exponent, -1.0):
+        return Node(TABLE["reciprocal"], (x,), {}, *node.outputs), (x,)
+    return node, inputs
+
+
 def _neutral(number: float, *, left: bool) -> Callable[[Node, tuple[Tensor, ...]], Tensor | None]:
     def rule(_: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = inputs
@@ -167,6 +183,7 @@ _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
     "mul": _neutral(1.0, left=True),
     "scale": _neutral(1.0, left=True),
     "div": _neutral(1.0, left=False),
+    "pow": _neutral(1.0, left=False),
     "sub": _neutral(0.0, left=False),
     "neg": _twice,
     "logical_not": _twice,
