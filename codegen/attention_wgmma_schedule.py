@@ -15,9 +15,9 @@ from codegen.tiles import Unsupported
 GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
 PANEL = 64  # 16-bit elements of 128 bytes
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
-REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}
+REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 #: The same where the producer looks at the tiles.
-LISTING_REGISTERS = {1: (80, 216), 2: (56, 224), 3: (56, 152)}
+LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128}
 #: More blocks than there is work.
@@ -148,7 +148,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
     if spec.rows <= 64:
-        preferred = [(1, keys) for _, keys in preferred] + preferred
+        preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
     # Where tiles of queries take very different times, blocks of one each are spread better.
