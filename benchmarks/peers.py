@@ -86,6 +86,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "dgrad": dgrad,
         "wgrad": wgrad,
         "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
+        "sdpa_grouped": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
         "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),
     }
 

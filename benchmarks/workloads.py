@@ -264,18 +264,20 @@ def tensor_core_bound() -> Iterator[Workload]:
     )
     yield from in_front()
     yield from on_the_result()
-    for batch, heads, length, size, causal in (
-        (2, 32, 8192, 128, True),
-        (2, 32, 8192, 128, False),
-        (8, 32, 2048, 64, True),
-        (16, 16, 512, 64, False),
+    for batch, heads, shared, length, size, causal in (
+        (2, 32, 32, 8192, 128, True),
+        (2, 32, 32, 8192, 128, False),
+        (2, 32, 8, 8192, 128, True),
+        (8, 32, 32, 2048, 64, True),
+        (16, 16, 16, 512, 64, False),
     ):
-        shape = (batch, heads, length, size)
+        shape, keys = (batch, heads, length, size), (batch, shared, length, size)
         met = length * (length + 1) // 2 if causal else length * length
         flops = 4 * batch * heads * met * size
-        name = f"sdpa b{batch} h{heads} s{length} d{size} {'causal' if causal else 'full'} bf16"
-        operands = tuple(Input(q, shape) for q in "qkv")
-        torch = "sdpa_causal" if causal else "sdpa"
+        grouped = f"/{shared}" if shared != heads else ""
+        name = f"sdpa b{batch} h{heads}{grouped} s{length} d{size} {'causal' if causal else 'full'} bf16"
+        operands = (Input("q", shape), Input("k", keys), Input("v", keys))
+        torch = "sdpa_grouped" if grouped else "sdpa_causal" if causal else "sdpa"
         yield Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal), flops, "bf16")
 
 

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import PORTABLE, contraction, schedule_data, schedule_from_data, schedule_text
+from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
 from codegen.arch import Arch
-from codegen.spec import ContractionSpec
+from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -78,7 +78,7 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) ->
 def describe_kernel(kernel: Kernel, arch: Arch = PORTABLE) -> dict[str, Any]:
     """A kernel: ``name, family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
     node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
-    ``declined_forms``: of a contraction why it has none of the faster forms of kernel, by their names.
+    ``declined_forms``: of a contraction or attention why it has none of the faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
     schedule = schedule_data(kernel.choice.schedule)
@@ -99,7 +99,9 @@ def describe_kernel(kernel: Kernel, arch: Arch = PORTABLE) -> dict[str, Any]:
 
 
 def _declined_forms(spec: Any, arch: Arch, taken: str) -> dict[str, str]:
-    """Why a contraction has none of the forms that are faster than the one taken."""
+    """Why a contraction or attention has none of the forms that are faster than the one taken."""
+    if isinstance(spec, AttentionSpec):
+        return {f: why for f, why in attention.declined(spec, arch).items() if not taken.endswith(f"attention{f}")}
     if not isinstance(spec, ContractionSpec):
         return {}
     return {form: reason for form, reason in contraction.declined(spec, arch).items() if form != taken}
