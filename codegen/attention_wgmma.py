@@ -15,9 +15,7 @@ from codegen.attention_listing import Listing
 from codegen.attention_scores import approximated, kernel_details, merged
 from codegen.attention_wgmma_schedule import (
     GROUP,
-    LISTING_REGISTERS,
     PANEL,
-    REGISTERS,
     ROWS,
     AttentionWgmmaSchedule,
     box,
@@ -65,7 +63,7 @@ class _Renderer:
             self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
         )
         #: of a thread of the producer and of a consumer
-        self.registers = (LISTING_REGISTERS if spec.ranges else REGISTERS)[schedule.groups]
+        self.registers = schedule.registers(listing=bool(spec.ranges))
         #: how the producer finds the tiles that are met, where that depends on data
         self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
         self.maps = [
@@ -109,7 +107,7 @@ class _Renderer:
         parameters.append(constant + self.out if self.out_map else parameter(spec.out, self.out, written=True))
         if spec.stats is not None:
             parameters.append(parameter(spec.stats, self.stats, written=True))
-        signature(w, spec.name, s.threads, parameters, 1)
+        signature(w, spec.name, s.threads, parameters, s.resident)
         self._shared()
         self._barriers()
         w.open("if (group < 0)")

@@ -18,6 +18,8 @@ PANEL = 64  # 16-bit elements of 128 bytes
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
+#: The same for two blocks of two consumers on a multiprocessor.
+RESIDENT_REGISTERS = (24, 112)
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128}
 #: More blocks than there is work.
@@ -38,6 +40,7 @@ class AttentionWgmmaSchedule:
     blocks  of the grid, if there is work for as many.
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on.
     chains  of maxima and of sums that do not wait for each other.
+    resident  blocks of a multiprocessor: of two one works while the other begins or ends a tile of queries.
     """
 
     groups: int
@@ -48,6 +51,13 @@ class AttentionWgmmaSchedule:
     blocks: int
     ahead: int = 1
     chains: int = 2
+    resident: int = 1
+
+    def registers(self, *, listing: bool) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer."""
+        if self.resident > 1:
+            return RESIDENT_REGISTERS
+        return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
 
     @property
     def threads(self) -> int:
@@ -162,6 +172,11 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
+    if tall <= 64 and not (reads or spec.ranges or spec.inside.instructions) and spec.rows > 64:
+        # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
+        two = AttentionWgmmaSchedule(2, 64, 2, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
+        if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
+            found.append(two)
     if not found:
         raise Unsupported("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))
