@@ -171,6 +171,22 @@ MOVEMENT: list[Case] = [
     ("replicate3", lambda x, i, s: F.pad(x[None], (1, 1, 1, 1, 1, 1), mode="replicate")),
     ("slice_scatter", lambda x, i, s: (torch.slice_scatter(x, s, 1, 2, 4), torch.select_scatter(x, s[:, 0], 1, -1))),
     ("embedding", lambda x, i, s: F.embedding(i, x.reshape(24, 5))),
+    (
+        "gather",
+        lambda x, i, s: (
+            x.gather(1, i[0, :4, None, None].expand(4, 2, 5)),
+            (x * 2).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
+            x.log_softmax(1).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
+        ),
+    ),
+    (
+        "scatter",
+        lambda x, i, s: (
+            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), 0.3),
+            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), s[:, :1]),
+        ),
+    ),
+    ("copy", lambda x, i, s: (aten.copy(x, s[:, :1]), aten.copy(x, i[0, 0]))),
     ("index_select", lambda x, i, s: torch.index_select(x, 1, i[0])),
     ("index", lambda x, i, s: (x.reshape(24, 5)[i], x[:, i[0] - 3], x[:, i[0][:, None], i[1] % 5], x[i[0] % 4])),
     ("nearest", lambda x, i, s: (F.interpolate(x, scale_factor=2.0), F.interpolate(x[None], size=(9, 7)))),
@@ -187,6 +203,7 @@ REDUCTIONS: list[Case] = [
     ("extremes", lambda x, n: (x.amax(1), x.amin((0, 2)), n.amax(0))),
     ("of a scalar", lambda x, n: (x[0, 0, 0].sum(), x[0, 0, 0].amax(), torch.softmax(x[0, 0, 0], 0))),
     ("truth", lambda x, n: ((x > 1).any(), (x > 1).any(1), (x > -2).all(1, keepdim=True), (n == 0).all())),
+    ("norms", lambda x, n: [torch.linalg.vector_norm(x, o, dim=1) for o in (1, 2, torch.inf)] + [x.norm()]),
     ("truth along axes", lambda x, n: (aten.any.dims(x > 1, [0, 2]), aten.all.dims(x > -2, [0, 2]))),
     ("arg", lambda x, n: (x.argmax(), x.argmax(1), x.argmin(2, keepdim=True), n.argmin(0))),
     ("max.dim", lambda x, n: (*x.max(1), *n.min(2))),

@@ -36,9 +36,20 @@ from fusegraph.graph import Graph
 _OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
 
 
+def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
+    """native_dropout with a mask that torch can draw before anything is computed: it depends on the shape alone."""
+    if not train or probability in (0, 1):
+        kept = train and probability == 1
+        return x * (0 if kept else 1), torch.full(x.shape, not kept, dtype=torch.bool, device=x.device)
+    room = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    mask = torch.bernoulli(room, 1 - probability)
+    return x * mask * (1 / (1 - probability)), mask
+
+
 def decompositions() -> dict[Any, Any]:
-    """The core ATen decompositions, but for the operators that the table has."""
-    return {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
+    """The core ATen decompositions, but for the operators that the table has, and that of dropout."""
+    rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
+    return {**rules, torch.ops.aten.native_dropout.default: _dropout}
 
 
 def backend(

@@ -153,6 +153,12 @@ def _range(c: Call, start: float, step: float) -> Tensor:
 # ---- movement that is no view
 
 
+@aten("copy.default")
+def _copy(c: Call, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    cast = c.cast(source)
+    return c.graph.identity(cast) if cast.shape == c.form.shape else c.graph.broadcast(cast, c.form.shape)
+
+
 @aten("cat.default")
 def _cat(c: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     # An empty tensor of rank 1 goes with any others.
@@ -228,6 +234,37 @@ def _wrapped(c: Call, index: Tensor, size: int) -> Tensor:
 @aten("embedding.default")
 def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
     return c.graph.gather(weight, index, axis=0)
+
+
+@aten("gather.default")
+def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """One element a row of what is computed here, as a cross-entropy takes it, is picked while the row is there."""
+    dim = dim % max(x.rank, 1)
+    if not x.rank or c.graph.producer(x) is None or not _is_one_a_row(x, index, dim):
+        return c.graph.take_along_axis(x, index, axis=dim) if x.rank else c.graph.identity(x)
+    picked = c.graph.binary_select(x, c.graph.constant(0, dtype=x.dtype), _hits(c, x, index, dim))
+    return c.cast(c.graph.reduction(picked, mode="add", axes=dim))
+
+
+def _is_one_a_row(x: Tensor, index: Tensor, dim: int) -> bool:
+    """Whether an index has one position along an axis for each row of x."""
+    return index.shape == tuple(1 if d == dim else n for d, n in enumerate(x.shape))
+
+
+def _hits(c: Call, x: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Where an element's position along an axis is that of the index."""
+    return c.graph.cmp_eq(c.cast(c.graph.gen_index(x, axis=dim), index.dtype), index)
+
+
+@aten("scatter.value", "scatter.src")
+def _scatter(c: Call, x: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
+    dim = dim % max(x.rank, 1)
+    if not x.rank or not _is_one_a_row(x, index, dim):
+        raise NotSupportedError("a scatter of several elements a row")
+    if isinstance(source, Tensor) and source.shape != index.shape:
+        raise NotSupportedError("a scatter of a part of its source")
+    value = source if isinstance(source, Tensor) else c.number(source, x.dtype)
+    return c.cast(c.graph.binary_select(value, x, _hits(c, x, index, dim)))
 
 
 @aten("index_select.default")

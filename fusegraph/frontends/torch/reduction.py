@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusegraph.dtypes import int64
+from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
 from fusegraph.graph import Tensor
 
@@ -44,6 +45,19 @@ def _amax(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor
 @aten("amin.default")
 def _amin(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return _reduce(c, x, "min", dim, keepdim)
+
+
+#: The order of a vector's norm -> the mode of the reduction.
+_NORMS = {1: "norm1", 2: "norm2", float("inf"): "amax"}
+
+
+@aten("linalg_vector_norm.default")
+def _vector_norm(
+    c: Call, x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if order not in _NORMS:
+        raise NotSupportedError(f"the norm of order {order}")
+    return c.cast(_reduce(c, x if x.dtype.itemsize >= c.dtype.itemsize else c.cast(x), _NORMS[order], dim, keepdim))
 
 
 @aten("any.dim", "any.dims", "any.default")
