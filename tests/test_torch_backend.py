@@ -124,6 +124,33 @@ def test_torchs_settings_decide_on_tf32() -> None:
 
 
 @pytest.mark.slow
+def test_inputs_are_named_as_the_model_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a saved value has the same name: forward and backward."""
+    seen: list[dict[str, tuple[int, ...]]] = []
+    original = backend.build
+
+    def recording(*arguments: Any) -> Any:
+        made = original(*arguments)
+        seen.append({t.name: t.shape for t in made.graph.inputs})
+        return made
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2, bias=False))
+
+        def forward(self, addmm: Any) -> Any:
+            return self.mlp(addmm)
+
+    monkeypatch.setattr(backend, "build", recording)
+    torch.compile(Model(), backend="fusegraph")(torch.ones(4, 3)).sum().backward()
+    forward, backward = seen
+    assert forward == {"addmm": (4, 3), "mlp_0_weight": (5, 3), "mlp_0_bias": (5,), "mlp_2_weight": (2, 5)}
+    assert backward["mlp_2_weight"] == (2, 5)
+    assert {(4, 3), (4, 5)} <= set(backward.values()), "the input, and the saved value that torch calls addmm"
+
+
+@pytest.mark.slow
 def test_operators_are_left_to_torch_by_an_option() -> None:
     with torch.no_grad():
         torch.compile(lambda x: x.relu().exp(), backend="fusegraph", options={"leave": ["aten.exp.default"]})(

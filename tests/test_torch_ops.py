@@ -141,6 +141,14 @@ MOVEMENT: list[Case] = [
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),
     ("as_strided", lambda x, i, s: (x * 2).as_strided((4, 1, 6, 5), (30, 7, 5, 1)) + 1),
+    (
+        "as_strided of another order",
+        lambda x, i, s: (
+            (x.permute(2, 0, 1) + 1).as_strided((24, 5), (5, 1)) * 2,
+            (x + 1).as_strided((5, 6, 4), (1, 5, 30)) * 2,
+            aten.as_strided_scatter(x.flatten() * 2, x.permute(1, 2, 0) + 1, [6, 5, 4], [5, 1, 30]),
+        ),
+    ),
     ("detach", lambda x, i, s: aten.detach(x) + aten.alias(x)),
     ("full", lambda x, i, s: x + torch.full((6, 5), 0.3) + torch.full_like(x, 2) + x.new_full((5,), 0.1)),
     ("zeros", lambda x, i, s: x + torch.zeros(5) + torch.zeros_like(x) + x.new_zeros(5)),

@@ -4,6 +4,7 @@ mutation, forward and backward, and each is cut, built and compiled here.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -62,9 +63,10 @@ def backend(
     torch computes, such as "aten.mm.default".  Raises ArgumentError for others.
     """
     settings = _settings(mode, options)
+    names = _names(module.graph)
 
     def compiler(phase: str) -> Callable[[Any, Sequence[Any]], Program]:
-        return lambda traced, _: _boxed(_function(traced, phase, settings))
+        return lambda traced, _: _boxed(_function(traced, phase, settings, names))
 
     made = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -75,6 +77,21 @@ def backend(
         keep_inference_input_mutations=True,
     )
     return made(module, inputs)
+
+
+def _names(graph: Any) -> dict[str, str]:
+    """What AOTAutograd calls a traced graph's inputs -> names that tell a user what they are.
+
+    The tracer's are such as l_self_modules_layer1_modules_0_parameters_weight_; AOTAutograd numbers them.
+    """
+    names: dict[str, str] = {}
+    for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+        short = re.sub(
+            r"^[lL]_(self_)?|(?<![a-z0-9])(modules|parameters|buffers)_|_+$", "", node.name.replace("__", "_")
+        )
+        label = short if short and short not in names.values() else node.name
+        names |= {f"arg{number}_1": label, f"primals_{number + 1}": label}
+    return names
 
 
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -96,11 +113,11 @@ def _boxed(program: Program) -> Program:
     return program
 
 
-def _function(module: Any, phase: str, settings: Mapping[str, Any]) -> Program:
+def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
     """What computes a traced graph; one with symbolic sizes is compiled for each choice of them when it comes."""
     graph = module.graph
     if not is_symbolic(graph):
-        return compile_program(graph, forms_of(graph, {}), phase, settings)
+        return compile_program(graph, forms_of(graph, {}), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
 
     def program(arguments: list[Any]) -> Sequence[Any]:
@@ -108,17 +125,20 @@ def _function(module: Any, phase: str, settings: Mapping[str, Any]) -> Program:
         found = known.get(key)
         if found is None:
             forms = forms_of(graph, symbols(graph, arguments))
-            found = known[key] = compile_program(graph, forms, phase, settings)
+            found = known[key] = compile_program(graph, forms, phase, settings, names)
         return found(arguments)
 
     return program
 
 
-def compile_program(graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any]) -> Program:
+def compile_program(
+    graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
+) -> Program:
     """Cuts a graph, compiles the pieces and writes the function that runs them."""
     start = time.perf_counter()
     analysis = Analysis(graph, forms)
-    division, graphs = in_pieces(analysis, phase, leave=settings.get("leave", ()))
+    labels = {node: names.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
+    division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
     run = {}
     pieces = []
     for piece, part in graphs.items():

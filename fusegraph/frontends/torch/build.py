@@ -47,9 +47,10 @@ class _Builder:
         for node in piece.inputs:
             form = analysis.forms.of(node)
             assert form is not None
-            self._values[node] = self._graph.tensor(
-                names.get(node, node.name), form.shape, form.dtype, strides=form.strides
-            )
+            name = label = names.get(node, node.name)
+            while name in self._graph.tensors:
+                name = f"{label}_{len(self._graph.tensors)}"
+            self._values[node] = self._graph.tensor(name, form.shape, form.dtype, strides=form.strides)
 
         self._lines = lines(self._graph, self._layers())
 
@@ -108,7 +109,8 @@ class _Builder:
         forms = self._analysis.forms.forms[node]
         assert forms is not None
         used = frozenset(user.args[1] for user in node.users if is_projection(user))
-        call = Call(self._graph, forms, self._precision, used, self._lines)
+        given = tuple(self._analysis.forms.of(a) if hasattr(a, "all_input_nodes") else None for a in node.args)
+        call = Call(self._graph, forms, self._precision, used, self._lines, given)
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         result = table[str(node.target)](call, *args, **kwargs)
         for tensor, form in zip(result if isinstance(result, tuple) else (result,), forms):

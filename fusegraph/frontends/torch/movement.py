@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fusegraph.dtypes import int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, free
 from fusegraph.graph import Tensor
+from fusegraph.layout import extent, overlaps, stride_order
 
 # ---- views
 
@@ -61,14 +63,24 @@ def _t(c: Call, x: Tensor) -> Tensor:
 
 @free("as_strided.default")
 def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-    """A view of the same elements, in which only dimensions of size 1 have come or gone."""
+    """All elements in the order in which they lie in memory, divided otherwise."""
+    source = c.given[0]
+    if offset or source is None:
+        raise NotSupportedError("as_strided with an offset")
+    return _relaid(x, source.strides, tuple(size), tuple(strides))
 
-    def real(shape: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
-        return [(n, step) for n, step in zip(shape, steps) if n != 1]
 
-    if offset or real(x.shape, x.strides) != real(size, strides):
-        raise NotSupportedError("as_strided that is no reshape")
-    return x.reshape(c.form.shape)
+def _relaid(x: Tensor, given: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """A tensor that in torch lies in memory with ``given`` strides, seen there with another shape and strides."""
+    for sizes, steps in ((x.shape, given), (shape, strides)):
+        if 0 in sizes or extent(sizes, steps) != prod(sizes) or overlaps(sizes, steps) or prod(sizes) != x.size:
+            raise NotSupportedError("as_strided that leaves elements out, or repeats them")
+    before, after = (stride_order(n, s) for n, s in ((x.shape, given), (shape, strides)))
+    line = x if before == tuple(range(x.rank)) else x.transpose(before)
+    divided = line.reshape([shape[d] for d in after]) if line.shape != tuple(shape[d] for d in after) else line
+    return (
+        divided if after == tuple(range(len(shape))) else divided.transpose([after.index(d) for d in range(len(shape))])
+    )
 
 
 def _part(x: Tensor, dim: int, start: int | None, stop: int | None, step: int = 1) -> Tensor:
@@ -212,6 +224,17 @@ def _slice_scatter(
         raise NotSupportedError(f"slice_scatter with a step of {step}")
     parts = [_part(x, dim, 0, first), c.cast(source), _part(x, dim, max(first, last), None)]
     return c.graph.concatenate([p for p in parts if p.shape[dim]] or [x], axis=dim)
+
+
+@aten("as_strided_scatter.default")
+def _as_strided_scatter(
+    c: Call, x: Tensor, source: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None
+) -> Tensor:
+    """All elements of a tensor replaced."""
+    if offset:
+        raise NotSupportedError("as_strided_scatter with an offset")
+    whole = _relaid(source, tuple(strides), c.form.shape, c.form.strides)
+    return c.graph.identity(c.cast(whole))
 
 
 @aten("select_scatter.default")

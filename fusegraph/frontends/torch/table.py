@@ -74,7 +74,8 @@ def free(*names: str) -> Callable[[Handler], Handler]:
 @dataclass(frozen=True)
 class Call:
     """One use of an operator: the graph it goes to, the forms of its results, torch's precision, which of several
-    results something takes, and the factors and terms of batch normalisation that are there already.
+    results something takes, the factors and terms of batch normalisation that are there already, and the forms in torch
+    of its positional arguments (ours may lie otherwise in memory).
     """
 
     graph: Graph
@@ -82,6 +83,7 @@ class Call:
     precision: Precision
     used: frozenset[int] = frozenset((0,))
     lines: Mapping[Layer, Line] = field(default_factory=dict)
+    given: tuple[Form | None, ...] = ()
 
     @property
     def form(self) -> Form:
