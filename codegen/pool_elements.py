@@ -19,7 +19,8 @@ UNROLL = 4
 POSITIONS = ("col", "row", "plane")
 _TAPS = ("kx", "ky", "kz")
 _PLACES = ("ix", "iy")
-_TAKEN = "at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane"
+_TAKEN = """at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane
+    in_col_begin in_row_begin in_plane_begin in_col_end in_row_end in_plane_end"""
 
 
 class Elements:
@@ -34,7 +35,7 @@ class Elements:
         self.t = schedule.itype
         #: type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
-        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds")
+        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds", "in_window{}_begin", "in_window{}_end")
         taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
         self.names = Names([spec.name, *_TAKEN.split(), *POSITIONS, *_TAPS, *_PLACES, *taken])
         self.pointers = Pointers(self.program, self.names)
@@ -64,19 +65,27 @@ class Elements:
                 if not rolled or prod(counts[k:]) <= UNROLLED
                 else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
             )
-            conditions += self._open(k, self.at[d], window, unroll)
+            conditions += self._open(k, self.at[d], window, unroll, rolled=rolled)
         return conditions
 
-    def _open(self, k: int, position: str, window: Window, unroll: str) -> list[str]:
+    def _open(self, k: int, position: str, window: Window, unroll: str, *, rolled: bool) -> list[str]:
         w, t = self.w, self.t
         back = len(self.windows) - 1 - k
         place = self._source(k)
         if isinstance(window, Adaptive):
             start = _quotient(linear([(position, window.size)]), window.positions)
             end = _quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
-            w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
-            w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
-            return []
+            if rolled:
+                w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
+                w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
+                return []
+            self.constant(t, f"{place}_begin", start)
+            if not window.alike:
+                self.constant(t, f"{place}_end", end)
+            w.line(unroll)
+            w.open(f"for ({self.small} {self.tap(k)} = 0; {self.tap(k)} < {window.count}; ++{self.tap(k)})")
+            self.constant(t, place, f"{place}_begin + {self.tap(k)}")
+            return [] if window.alike else [f"{place} < {place}_end"]
         many = self.patch[k]
         tap = self.tap(k)
         count = width(window, many)

@@ -190,7 +190,7 @@ def held_from(space: Space, s: PoolSchedule) -> int:
     first = len(sizes)
     while first > 0:
         total = prod(sizes[first - 1 :]) * bytes_each
-        if total > HELD_BYTES or isinstance(space.windows[first - 1][1], Adaptive):
+        if total > HELD_BYTES:
             break
         first -= 1
     return first

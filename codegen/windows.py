@@ -113,10 +113,19 @@ class Adaptive:
         return ((p + 1) * self.size + self.positions - 1) // self.positions
 
     @property
-    def count(self) -> int:
+    def _counts(self) -> set[int]:
         # One window is as good as another that is a whole number of elements further on.
         period = self.positions // gcd(self.size, self.positions)
-        return max(int(self.end(p) - self.start(p)) for p in range(period))
+        return {int(self.end(p) - self.start(p)) for p in range(period)}
+
+    @property
+    def count(self) -> int:
+        return max(self._counts)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all windows have as many elements."""
+        return len(self._counts) == 1
 
 
 Window: TypeAlias = Sliding | Covering | Adaptive

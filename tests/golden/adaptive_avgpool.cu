@@ -14,12 +14,34 @@ extern "C" __global__ void __launch_bounds__(256) adaptive_avgpool_kernel(
     const int32 row = at / 5 % 5;
     const int32 col = at % 5;
     float y_sum = 0.0f;
-    #pragma unroll 1
-    for (int32 in_row = (row * 14) / 5; in_row < (row * 14 + 18) / 5; ++in_row) {
-        #pragma unroll 4
-        for (int32 in_col = (col * 14) / 5; in_col < (col * 14 + 18) / 5; ++in_col) {
-            const float x_v = x[outer * 196 + in_row * 14 + in_col];
-            y_sum += x_v;
+    float x_under[4][4];
+    const int32 in_row_begin = (row * 14) / 5;
+    const int32 in_row_end = (row * 14 + 18) / 5;
+    #pragma unroll
+    for (int ky = 0; ky < 4; ++ky) {
+        const int32 in_row = in_row_begin + ky;
+        const int32 in_col_begin = (col * 14) / 5;
+        const int32 in_col_end = (col * 14 + 18) / 5;
+        #pragma unroll
+        for (int kx = 0; kx < 4; ++kx) {
+            const int32 in_col = in_col_begin + kx;
+            const bool inside = in_row < in_row_end && in_col < in_col_end;
+            x_under[ky][kx] = load_if<1>(inside, x + outer * 196 + in_row * 14 + in_col)[0];
+        }
+    }
+    #pragma unroll
+    for (int ky = 0; ky < 4; ++ky) {
+        const int32 in_row = in_row_begin + ky;
+        const int32 in_col_begin = (col * 14) / 5;
+        const int32 in_col_end = (col * 14 + 18) / 5;
+        #pragma unroll
+        for (int kx = 0; kx < 4; ++kx) {
+            const int32 in_col = in_col_begin + kx;
+            const bool inside = in_row < in_row_end && in_col < in_col_end;
+            if (inside) {
+                const float x_e = x_under[ky][kx];
+                y_sum += x_e;
+            }
         }
     }
     const int32 y_count = int32(((int32(row) + 1) * 14 + 4) / 5 - int32(row) * 14 / 5);
