@@ -51,7 +51,8 @@ class RowsSchedule:
     itype    C type of positions and offsets.
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
-    stages   of a walk in shared memory, the rows (or ``rows`` rows each) that are there or on their way.
+    stages   of a walk, the rows (or ``rows`` rows each) that are on their way to shared memory, or there, or in
+             registers.
     """
 
     form: str
@@ -163,7 +164,8 @@ def _in_shared(
             resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, arch, count, resident, itemsize, nbytes)
             bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
-            yield 1.03 * bad, schedule  # every pass reads the row again, if only from there
+            # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
+            yield (1.08 if resident == 1 else 1.03) * bad, schedule
 
 
 def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
@@ -279,6 +281,8 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
                 continue
             resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
             memory.append(RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident))
+        if bounded and not few:  # as many threads as possible read again
+            memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory
 
 

@@ -12,8 +12,8 @@ from codegen.rows_space import Space, Stages, normalize, repeated, streamed, wid
 from codegen.spec import RowsSpec
 
 #: Registers that a thread needs beside what it keeps; the most elements of a row that it should have, and the most
-#: words of columns' reductions.
-OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS = 40, 32, 48
+#: words of columns' reductions.  As many elements as are best: fewer leave barriers with little to hide behind.
+OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS, BEST_ELEMENTS = 40, 32, 48, 16
 #: Threads of blocks whose rows are too short for all of them, and those that keep an SM busy.
 SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
 #: Bytes on their way to an SM that keep the memory busy.
@@ -90,7 +90,8 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                     room = min(arch.shared_bytes_per_block, arch.shared_bytes_per_sm // resident - 1024)
                     room -= static + 1024
                     ahead = -(-FLIGHT_BYTES // (resident * nbytes))
-                    stages = min(1 + ahead, MOST_STAGES, 1 + steps, room // nbytes)
+                    here = form == "registers"  # what is worked on takes no shared memory
+                    stages = min(1 + ahead, MOST_STAGES, 1 + steps, here + room // nbytes)
                     if stages < 2 or not (copied and straight):
                         continue
                     flight = (stages - 1) * nbytes
@@ -99,6 +100,7 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                 most = min(MAX_REGISTERS_PER_THREAD, arch.registers_per_sm // (threads * resident))
                 busy = log2(threads * resident / BUSY_THREADS)
                 bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
+                bad *= 1 + 0.04 * abs(log2(unroll * vector / BEST_ELEMENTS))
                 bad *= 1 + max(0.0, own / most - 1) * 4 + 0.3 * (wanted / resident - 1)
                 bad *= 1 + max(0.0, 1 - flight * resident / FLIGHT_BYTES)
                 bad *= (1.0 if form == "registers" else 1.03) if ring else 1.3 if form == "registers" else 1.5

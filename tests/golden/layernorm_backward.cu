@@ -16,13 +16,14 @@
 //     dx dscale parts = reduction_partial(dx product, axes=(0,), chunk=125, keepdims=False, dtype=float32)
 //     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, keepdims=False, dtype=float32)
 //     dx = narrow(dx value, dtype=bfloat16)
-// 16384 rows of 4096 elements, kept in registers; 512 threads a row
-// A block walks 125 rows, combining their columns meanwhile, 2 of them on their way.
+// 16384 rows of 4096 elements, kept in registers; 256 threads a row
+// A block walks 125 rows, combining their columns meanwhile, 2 side by side, 2 of them on their way.
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
 #include "async_copy.cuh"
+#include "warpgroup.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_4096_bfloat16_dx_kernel(
     const bfloat16* __restrict__ loss,
@@ -34,105 +35,121 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     float* __restrict__ dx_dbias_parts,
     bfloat16* __restrict__ dx)
 {
-    const uint32 lane = threadIdx.x;
+    const uint32 lane = threadIdx.x % 256, sub = threadIdx.x / 256;
     const uint32 part = blockIdx.x;
     const uint32 begin = part * 125;
     const uint32 end = min(begin + 125, uint32(16384));
     // A row's own values are read while the row before is worked on.
-    const uint32 first = begin;
+    const uint32 first = min(begin + sub, end - 1);
     float mean_next = mean[first];
     float inverse_next = inverse[first];
-    Vector<bfloat16, 8> scale_v;
-    {
-        const uint32 col = lane * 8;
-        scale_v = load<8>(scale + col);
+    Vector<bfloat16, 8> scale_v[2];
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) {
+        const uint32 col = (u * 256 + lane) * 8;
+        scale_v[u] = load<8>(scale + col);
     }
-    float dx_dscale_parts_own[1][8] = {};
-    float dx_dbias_parts_own[1][8] = {};
+    float dx_dscale_parts_own[2][8] = {};
+    float dx_dbias_parts_own[2][8] = {};
     __shared__ float dx_product_mean_add_parts[2][16];
     __shared__ float dx_g_mean_add_parts[2][16];
     FUSEGRAPH_DYNAMIC_SHARED(shared);
     bfloat16* const loss_s = reinterpret_cast<bfloat16*>(shared);
-    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 24576);
+    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 16384);
+    const uint32 steps = (end - begin + 1) / 2;
     #pragma unroll 1
-    for (uint32 step = 0; step < end - begin + 2; ++step) {
-        // A thread reads back what it copied itself.
-        if (step < end - begin) {
-            const uint32 into = step % 3 * 4096;
-            const uint32 fetched = begin + step;
-            {
-                const uint32 col = lane * 8;
-                copy_async<16>(loss_s + into + col, loss + fetched * 4096 + col);
-                copy_async<16>(x_s + into + col, x + fetched * 4096 + col);
+    for (uint32 step = 0; step < steps + 1; ++step) {
+        Vector<bfloat16, 8> loss_v[2];
+        Vector<bfloat16, 8> x_v[2];
+        const uint32 at = sub * 4096;
+        // A row that has arrived makes room for another.  A thread reads back what it copied itself.
+        if (step >= 1) {
+            copy_async_wait<0>();
+            #pragma unroll
+            for (int u = 0; u < 2; ++u) {
+                const uint32 col = (u * 256 + lane) * 8;
+                loss_v[u] = load_shared<8>(loss_s + at + col);
+                x_v[u] = load_shared<8>(x_s + at + col);
+            }
+        }
+        if (step < steps) {
+            const uint32 fetched = min(begin + step * 2 + sub, end - 1);
+            #pragma unroll
+            for (int u = 0; u < 2; ++u) {
+                const uint32 col = (u * 256 + lane) * 8;
+                copy_async<16>(loss_s + at + col, loss + fetched * 4096 + col);
+                copy_async<16>(x_s + at + col, x + fetched * 4096 + col);
             }
         }
         copy_async_commit();
-        if (step < 2) continue;
-        copy_async_wait<2>();
-        const uint32 row = begin + step - 2;
-        const uint32 at = (step + 1) % 3 * 4096;
+        if (step < 1) continue;
+        const bool inside = begin + (step - 1) * 2 + sub < end;
+        const uint32 row = inside ? begin + (step - 1) * 2 + sub : end - 1;
         const uint32 turn = step % 2;
         const float mean_r = mean_next;
         const float inverse_r = inverse_next;
-        const uint32 after = min(row + 1, end - 1);
+        const uint32 after = min(row + 2, end - 1);
         mean_next = mean[after];
         inverse_next = inverse[after];
-        Vector<bfloat16, 8> loss_v;
-        Vector<bfloat16, 8> x_v;
-        {
-            const uint32 col = lane * 8;
-            loss_v = load_shared<8>(loss_s + at + col);
-            x_v = load_shared<8>(x_s + at + col);
-        }
         float dx_product_mean_add_part = 0.0f;
         float dx_g_mean_add_part = 0.0f;
-        {
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
             #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                const float loss_e = convert<float>(loss_v[e]);
-                const float dx_centred = convert<float>(x_v[e]) - mean_r;
+                const float loss_e = convert<float>(loss_v[u][e]);
+                const float dx_centred = convert<float>(x_v[u][e]) - mean_r;
                 const float dx_normal = dx_centred * inverse_r;
                 const float dx_product = loss_e * dx_normal;
-                const float dx_g = loss_e * convert<float>(scale_v[e]);
+                const float dx_g = loss_e * convert<float>(scale_v[u][e]);
                 const float dx_g_product = dx_g * dx_normal;
                 dx_product_mean_add_part += dx_g_product;
                 dx_g_mean_add_part += dx_g;
-                dx_dscale_parts_own[0][e] += dx_product;
-                dx_dbias_parts_own[0][e] += loss_e;
+                if (inside) dx_dscale_parts_own[u][e] += dx_product;
+                if (inside) dx_dbias_parts_own[u][e] += loss_e;
             }
         }
         reduce::give<reduce::Add>(dx_product_mean_add_part, dx_product_mean_add_parts[turn]);
         reduce::give<reduce::Add>(dx_g_mean_add_part, dx_g_mean_add_parts[turn]);
-        __syncthreads();
-        const float dx_product_mean_add = reduce::take<reduce::Add, 16>(dx_product_mean_add_parts[turn]);
-        const float dx_g_mean_add = reduce::take<reduce::Add, 16>(dx_g_mean_add_parts[turn]);
+        named_barrier_sync(1 + sub, 256);
+        const float dx_product_mean_add = reduce::take<reduce::Add, 8>(dx_product_mean_add_parts[turn] + sub * 8);
+        const float dx_g_mean_add = reduce::take<reduce::Add, 8>(dx_g_mean_add_parts[turn] + sub * 8);
         const float dx_product_mean = dx_product_mean_add / 4096.0f;
         const float dx_g_mean = dx_g_mean_add / 4096.0f;
-        {
-            const uint32 col = lane * 8;
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            const uint32 col = (u * 256 + lane) * 8;
             Vector<bfloat16, 8> dx_v;
             #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                const float dx_centred = convert<float>(x_v[e]) - mean_r;
+                const float dx_centred = convert<float>(x_v[u][e]) - mean_r;
                 const float dx_normal = dx_centred * inverse_r;
-                const float dx_g = convert<float>(loss_v[e]) * convert<float>(scale_v[e]);
+                const float dx_g = convert<float>(loss_v[u][e]) * convert<float>(scale_v[u][e]);
                 const float dx_across = dx_normal * dx_product_mean;
                 const float dx_along = dx_g - dx_across;
                 const float dx_inner = dx_along - dx_g_mean;
                 dx_v[e] = convert<bfloat16>(dx_inner * inverse_r);
             }
-            store(dx + row * 4096 + col, dx_v);
+            if (inside) store(dx + row * 4096 + col, dx_v);
         }
     }
-    {
-        const uint32 col = lane * 8;
+    // What the rows side by side have of each column.
+    __shared__ float float_columns[4096];
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) reduce::across<reduce::Add, 256, 2>(dx_dscale_parts_own[u], float_columns);
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) reduce::across<reduce::Add, 256, 2>(dx_dbias_parts_own[u], float_columns);
+    if (sub > 0) return;
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) {
+        const uint32 col = (u * 256 + lane) * 8;
         Vector<float, 8> dx_dscale_parts_v;
         #pragma unroll
-        for (int e = 0; e < 8; ++e) dx_dscale_parts_v[e] = dx_dscale_parts_own[0][e];
+        for (int e = 0; e < 8; ++e) dx_dscale_parts_v[e] = dx_dscale_parts_own[u][e];
         store(dx_dscale_parts + part * 4096 + col, dx_dscale_parts_v);
         Vector<float, 8> dx_dbias_parts_v;
         #pragma unroll
-        for (int e = 0; e < 8; ++e) dx_dbias_parts_v[e] = dx_dbias_parts_own[0][e];
+        for (int e = 0; e < 8; ++e) dx_dbias_parts_v[e] = dx_dbias_parts_own[u][e];
         store(dx_dbias_parts + part * 4096 + col, dx_dbias_parts_v);
     }
 }
