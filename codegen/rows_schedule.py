@@ -51,6 +51,7 @@ class RowsSchedule:
     itype    C type of positions and offsets.
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
+    walk     rows that a block walks one after the other; 0: one, or as many as the specification says.
     stages   of a walk, the rows (or ``rows`` rows each) that are on their way to shared memory, or there, or in
              registers.
     """
@@ -64,6 +65,7 @@ class RowsSchedule:
     cluster: int = 1
     resident: int = 0
     stages: int = 1
+    walk: int = 0
 
     @property
     def threads(self) -> int:

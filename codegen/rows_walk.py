@@ -70,7 +70,8 @@ class WalkRenderer(AlongRenderer):
         return [*ring, *barriers]
 
     def _details(self) -> list[str]:
-        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows, combining their columns meanwhile"
+        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows"
+        walked += ", combining their columns meanwhile" if self._own else ""
         beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
         ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
         return [*super()._details(), walked + beside + ahead + "."]
@@ -230,7 +231,9 @@ class WalkRenderer(AlongRenderer):
         for n in self.kept:
             name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
             many = f"[{self.unroll}]" if self.unroll > 1 else ""
-            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+            kind = vector_type(self.program.loads[n], self.s.vector)
+            kind = kind.replace("Vector", "Packed") if self._forgets else kind
+            w.line(f"{kind} {name}{many};")
         w.line(f"const uint32 at = {self._slot('step')};")
         w.line("// A row that has arrived makes room for another.  A thread reads back what it copied itself.")
         w.open(f"if (step >= {self.ahead})")
@@ -247,6 +250,20 @@ class WalkRenderer(AlongRenderer):
         w.close()
         self._fetch(rows, "at")
         w.line(f"if (step < {self.ahead}) continue;")
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether a row takes so many registers that none are left for what is computed of it."""
+        return self.s.walk > 0 and self.unroll > 1
+
+    def _stages(self) -> None:
+        for stage in range(self.stages.last + 1):
+            if stage and self._forgets:
+                for n in self.kept:
+                    self.w.line(f"forget_results({self.kept_names[n]});")
+            self._scalars(stage)
+            self._stage(stage)
+            self._row_stores(stage)
 
     def _fetch(self, rows: str, into: str, place: str = "") -> None:
         """Copies of the rows of a later step begin."""
@@ -324,6 +341,8 @@ class WalkRenderer(AlongRenderer):
     def _finish(self) -> None:
         """Combines what the rows side by side have of each column, and stores it."""
         w, s, n = self.w, self.s, len(self.space.outer)
+        if not self._own:
+            return
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
             exchanges: dict[str, str] = {}
