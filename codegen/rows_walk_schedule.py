@@ -22,7 +22,7 @@ FLIGHT_BYTES = 32 * 1024
 #: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
 MOST_BARRIERS = 8
 #: Rows of which no columns are combined: the fewest that are worth walking, if all blocks have about as many, and the
-#: fewest elements of a thread.
+#: fewest elements of a thread, of all tensors.
 LEAST_WALKED, UNEVEN, LEAST_ELEMENTS = 8, 1.06, 16
 MOST_STAGES = 16
 
@@ -52,7 +52,7 @@ def persistent(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
         return
     itype = index_type(*space.bounds())
     for lanes in (1024, 512):
-        elements = -(-space.length // (lanes * vector)) * vector
+        elements = -(-space.length // (lanes * vector)) * vector * len(kept)
         if LEAST_ELEMENTS <= elements <= MOST_ELEMENTS and chunk * arch.sm_count_hint <= UNEVEN * rows:
             yield RowsSchedule("registers", False, vector, lanes, 1, itype, 1, 1, 2, chunk)
 

@@ -223,6 +223,40 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(several, beside) for *_, several, beside in tried} >= {(False, True), (True, True), (True, False)}
 
 
+@pytest.mark.slow
+def test_rows_that_are_walked_without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in registers, the next ones on their way: a schedule of any rows."""
+    g = fg.Graph("softmax", io_dtype="bfloat16")
+    x = g.tensor("x", (7, 3, 600))
+    g.output(g.softmax(x * g.tensor("row", (7, 3, 1))), name="y")
+    g.output(g.reduction(x, "max", 2), name="largest")
+    made = []
+    for chunk, stages, lanes in ((4, 2, 64), (21, 3, 64), (8, 2, 32)):
+        one = RowsSchedule("registers", False, 8, lanes, 1 if lanes > 32 else 2, "uint32", 1, 1, stages, chunk)
+        monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, one=one: one)
+        made.append(CpuExecutable(g, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(g))
+        assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+
+
+def test_who_walks_without_columns() -> None:
+    """Long rows, if all multiprocessors have as many; it is one of the schedules that are tried."""
+
+    def walked(shape: tuple[int, int], dtype: str = "bfloat16", name: str = "sm_90a") -> set[int]:
+        g = fg.Graph("softmax", io_dtype=dtype)
+        g.output(g.softmax(g.tensor("x", shape)), name="y")
+        spec = plan(g).kernels[0].group.lowered.spec
+        return {s.walk for s in schedules(spec, arch(name)) if isinstance(s, RowsSchedule)}
+
+    assert walked((4096, 32768)) == {0, 32}
+    assert walked((4096, 32768), "float32", "sm_120") == {0}  # a row does not fit its shared memory
+    assert walked((900, 32768)) == {0}  # seven rows each
+    assert walked((1200, 32768)) == {0}  # ten rows for most, none for some
+    assert walked((4096, 1024)) == {0}
+
+
 def groupnorm_backward(shape: tuple[int, ...], groups: int, dtype: str = "float32", layout: str = "NCHW") -> fg.Graph:
     g = fg.Graph(f"groupnorm_backward {shape} {dtype}", io_dtype=dtype)
     loss, x = (g.tensor(name, shape, layout=layout) for name in ("loss", "x"))
