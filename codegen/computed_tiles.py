@@ -15,6 +15,7 @@ from codegen.dtypes import ALL
 from codegen.expr import Load, Program, Store
 from codegen.filled_tiles import as_it_lies
 from codegen.iteration import collapse
+from codegen.packed import packed
 from codegen.spec import ContractionSpec, Gather, Image, Strides, TensorMap
 from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
 
@@ -75,6 +76,7 @@ class Computed:
     product             the type in which it is multiplied.
     batch, rows, inner  sizes of gather's dimensions.
     brought             what the copy engine brings.  Every other tensor has one element a row, or one for all.
+    pairs               whether the program is one on pairs of elements (`codegen.packed`).
     """
 
     gather: Gather
@@ -83,6 +85,7 @@ class Computed:
     rows: tuple[int, ...]
     inner: tuple[int, ...]
     brought: tuple[Brought, ...]
+    pairs: bool
 
     @property
     def element(self) -> str:
@@ -159,7 +162,9 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
     number = len(gather.operands)
     b = tiled(replace(second, outer=over_cols), number, batch, prod(cols), inner, channel)
     brought = _brought(spec, gather, batch, rows, inner, reduction, channel, windows)
-    a = Computed(gather, product, tuple(batch), tuple(rows), tuple(inner), brought)
+    pairs = packed(program_of(gather)) if inner[channel] % 2 == 0 else None
+    gather = replace(gather, program=pairs or gather.program)
+    a = Computed(gather, product, tuple(batch), tuple(rows), tuple(inner), brought, pairs is not None)
     return Factors(tuple(batch), prod(rows), prod(cols), reduction, a, b)
 
 

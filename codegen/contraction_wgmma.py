@@ -71,7 +71,14 @@ class _Renderer(Producer, Results):
         self.itemsize = element_bytes(self.types)
         self.t = self._index_type()
         a, b = (
-            Prologue(self.w, side.gather if isinstance(side, Way | Computed) else gather, self.names, p, others)
+            Prologue(
+                self.w,
+                side.gather if isinstance(side, Way | Computed) else gather,
+                self.names,
+                p,
+                others,
+                pairs=isinstance(side, Computed) and side.pairs,
+            )
             for p, side, gather, others in (
                 ("a", self.parts.a, spec.a, ()),
                 ("b", self.parts.b, spec.b, spec.others),

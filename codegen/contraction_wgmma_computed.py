@@ -162,21 +162,24 @@ class ComputedFactor:
         read: dict[Value, str] = {}
         for source, b, member, name, at in self._tiles:
             ctype, stage = self._ctype(b), f"shared.{member}[stage.index]"
-            read[source.value] = f"{name}[e]"
+            pairs = self.factor.pairs
+            read[source.value] = f"{name}[r]" if pairs else f"{name}[e]"
             if b.row:
-                w.line(f"const auto {name} = load_columns({stage} + kk * {STEP});")
-                read[source.value] = f"{name}[e / 4 * 2 + e % 2]"
-            elif not b.side.along_k:
+                w.line(f"const auto {name} = load_column{'_pairs' if pairs else 's'}({stage} + kk * {STEP});")
+                read[source.value] = f"{name}[r / 2]" if pairs else f"{name}[e / 4 * 2 + e % 2]"
+                continue
+            if not b.side.along_k:
                 panel = "group" if self.s.groups > 1 else "0"
-                w.line(f"const auto {name} = load_fragment_across<{ctype}>({stage}[{panel}], {at} + kk * 2048);")
+                text = f"load_fragment_across<{ctype}>({stage}[{panel}], {at} + kk * 2048)"
             else:
                 steps = b.panel // STEP
                 tile, place = stage, f"kk * {STEP * b.itemsize}"
                 if b.panels > 1:
                     tile, place = f"{stage}[kk / {steps}]", f"kk % {steps} * {STEP * b.itemsize}"
-                w.line(f"const auto {name} = load_fragment<{ctype}, {b.width}>({tile}, {at} ^ {place});")
+                text = f"load_fragment<{ctype}, {b.width}>({tile}, {at} ^ {place})"
+            w.line(f"const auto {name} = {text}{'.pairs()' if pairs else ''};")
         for source, name in self._rows:
-            read[source.value] = f"{name}[e / 2 % 2]"
+            read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if self.factor.pairs else f"{name}[e / 2 % 2]"
         ragged = k.channels % PANEL
         if ragged or self._positions:
             chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
@@ -184,6 +187,9 @@ class ComputedFactor:
         for source, name in self._positions:
             step = self.prologue.place(source).inner[-1]
             read[source.value] = linear([(f"{name}[e / 2 % 2]", 1), ("(c + e / 4 * 8 + e % 2)", step)])
+        if self.factor.pairs:
+            self._pairs(read)
+            return
         w.line(f"Vector<{self.factor.element}, 8> made;")
         w.line("#pragma unroll")
         w.open("for (int e = 0; e < 8; ++e)")
@@ -192,6 +198,20 @@ class ComputedFactor:
         w.close()
         keep = ", inside" if self.factor.gather.limits else ""
         w.line(f"put_fragment(part[kk % 2], made{keep});")
+
+    def _pairs(self, read: dict[Value, str]) -> None:
+        """Makes it two elements at a time: register r has those of row r % 2, columns r / 2 * 8 and the next."""
+        w, k = self.w, self.parts.reduction
+        w.line("#pragma unroll")
+        w.open("for (int r = 0; r < 4; ++r)")
+        text = self.prologue.element(read)
+        w.line(f"const Pair<{self.factor.element}> made = {text};")
+        conditions = ["inside[r % 2]"] if self.factor.gather.limits else []
+        if k.channels % PANEL:
+            conditions.append(f"c + r / 2 * 8 < {k.channels}")
+        kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
+        w.line(f"part[kk % 2][r] = {kept};")
+        w.close()
 
 
 def own_names(factor: Computed) -> Sequence[str]:

@@ -31,8 +31,8 @@ RESERVED = frozenset(
     copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
     block_from_the_end forget_results
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
-    fragment_at fragment_at_across load_fragment load_fragment_across load_columns put_fragment load_results carry_row
-    fetch_row winograd FragmentWords store_fragments store_fragments_turned Barrier TensorMap Ring Tile
+    fragment_at fragment_at_across load_fragment load_fragment_across load_columns load_column_pairs put_fragment
+    Fragment Pair PairOf load_results carry_row fetch_row winograd FragmentWords store_fragments store_fragments_turned Barrier TensorMap Ring Tile
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from codegen.expr import Emitter, Index, Load, Operand, Value, ctype_of, varying
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
+from codegen.packed import pair_type
 from codegen.spec import Gather, Strides
 
 
@@ -60,11 +61,21 @@ class Source:
 class Prologue:
     """Names, places and the program of one factor; ``label`` ("a" or "b") begins the names of a plain one.
 
-    ``others`` are more factors, which lie in memory as a plain one does.
+    ``others`` are more factors, which lie in memory as a plain one does.  With ``pairs`` the program is one of
+    `codegen.packed`.
     """
 
-    def __init__(self, w: Writer, gather: Gather, names: Names, label: str, others: Sequence[Operand] = ()) -> None:
-        self.w, self.gather, self.program, self._names = w, gather, gather.program, names
+    def __init__(
+        self,
+        w: Writer,
+        gather: Gather,
+        names: Names,
+        label: str,
+        others: Sequence[Operand] = (),
+        *,
+        pairs: bool = False,
+    ) -> None:
+        self.w, self.gather, self.program, self._names, self._pairs = w, gather, gather.program, names, pairs
         self.operands = (*gather.operands, *others)
         self.pointers = [names.unique(op.name) for op in self.operands]
         self.places = [Place(gather.batch, gather.outer, gather.inner, gather.start)]
@@ -132,16 +143,19 @@ class Prologue:
         if program is None:
             return
         for value in self._constants:
-            name = self._names.unique(program.loads[value.operand].name, "_s")
-            text = converted(program.loads[value.operand], f"{self.pointers[value.operand]}[0]", program.real)
-            self.w.line(f"const {ctype_of(program, value)} {name} = {text};")
+            op, text = program.loads[value.operand], f"{self.pointers[value.operand]}[0]"
+            name = self._names.unique(op.name, "_s")
+            if self._pairs:
+                self.w.line(f"const {pair_type(op.dtype)} {name} = {text};")
+            else:
+                self.w.line(f"const {ctype_of(program, value)} {name} = {converted(op, text, program.real)};")
             self._terms[value] = name
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
     def element(self, read: Mapping[Value, str]) -> str:
-        """Writes the program; returns the C expression of the element, in its own type.
+        """Writes the program; returns the C expression of the element, in its own type, or of a pair of elements.
 
-        ``read`` are the sources' elements as they lie in memory.
+        ``read`` are the sources' elements as they lie in memory, or pairs of them.
         """
         program = self.program
         if program is None:
@@ -149,11 +163,13 @@ class Prologue:
         terms = dict(self._terms)
         for source in self.sources:
             text = read[source.value]
-            if isinstance(source.value, Load):
+            if isinstance(source.value, Load) and not self._pairs:
                 ctype = ctype_of(program, source.value)
                 if ctype != source.ctype:
                     self.w.line(f"const {ctype} {source.element} = convert<{ctype}>({text});")
                     text = source.element
             terms[source.value] = text
         self._emitter.statements(self.w, terms, lambda k: self._varies[k])
+        if self._pairs:
+            return self._emitter.term(program.stores[0].value, terms)
         return self._emitter.stored(program.stores[0], terms, lambda v: ctype_of(program, v))

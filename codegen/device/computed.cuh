@@ -4,6 +4,7 @@
 // e in row lane / 4 + e / 2 % 2 * 8, column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as the copy engine
 // leaves them.
 #pragma once
+#include "packed.cuh"
 #include "pipeline.cuh"
 
 // They are kept in the words that they come in: of a Vector the compiler takes each word apart by two instructions.
@@ -15,6 +16,13 @@ struct Fragment {
         union { uint16 bits; T element; };
         bits = uint16(words[e / 2] >> e % 2 * 16);
         return element;
+    }
+    // Four pairs: elements 2 r and 2 r + 1.
+    __device__ __forceinline__ Vector<Pair<T>, 4> pairs() const {
+        Vector<Pair<T>, 4> v;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) v[r] = Pair<T>(words[r]);
+        return v;
     }
 };
 
@@ -65,6 +73,16 @@ __device__ __forceinline__ Vector<T, 4> load_columns(const T* columns) {
     pairs[0] = load_shared<2>(columns);
     pairs[1] = load_shared<2>(columns + 8);
     return v;
+}
+
+// The same in pairs.
+template <class T>
+__device__ __forceinline__ Vector<Pair<T>, 2> load_column_pairs(const T* columns) {
+    const unsigned char* const first = reinterpret_cast<const unsigned char*>(columns + threadIdx.x % 4 * 2);
+    Vector<Pair<T>, 2> pairs;
+    pairs[0] = Pair<T>(*reinterpret_cast<const uint32*>(first));
+    pairs[1] = Pair<T>(*reinterpret_cast<const uint32*>(first + 16));
+    return pairs;
 }
 
 // Puts a fragment into the registers from which wgmma reads it; rows that are not kept are zeros.

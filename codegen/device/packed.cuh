@@ -1,0 +1,101 @@
+// Pairs of 16-bit floats in one register, computed with in one instruction (sm_90).
+//
+// Every operation rounds its exact result once, to nearest even.  NaN is 0x7fff; maximum and minimum are NaN where
+// either operand is, and -0 is smaller than +0.
+#pragma once
+#include "math.cuh"
+
+template <class T>
+struct PairOf;
+
+#ifdef FUSEGRAPH_CPU
+
+// The sum of two doubles rounded to odd: rounding that to 16 bits is rounding the exact sum.
+inline double add_to_odd(double a, double b) {
+    const double sum = a + b, of_b = sum - a, error = (a - (sum - of_b)) + (b - of_b);
+    uint64 bits;
+    __builtin_memcpy(&bits, &sum, 8);
+    if (!(sum - sum == 0) || error == 0 || bits & 1) return sum;
+    bits += (error > 0) == (sum > 0) ? 1 : -1;
+    return bits_double(bits);
+}
+
+template <class T>
+struct PairOf {
+    template <class Operation>
+    static uint32 each(uint32 a, uint32 b, uint32 c, Operation operation) {
+        uint32 result = 0;
+        for (int i = 0; i < 32; i += 16) {
+            const T x{uint16(a >> i)}, y{uint16(b >> i)}, z{uint16(c >> i)};
+            result |= uint32(convert<T>(double(operation(widen(x), widen(y), widen(z)))).bits) << i;
+        }
+        return result;
+    }
+    static uint32 fma(uint32 a, uint32 b, uint32 c) {
+        return each(a, b, c, [](double x, double y, double z) { return add_to_odd(x * y, z); });
+    }
+    static uint32 multiply(uint32 a, uint32 b) {
+        return each(a, b, 0, [](double x, double y, double) { return x * y; });
+    }
+    static uint32 add(uint32 a, uint32 b) {
+        return each(a, b, 0, [](double x, double y, double) { return add_to_odd(x, y); });
+    }
+    static uint32 subtract(uint32 a, uint32 b) { return add(a, b ^ 0x80008000u); }
+    static uint32 maximum(uint32 a, uint32 b) {
+        return each(a, b, 0, [](float x, float y, float) { return math::maximum(x, y); });
+    }
+    static uint32 minimum(uint32 a, uint32 b) {
+        return each(a, b, 0, [](float x, float y, float) { return math::minimum(x, y); });
+    }
+};
+
+#else
+
+#define PAIR_OPERATION(NAME, INSTRUCTION)                                       \
+    static __device__ __forceinline__ uint32 NAME(uint32 a, uint32 b) {         \
+        uint32 y;                                                               \
+        asm(INSTRUCTION " %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));             \
+        return y;                                                               \
+    }
+#define PAIR_OF(T, TYPE)                                                        \
+    template <>                                                                 \
+    struct PairOf<T> {                                                          \
+        PAIR_OPERATION(multiply, "mul.rn." TYPE)                                \
+        PAIR_OPERATION(add, "add.rn." TYPE)                                     \
+        PAIR_OPERATION(subtract, "sub.rn." TYPE)                                \
+        PAIR_OPERATION(maximum, "max.NaN." TYPE)                                \
+        PAIR_OPERATION(minimum, "min.NaN." TYPE)                                \
+        static __device__ __forceinline__ uint32 fma(uint32 a, uint32 b, uint32 c) { \
+            uint32 y;                                                           \
+            asm("fma.rn." TYPE " %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); \
+            return y;                                                           \
+        }                                                                       \
+    };
+PAIR_OF(bfloat16, "bf16x2")
+PAIR_OF(float16, "f16x2")
+#undef PAIR_OF
+#undef PAIR_OPERATION
+
+#endif
+
+template <class T>
+struct Pair {
+    uint32 bits;
+    Pair() = default;
+    explicit __device__ __forceinline__ Pair(uint32 word) : bits(word) {}
+    __device__ __forceinline__ Pair(T both) : bits(both.bits * 0x10001u) {}
+    __device__ __forceinline__ Pair(float both) : Pair(convert<T>(both)) {}
+
+    friend __device__ __forceinline__ Pair operator*(Pair a, Pair b) { return Pair(PairOf<T>::multiply(a.bits, b.bits)); }
+    friend __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair(PairOf<T>::add(a.bits, b.bits)); }
+    friend __device__ __forceinline__ Pair operator-(Pair a, Pair b) { return Pair(PairOf<T>::subtract(a.bits, b.bits)); }
+    friend __device__ __forceinline__ Pair operator-(Pair a) { return Pair(a.bits ^ 0x80008000u); }
+    static __device__ __forceinline__ Pair abs(Pair a) { return Pair(a.bits & 0x7fff7fffu); }
+    static __device__ __forceinline__ Pair maximum(Pair a, Pair b) { return Pair(PairOf<T>::maximum(a.bits, b.bits)); }
+    static __device__ __forceinline__ Pair minimum(Pair a, Pair b) { return Pair(PairOf<T>::minimum(a.bits, b.bits)); }
+    static __device__ __forceinline__ Pair relu(Pair a) { return Pair(PairOf<T>::maximum(a.bits, 0)); }
+    // a * b + c
+    static __device__ __forceinline__ Pair fma(Pair a, Pair b, Pair c) {
+        return Pair(PairOf<T>::fma(a.bits, b.bits, c.bits));
+    }
+};

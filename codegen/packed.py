@@ -1,0 +1,88 @@
+"""Programs on pairs of 16-bit floats: one instruction for two elements, where that is at least as exact.
+
+An instruction on pairs rounds its exact result to 16 bits.  A program that computes in float rounds once more at its
+end, so pairs give the same or better as long as one operation rounds: a sum, a product, or a product to which something
+is added (fma).  What neither rounds nor reverses the order of numbers (relu, a sign, the larger of two) may come before
+or behind it, for it makes no difference whether rounding comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.dtypes import DType
+from codegen.expr import Instruction, Literal, Load, Program, Result, Value
+
+#: Operations that need not round.
+_EXACT = ("-{0}", "math::relu({0})", "math::abs({0})", "math::maximum({0}, {1})", "math::minimum({0}, {1})")
+_MULTIPLY, _ADD, _SUBTRACT = "{0} * {1}", "{0} + {1}", "{0} - {1}"
+
+
+def pair_type(dtype: DType) -> str:
+    """C type of two elements."""
+    return f"Pair<{dtype.ctype}>"
+
+
+def packed(program: Program) -> Program | None:
+    """The program on pairs of what it stores, None if it has to compute in float."""
+    target = program.stores[0].operand.dtype
+    if target.ctype not in ("bfloat16", "float16") or program.real != "float" or len(program.stores) != 1:
+        return None
+    if program.indices or program.tables or program.reductions or any(op.dtype != target for op in program.loads):
+        return None
+    made: list[Instruction] = []
+    known: dict[Value, Value] = {}  # results of the program's instructions as those of pairs
+    rounded: dict[Value, bool] = {}
+    products: dict[Value, tuple[Value, Value]] = {}  # exact products, by what they are in the program
+    uses = [v for i in program.instructions for v in i.args] + [program.stores[0].value]
+    for number, instruction in enumerate(program.instructions):
+        own = Result(number)
+        if not all(isinstance(v, Load | Result) or _fits(v, target) for v in instruction.args):
+            return None
+        if instruction.template == _ADD and (found := _fused(instruction.args, products)) is not None:
+            factors, other = found
+            if rounded.get(other, False):
+                return None
+            args, template, rounds = (*factors, known.get(other, other)), "math::fma({0}, {1}, {2})", True
+        elif instruction.template in (_MULTIPLY, _ADD, _SUBTRACT):
+            if any(rounded.get(v, False) for v in instruction.args):
+                return None
+            args = tuple(known.get(v, v) for v in instruction.args)
+            template, rounds = instruction.template, True
+            if template == _MULTIPLY and uses.count(own) == 1 and _added(program, own):
+                products[own] = (args[0], args[1])
+                rounded[own] = True
+                continue
+        elif instruction.template in _EXACT:
+            args = tuple(known.get(v, v) for v in instruction.args)
+            template, rounds = instruction.template, any(rounded.get(v, False) for v in instruction.args)
+        else:
+            return None
+        template = template.replace("math", pair_type(target))
+        made.append(Instruction(instruction.name, template, args, pair_type(target)))
+        known[own] = Result(len(made) - 1)
+        rounded[own] = rounds
+    (store,) = program.stores
+    return replace(
+        program, instructions=tuple(made), stores=(replace(store, value=known.get(store.value, store.value)),)
+    )
+
+
+def _fits(value: Value, target: DType) -> bool:
+    """Whether a number is one of 16 bits."""
+    return isinstance(value, Literal) and float(target.numpy.type(value.value)) == float(value.value)
+
+
+def _added(program: Program, product: Result) -> bool:
+    """Whether the one that uses a product adds something to it."""
+    return any(product in i.args and i.template == _ADD for i in program.instructions)
+
+
+def _fused(
+    args: tuple[Value, ...], products: dict[Value, tuple[Value, Value]]
+) -> tuple[tuple[Value, Value], Value] | None:
+    """The factors and the other term of a sum of a product and something that is none."""
+    for term, other in (args, args[::-1]):
+        if term in products and other not in products:
+            return products[term], other
+    return None
