@@ -36,26 +36,25 @@ def packed(program: Program) -> Program | None:
     products: dict[Value, tuple[Value, Value]] = {}  # exact products, by what they are in the program
     uses = [v for i in program.instructions for v in i.args] + [program.stores[0].value]
     for number, instruction in enumerate(program.instructions):
-        own = Result(number)
+        own, template = Result(number), instruction.template
+        args: tuple[Value, ...] = tuple(known.get(v, v) for v in instruction.args)
         if not all(isinstance(v, Load | Result) or _fits(v, target) for v in instruction.args):
             return None
-        if instruction.template == _ADD and (found := _fused(instruction.args, products)) is not None:
+        if template == _ADD and (found := _fused(instruction.args, products)) is not None:
             factors, other = found
             if rounded.get(other, False):
                 return None
             args, template, rounds = (*factors, known.get(other, other)), "math::fma({0}, {1}, {2})", True
-        elif instruction.template in (_MULTIPLY, _ADD, _SUBTRACT):
+        elif template in (_MULTIPLY, _ADD, _SUBTRACT):
             if any(rounded.get(v, False) for v in instruction.args):
                 return None
-            args = tuple(known.get(v, v) for v in instruction.args)
-            template, rounds = instruction.template, True
+            rounds = True
             if template == _MULTIPLY and uses.count(own) == 1 and _added(program, own):
                 products[own] = (args[0], args[1])
                 rounded[own] = True
                 continue
-        elif instruction.template in _EXACT:
-            args = tuple(known.get(v, v) for v in instruction.args)
-            template, rounds = instruction.template, any(rounded.get(v, False) for v in instruction.args)
+        elif template in _EXACT:
+            rounds = any(rounded.get(v, False) for v in instruction.args)
         else:
             return None
         template = template.replace("math", pair_type(target))
