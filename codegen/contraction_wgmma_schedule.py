@@ -258,7 +258,8 @@ def _computing(factor: Computed, s: WgmmaSchedule, stage: int, products: int) ->
         traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.rows)
     sources = len(factor.brought) * FRAGMENT_SOURCE
     integers = sum(not b.row and factor.gather.operands[b.load].dtype.is_int for b in factor.brought)
-    instructions = FRAGMENT + sources + 8 * (1.0 + _element(factor.gather.program) + INTEGER * integers)
+    each = _element(factor.gather.program)
+    instructions = FRAGMENT + sources + (4 * each if factor.pairs else 8 * (1.0 + each + INTEGER * integers))
     return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
 
 

@@ -28,6 +28,7 @@ import fusegraph as fg
 from codegen import contraction_wgmma_schedule, render, target
 from codegen.computed_tiles import computed
 from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.packed import packed
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported
 from fusegraph.runtime import nvrtc
@@ -107,6 +108,55 @@ def test_more_products():
         cases.append(nowhere_zero(product(72, 8 + k // 9 * 8, k, reciprocal, None, pair, over=(True, False))))
     cases += [replace(cases[0], special=0.01), replace(cases[2], special=0.01)]
     check_cases([registers(case) for case in cases], guard=True)
+
+
+def scaled(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    return graph.relu(-x * 0.5)
+
+
+def fused(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    """A row's element times x, plus a number: one rounding."""
+    return graph.relu(vector(graph, x, -2, "of_row", x.dtype.name) * x + graph.tensor("shift", (1,), x.dtype.name))
+
+
+def larger(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    return graph.max(x - vector(graph, x, -1, "less", x.dtype.name), graph.abs(x))
+
+
+@pytest.mark.slow
+def test_pairs():
+    """Two elements an instruction, NaN and infinity among them, and numbers that only just round."""
+    cases = [
+        registers(product(70, 40, 72, front, None, (dtype, dtype), special=special))
+        for dtype in ("bfloat16", "float16")
+        for front in (affine(-1, dtype), residual, scaled, fused, larger)
+        for special in (0.0, 0.05)
+    ]
+    cases.append(registers(image((2, 24, 9, 10), (24, 24, 3, 3), affine(1, "bfloat16"), None, BOTH, padding=1)))
+    for made in check_cases(cases, guard=True):
+        assert made.plan is not None
+        assert "Pair<" in made.plan.kernels[0].source.code
+
+
+@pytest.mark.parametrize(
+    ("front", "dtype", "expected"),
+    [
+        (affine(-1, "bfloat16"), "bfloat16", ["Pair<bfloat16>::fma({0}, {1}, {2})", "Pair<bfloat16>::relu({0})"]),
+        (residual, "float16", ["{0} + {1}", "Pair<float16>::relu({0})"]),
+        (larger, "bfloat16", ["{0} - {1}", "Pair<bfloat16>::abs({0})", "Pair<bfloat16>::maximum({0}, {1})"]),
+        (affine(-1), "bfloat16", None),  # vectors of float32
+        (lambda g, x: x * x * 0.5, "float16", None),  # would round twice
+        (lambda g, x: (x + 1.0) * x, "bfloat16", None),
+        (lambda g, x: (x * x) * 2.0 + x, "bfloat16", None),
+        (lambda g, x: x * x + x * 2.0, "bfloat16", None),
+        (lambda g, x: g.gelu(x), "bfloat16", None),
+    ],
+)
+def test_pairs_round_once(front, dtype, expected):
+    program = spec_of(product(64, 64, 64, front, None, (dtype, dtype))).a.program
+    assert program is not None
+    pairs = packed(program)
+    assert (pairs and [i.template for i in pairs.instructions]) == expected
 
 
 @pytest.mark.slow

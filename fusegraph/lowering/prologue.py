@@ -5,7 +5,8 @@ taps: what is in front of the product is evaluated as often.  That is worth it a
 factor to memory and reading it back.  What it costs is measured on an H200:
 
 - The consumers of a Hopper kernel compute a factor in registers (`codegen.computed_tiles`) while the tensor cores
-  multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product.
+  multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product,
+  half as much where one instruction computes two elements (`codegen.packed`).
 - Where threads must fill the factor's tiles they share the way to shared memory with the tensor cores: a product of
   4096 x 4096 x 4096 takes 1.4 times as long as one that the copy engine brings.
 """
@@ -36,6 +37,8 @@ READ = 2.0
 #: Instructions that the consumers' work on an element is worth: a simple op, a function, an integer that becomes a
 #: float, a tensor that has an element for each place of the reduction, and each byte beyond the factor's own size.
 BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75, 13.0, 0.65, 0.8, 1.5
+#: The share of that which remains where one instruction computes two elements.
+PAIR = 0.5
 #: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the factor can: each element is an
 #: access of its own to the L2 cache then, mostly for what others want.
 SCATTERED = 64.0
@@ -50,6 +53,7 @@ _SIMPLE = frozenset(
     cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not isnan
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
+_PAIRS = frozenset(("mul", "scale", "add", "bias", "sub", "relu", "neg", "abs", "max", "min"))
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
@@ -201,6 +205,7 @@ def _beside(
     anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], large: Sequence[Tensor]
 ) -> float:
     """Instructions that computing an element beside the tensor cores is worth."""
+    share = PAIR if _in_pairs(factor, nodes, read) else 1.0
     along = 1 if anchor.op.name != "matmul" else len(factor.shape) - (1 if factor is anchor.inputs[0] else 2)
     each = 0.0
     for node in nodes:
@@ -208,7 +213,17 @@ def _beside(
             each += (BESIDE_OP if node.op.name in _SIMPLE else BESIDE_FUNCTION) * node.output.size / factor.size
     each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
     each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
-    return each + BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
+    each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
+    return share * each
+
+
+def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
+    """Whether one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
+    names = [n.op.name for n in nodes if n.op.name != "identity"]
+    rounding = [name in ("mul", "scale") for name in names if name in ("mul", "scale", "add", "bias", "sub")]
+    if not set(names) <= _PAIRS or rounding not in ([], [True], [False], [True, False]):
+        return False
+    return all(t.dtype == factor.dtype for t in read)
 
 
 def _alike(tensor: Tensor, factor: Tensor) -> bool:
