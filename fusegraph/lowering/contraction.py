@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen import contraction
+from codegen.arch import arch
 from codegen.contraction_merge import exchanged
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
@@ -21,8 +23,10 @@ from fusegraph.ops.contraction import FAST_FP8, TF32
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import SUFFIX
 
-#: So few rows are one tile's: of what lies across them more is computed at a time as columns, of which a tile has more.
+#: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
+#: The chip of the estimates.
+HOPPER = arch("sm_90a")
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
@@ -252,11 +256,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         tuple(parts),
     )
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
-    few = prod(found.rows) <= FEW_ROWS
-    if not (parts or few) and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
+    if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
-        turned = exchanged(spec)
-        if turned is not None:
+        turned, few = exchanged(spec), prod(found.rows) <= FEW_ROWS
+        if turned is not None and (not few or contraction.cycles(turned, HOPPER) < contraction.cycles(spec, HOPPER)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 
