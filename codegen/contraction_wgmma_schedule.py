@@ -239,7 +239,10 @@ def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     instructions = 0.0
     for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
         if isinstance(way, Way):
-            piece = FILL_PIECE + 4 * len(way.gather.limits) + way.piece * (1.0 + _element(way.gather.program))
+            integers = INTEGER * sum(op.dtype.is_int for op in way.gather.operands)
+            piece = (
+                FILL_PIECE + 4 * len(way.gather.limits) + way.piece * (1.0 + _element(way.gather.program) + integers)
+            )
             piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.fillers, MOST_FILL_RATE)
