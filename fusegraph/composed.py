@@ -18,6 +18,9 @@ from fusegraph.ops.reduction import normal_axes
 if TYPE_CHECKING:
     from fusegraph.graph import Graph, Tensor
 
+#: So many values a row are put one after another, in one kernel.
+MAX_UNROLLED = 8
+
 
 def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
     """x where mask is true (not 0), y elsewhere; all broadcast."""
@@ -33,7 +36,8 @@ def arange(
     if not count:
         return line if name is None else self.identity(line, name=name)
     index = self.cast(self.gen_index(line, 0), kind)
-    return self.add(self.mul(index, step), start, name=name)
+    scaled = index if step == 1 else self.mul(index, step)
+    return self.identity(scaled, name=name) if start == 0 else self.add(scaled, start, name=name)
 
 
 # ---- triangles
@@ -183,12 +187,18 @@ def put_along_axis(
     wide = self.cast(index, int64 if index.dtype == int64 else int32)
     if any(after for _, after in around):
         wide, values = self.pad(wide, around, value=-1), self.pad(values, around)
-    shape = [1] * (x.rank + 1)
-    shape[axis] = x.shape[axis]
-    places = self.reshape(arange(self, x.shape[axis], dtype=wide.dtype), shape)
-    hit = self.cmp_eq(self.unsqueeze(wide, axis), places)  # every place of the axis with every index
+    count = index.shape[axis]
+    if count <= MAX_UNROLLED:
+        place, y = self.gen_index(x, axis), x
+        for k in range(count):
+            own, value = (t if count == 1 else self.slice(t, *_one(t.rank, axis, k)) for t in (wide, values))
+            hit = self.cmp_eq(own, place)
+            y = self.binary_select(value if mode == "set" else getattr(self, mode)(y, value), y, hit)
+        return self.identity(y, dtype=x.dtype, name=name)
+    every = self.broadcast(self.unsqueeze(wide, axis), [*x.shape[: axis + 1], count, *x.shape[axis + 1 :]])
+    hit = self.cmp_eq(every, self.gen_index(every, axis))  # every place of the axis with every index
     if mode == "set":
-        numbers = self.gen_index(hit, axis + 1)
+        numbers = self.gen_index(every, axis + 1)
         last = self.reduction(self.binary_select(numbers, -1, hit), "max", axis + 1, keepdims=False)
         taken = take_along_axis(self, values, last, axis)
         return self.binary_select(taken, x, self.cmp_ge(last, 0), name=name)
@@ -198,6 +208,12 @@ def put_along_axis(
     found = self.binary_select(self.unsqueeze(values, axis), neutral, hit)
     combined = self.cast(self.reduction(found, mode, axis + 1, keepdims=False), x.dtype)
     return getattr(self, mode)(x, combined, name=name)
+
+
+def _one(rank: int, axis: int, at: int) -> tuple[list[int | None], list[int | None]]:
+    """Where the slice of one element of an axis starts and stops."""
+    starts, stops = ([n if d == axis else None for d in range(rank)] for n in (at, at + 1))
+    return starts, stops
 
 
 # ---- Einstein's convention

@@ -108,9 +108,10 @@ def test_gather_nd() -> None:
 
 @pytest.mark.parametrize("mode", ["set", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_put_along_axis(mode: str, dtype: Any) -> None:
+@pytest.mark.parametrize("count", [1, 5, 11])
+def test_put_along_axis(mode: str, dtype: Any, count: int) -> None:
     x = RNG.integers(-9, 9, (3, 6, 4)).astype(dtype)
-    index = RNG.integers(-1, 7, (3, 5, 2))
+    index = RNG.integers(-1, 7, (3, count, 2))
     values = RNG.integers(-9, 9, index.shape).astype(dtype)
     expected = x.copy()
     combine = {"set": lambda a, b: b, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[mode]
@@ -261,6 +262,8 @@ def graphs() -> list[fg.Graph]:
         graph_of(lambda g, a, i: g.take_along_axis(a, i, 1), x, along),
         graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1), x, few, floats(5, 3, 9)),
         graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1, "add"), x, few, floats(5, 3, 9)),
+        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1), x, along, floats(5, 11, 9)),
+        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1, "max"), x, along, floats(5, 11, 9)),
         graph_of(lambda g, a, i: g.gather_nd(a, i), x, RNG.integers(0, 5, (7, 2))),
         graph_of(lambda g, i: g.one_hot(i, 5, dtype="float16"), np.arange(33) % 7),
         graph_of(lambda g, a: g.tril(a, 2) + g.arange(9, dtype="float32"), x),

@@ -114,7 +114,7 @@ def _mode(call: Call) -> str:
     return _MODES[mode]
 
 
-@operator("ScatterElements")
+@operator("Scatter", "ScatterElements")
 def scatter_elements(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     (axis,) = normal_axes(call["axis"], x.rank)
     return call.graph.put_along_axis(x, positions(call, index, x.shape[axis]), updates, axis, _mode(call))
