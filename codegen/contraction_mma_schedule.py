@@ -353,8 +353,8 @@ RATE = {80: 1024, 86: 512, 87: 1024, 89: 512, 90: 1300, 100: 1024, 103: 1024, 11
 L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image.
-WINDOWS = 1.6
+#: How much longer a stage takes that is gathered from windows of an image, or has a factor that is computed.
+WINDOWS, COMPUTED = 1.6, 2.2
 #: Registers of a thread beyond sums, fragments and what it keeps for its pieces.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -516,6 +516,8 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> flo
     stage = max(busy, LATENCY / ahead / together)
     if spec.a.image is not None and len(spec.inner) - spec.inner.count(1) > 1:
         stage *= WINDOWS
+    if any(way.gather.program is not None for way in (parts.a, parts.b)):
+        stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.rows * s.cols * size * len(spec.program.operands) / EPILOGUE_RATE / s.split
     exchange = 3000.0 if s.split > 1 else 0.0
