@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -467,6 +469,21 @@ def test_the_backend():
     for shape in ((2, 3), (3, 2, 1)):
         (y,) = backend.run_model(reshape, [np.arange(6, dtype="f"), np.array(shape)], engine="reference")
         assert y.shape == shape
+
+
+def test_the_backend_runs_nodes_and_knows_what_it_can() -> None:
+    backend = fg.onnx.Backend
+    node = helper.make_node("Clip", ["x", "", "most"], ["y"])
+    (y,) = backend.run_node(node, [np.float32([1, 5, 9]), np.float32(6)], engine="reference")
+    assert y.tolist() == [1, 5, 6]
+    assert backend.is_compatible(perceptron())
+    assert not backend.is_compatible(one("Unique", [3]))
+
+
+def test_without_the_package() -> None:
+    code = "import sys; sys.modules['onnx'] = None; import fusegraph as fg; fg.onnx"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ToolchainError: ONNX models are read with the package onnx: pip install 'fusegraph[onnx]'" in done.stderr
 
 
 def test_the_command_line(saved, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unittest
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("onnx")
 
 import onnx
+import onnx.backend.test
 from onnx.backend.test.runner import Runner
 from onnx_node_tests import RESULTS, array, cases, run, summary
 
@@ -68,6 +70,24 @@ def test_every_operator_as_kernels() -> None:
 def test_every_operator_on_a_gpu() -> None:
     for test in smallest():
         check(test, Backend.run_model(test.model, inputs(test), "CUDA"))
+
+
+@pytest.mark.slow
+def test_the_official_runner() -> None:
+    """The package's own test cases, made for this backend."""
+
+    class OnReference(Backend):
+        @classmethod
+        def prepare(cls, proto, device="CPU", **options):
+            return super().prepare(proto, device, engine="reference", **options)
+
+    runner = onnx.backend.test.BackendTest(OnReference, __name__).include("^test_(gemm|relu|attention_4d_gqa)_?.*_cpu$")
+    suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, runner.test_cases.values()))
+    found = unittest.TestResult()
+    suite.run(found)
+    assert found.testsRun > 2000
+    assert not found.failures
+    assert not found.errors
 
 
 #: Operators of the table of which there is no node test of their own in a type that there is.

@@ -206,7 +206,7 @@ def compare_command(
 def bench_command(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE[:NAME]", help="Python file whose graphs are timed.", show_default=False),
+        typer.Argument(metavar="FILE[:NAME]", help="Python file or ONNX model to time.", show_default=False),
     ] = None,
     suite: Annotated[
         str | None,

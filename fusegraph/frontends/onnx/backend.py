@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.backend.base
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
-from fusegraph.errors import ArgumentError
+from fusegraph.errors import ArgumentError, ModelError, UnsupportedModelError
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
 from fusegraph.runtime.arrays import to_device, to_numpy
 
@@ -83,6 +84,33 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
         """The outputs of a model."""
         return cls.prepare(model, device, **options).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **options: Any
+    ) -> tuple[Any, ...]:
+        """The outputs of one node of the newest operator set, or of that of ``opset_version=``."""
+        version = options.pop("opset_version", onnx.defs.onnx_opset_version())
+        arrays = dict(zip((name for name in node.input if name), map(np.asarray, inputs)))
+        given = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in arrays.items()
+        ]
+        made = [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
+        graph = onnx.helper.make_graph([node], "node", given, made)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)])
+        return cls.run_model(model, list(arrays.values()), device, **options)
+
+    @classmethod
+    def is_compatible(cls, model: ModelProto, device: str = "CPU", **_: Any) -> bool:
+        """Whether there is something for every operator and type of a model, as far as is known without its inputs."""
+        try:
+            from_proto(model)
+        except UnsupportedModelError:
+            return False
+        except ModelError:  # sizes or values that come with the inputs
+            return True
+        return True
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
