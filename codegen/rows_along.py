@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import re
 
-from codegen.expr import Index, Load, Reduced, Reduction, ctype_of
+from codegen.expr import Index, Load, Reduced, Reduction, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import converted, signature
 from codegen.pointwise_body import vector_type
 from codegen.rows_renderer import RowsRenderer, combiner, identity
 from codegen.rows_schedule import RowsSchedule
 from codegen.spec import RowsSpec
+
+#: Narrow elements of a row that a thread has, from which on registers matter that the converted ones would take.
+MANY_ELEMENTS = 32
 
 
 class AlongRenderer(RowsRenderer):
@@ -30,6 +33,8 @@ class AlongRenderer(RowsRenderer):
         #: whether a loop over the row is spelled out: what a thread has of it is in registers
         self.unrolled = schedule.form == "registers"
         self._waits = schedule.cluster > 1
+        #: loads in registers that a loop has read
+        self._converted: set[int] = set()
 
     def _headers(self) -> list[str]:
         s = self.s
@@ -139,6 +144,20 @@ class AlongRenderer(RowsRenderer):
     def _at(self) -> str:
         """Where a vector of the row lies in the block's shared memory."""
         return "at" if self.s.cluster > 1 else "col"
+
+    def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
+        """Where narrow elements are wanted by themselves and for what an earlier loop has made of them, a compiler
+        keeps both in registers, as floats; they are converted again instead.
+        """
+        used = self._used(needed)
+        for n, name in self.kept_names.items() if self.s.form == "registers" else ():
+            operand, count = self.program.loads[n], self._count(n)
+            narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
+            if n in self._converted and used.get(Load(n), 0) > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
+                self.w.line(f"reread({name}{'[u]' if self.unroll > 1 else ''});")
+            if Load(n) in needed:
+                self._converted.add(n)
+        super()._elements(stage, needed, parts)
 
     def _held(self, n: int) -> str:
         operand, vector = self.program.loads[n], self.s.vector

@@ -22,6 +22,7 @@ from fusegraph.ops import Kind
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
+from fusegraph.runtime import nvrtc
 
 GOLDEN = Path(__file__).parent / "golden"
 Make = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
@@ -116,6 +117,16 @@ def test_fused_with_what_surrounds_them() -> None:
         assert kernel.group.family == "rows"
     check_all(graphs)
     check_all(graphs, fusion=False)
+
+
+def test_rows_that_are_wanted_twice_are_kept_once() -> None:
+    """layernorm(x) * x: both factors are made of the row's 16-bit words, instead of keeping them as floats."""
+    graphs = [graph_of(lambda g, x: layernorm(g, x) * x, (1024, 4096), d) for d in ("bfloat16", "float16", "float32")]
+    sources = [plan(g, choose=by_cost_model(target("sm_90a"))).kernels[0].source for g in graphs]
+    assert [s.code.count("reread(x_v[u]);") for s in sources] == [1, 1, 0]
+    (compiled,) = nvrtc.compile_kernels(sources[:1], "sm_90a")
+    assert (compiled.spill_bytes, compiled.registers <= 128) == (0, True)
+    check_all([graph_of(lambda g, x: layernorm(g, x) * x, (2, 4096), d) for d in ("bfloat16", "float16")])
 
 
 def test_names_that_are_taken() -> None:

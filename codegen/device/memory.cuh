@@ -10,6 +10,18 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
 
+// Elements are taken from the vector's words anew after this: the compiler would keep what they were converted to, in
+// more registers than the words.
+template <class T, int N>
+__device__ __forceinline__ void reread(Vector<T, N>& v) {
+#ifndef FUSEGRAPH_CPU
+    static_assert(sizeof v % 4 == 0, "words");
+    uint32* const words = reinterpret_cast<uint32*>(&v);
+#pragma unroll
+    for (int i = 0; i < int(sizeof v / 4); ++i) asm volatile("" : "+r"(words[i]));
+#endif
+}
+
 template <int B> struct PackedWord { typedef uint32 type; };
 template <> struct PackedWord<2> { typedef uint16 type; };
 template <> struct PackedWord<8> { typedef uint64 type; };
