@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import e, log2
 
 from codegen.attention_scores import Scores, sink_value
-from codegen.expr import literal
+from codegen.epilogue import Epilogue
+from codegen.expr import Index, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec
@@ -104,8 +105,26 @@ class Fragments(Scores):
         self._tile(inside=False)
         w.close()
 
+    def _positions(self, epilogue: Epilogue) -> None:
+        """Writes positions as floats, which the program asks for: a conversion takes as long as an exponential."""
+        program = epilogue.program
+        every = {
+            Result(k): program.indices[i.args[0].index][-2:]
+            for k, i in enumerate(program.instructions)
+            if i.template == "convert<float>({0})" and isinstance(i.args[0], Index)
+        }
+        rows = [r for r, steps in every.items() if steps == (1, 0)]
+        keys = [r for r, steps in every.items() if steps == (0, 1)]
+        if rows and self.spec.rows % self.block_rows == 0:
+            self.w.line("const float m_real = convert<float>(m0 + row);")
+            epilogue.known |= dict.fromkeys(rows, "(m_real + float(f * 8))")
+        if keys:
+            self.w.line("const float n_real = convert<float>(n0 + lane % 4 * 2);")
+            epilogue.known |= dict.fromkeys(keys, "(n_real + float(j * 2 + e))")
+
     def _tile(self, *, inside: bool) -> None:
         w = self.w
+        self._positions(self.inner if inside else self.edge)
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
         w.line("#pragma unroll")

@@ -33,9 +33,9 @@ from codegen.tiles import Unsupported
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last m
-    m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk t tile total unit
-    values work met tiles whole mine end left number met_tiles inside_tiles
+    Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last
+    m m_real n_real m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk
+    t tile total unit values work met tiles whole mine end left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 

@@ -22,6 +22,8 @@ LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 RESIDENT_REGISTERS = (24, 112)
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128}
+#: So many queries are few tiles.
+FEW_ROWS = 1024
 #: More blocks than there is work.
 MOST_BLOCKS = 1 << 24
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
@@ -154,7 +156,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif tall <= 192:
         preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
     else:
-        preferred = [(2, 80), (2, 64), (2, 48)] if not reads else [(2, 48), (2, 64)]
+        preferred = [(2, 80), (2, 64), (2, 48)]
+        if reads or spec.inside.instructions:
+            preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
     if spec.rows <= 64:
@@ -168,7 +172,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         keys = min(keys, max(16, -(-spec.keys // 16) * 16))
         deeper = ((3, 1),) if groups == 1 else ()  # few queries: what counts are the bytes on their way
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), blocks, ahead)
+            chains = 1 if groups > 2 else 2
+            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), blocks, ahead, chains)
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
@@ -184,6 +189,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
 
 def _heads(spec: AttentionSpec) -> int:
     """Batches whose keys and values fit the L2 cache together."""
+    if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
+        return 1  # tiles of one batch follow each other: none of them takes long
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
     return max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Value, ctype_of, varying
+from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, converted
 from codegen.naming import Names, Writer
@@ -87,6 +87,8 @@ class Epilogue:
         self.pointers = Pointers(program, names)
         self._emitter = Emitter(program, names)
         self._terms: dict[Value, str] = {}
+        #: C expressions of instructions that the caller has computed otherwise
+        self.known: dict[Value, str] = {}
         self._varies: list[bool] = []
 
     def scalars(self) -> None:
@@ -169,7 +171,8 @@ class Epilogue:
             terms[Index(n)] = f"int32({offset(strides)})"
         for n, text in enumerate(sums):
             terms[Anchor(n)] = sum_value(text, self.accumulate, self.result)
-        self._emitter.statements(w, terms, lambda k: self._varies[k])
+        terms |= self.known
+        self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
             value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
             if run and staged is not None:

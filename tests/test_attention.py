@@ -117,15 +117,15 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("arch", FORMS)
-def test_forms(arch: str) -> None:
-    check_all([made(**how) for how in QUICK], arch=arch)
+@pytest.mark.parametrize(("arch", "how"), zip(FORMS, QUICK))
+def test_forms(arch: str, how: dict[str, Any]) -> None:
+    check_all([made(**how)], arch=arch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", FORMS)
 def test_variants(arch: str) -> None:
-    graphs = [made(**how) for how in VARIANTS]
+    graphs = [made(**how) for how in (*QUICK, *VARIANTS)]
     assert [len(plan(g).kernels) for g in graphs] == [1] * len(graphs)
     results = check_all(graphs, arch=arch)
     for result, g in zip(results, graphs):

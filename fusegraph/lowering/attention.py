@@ -14,7 +14,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
-from fusegraph.lowering.scores import bounded, unscaled
+from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias
 from fusegraph.ops.attention import Score
 from fusegraph.ops.base import Kind
@@ -76,7 +76,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         stores = tuple(Store(Operand(s.operand.name, real, s.operand.strides), s.value) for s in made.stores)
         return replace(made, loads=loads, stores=stores, notes=score.notes), reads
 
-    scale, left = unscaled(score.graph)
+    scale, left = unscaled(with_real_positions(score.graph))
     static, inner = bounded(left, varying=False)
     every, innermost = bounded(left, varying=True)
     ranges = tuple(c for c in every if c.varies)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from codegen.spec import Bound
+from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 
@@ -221,8 +222,51 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
     return {t: first.get(t, 0) + sign * second.get(t, 0) for t in {**first, **second}}
 
 
-def rebuilt(graph: Graph, replaced: Mapping[Tensor, Tensor]) -> Graph:
-    """What is left of a graph of scores if some tensors are replaced by others of its own."""
+#: Positions and their differences are the same in float32 below this.
+EXACT = 1 << 24
+
+
+def with_real_positions(graph: Graph) -> Graph:
+    """The graph with differences of positions that become floats computed as floats: each position is converted for a
+    whole row or column of scores, a difference for one.
+    """
+    rank, sizes = graph.outputs[0].rank, graph.outputs[0].shape[-2:]
+    if max(sizes) >= EXACT:
+        return graph
+    replaced: dict[Tensor, Tensor] = {}
+    added: dict[Node, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        source = node.inputs[0]
+        cast = node.op.name == "identity" and source.dtype.is_int and node.output.dtype == float32
+        made = graph.producer(source)
+        if not cast or made is None or made.op.name not in ("add", "sub"):
+            continue
+        sides = [(_affine(graph, t, rank), t) for t in made.inputs]
+        # Each side a position, or a number; anything else stays as it is.
+        if any(side not in ({ROW: 1}, {KEY: 1}) and constant(t) is None for side, t in sides):
+            continue
+        if any((number := constant(t)) is not None and abs(number) >= EXACT for _, t in sides):
+            continue
+        real, new = [], []
+        for n, (_, t) in enumerate(sides):
+            as_float = Tensor(graph, f"{node.name[:180]} {n}", t.shape, t.strides, float32)
+            new.append(Node(node.op, (t,), node.attributes, as_float))
+            real.append(as_float)
+        result = Tensor(graph, node.output.name, node.output.shape, node.output.strides, float32)
+        new.append(Node(made.op, tuple(real), made.attributes, result))
+        replaced[node.output] = result
+        added[node] = tuple(new)
+    return rebuilt(graph, replaced, added)
+
+
+def rebuilt(
+    graph: Graph, replaced: Mapping[Tensor, Tensor], added: Mapping[Node, tuple[Node, ...]] | None = None
+) -> Graph:
+    """What is left of a graph of scores if some tensors are replaced by others: its own, or those of nodes that are
+    added in front of some of its nodes.
+    """
+    new = added or {}
+    makers = {t: n for nodes in new.values() for n in nodes for t in n.outputs}
 
     def resolved(tensor: Tensor) -> Tensor:
         while tensor in replaced:
@@ -232,14 +276,15 @@ def rebuilt(graph: Graph, replaced: Mapping[Tensor, Tensor]) -> Graph:
     needed = {n for n in graph.nodes if n.kind is Kind.CONTRACTION}
     stack = [resolved(graph.outputs[0])]
     while stack:
-        node = graph.producer(stack.pop())
+        tensor = stack.pop()
+        node = makers.get(tensor) or graph.producer(tensor)
         if node is not None and node not in needed:
             needed.add(node)
             stack += [resolved(t) for t in node.inputs]
     result = Graph(graph.name, compute_dtype=graph.compute_dtype)
     # Tensors stay themselves: what a lowering knows of them holds for all graphs of the same scores.
     result.tensors, result.inputs = graph.tensors, graph.inputs
-    for node in graph.nodes:
+    for node in [n for old in graph.nodes for n in (*new.get(old, ()), old)]:
         if node in needed:
             inputs = tuple(resolved(t) for t in node.inputs)
             result.add_node(node if inputs == node.inputs else Node(node.op, inputs, node.attributes, *node.outputs))
