@@ -241,7 +241,9 @@ def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         if isinstance(way, Way):
             integers = INTEGER * sum(op.dtype.is_int for op in way.gather.operands)
             piece = (
-                FILL_PIECE + 4 * len(way.gather.limits) + way.piece * (1.0 + _element(way.gather.program) + integers)
+                FILL_PIECE
+                + 4 * len(way.gather.limits)
+                + way.piece * (1.0 + instructions_of(way.gather.program) + integers)
             )
             piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
             instructions += size * parts.reduction.panel / way.piece * piece
@@ -261,12 +263,12 @@ def _computing(factor: Computed, s: WgmmaSchedule, stage: int, products: int) ->
         traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.rows)
     sources = len(factor.brought) * FRAGMENT_SOURCE
     integers = sum(not b.row and factor.gather.operands[b.load].dtype.is_int for b in factor.brought)
-    each = _element(factor.gather.program)
+    each = instructions_of(factor.gather.program)
     instructions = FRAGMENT + sources + (4 * each if factor.pairs else 8 * (1.0 + each + INTEGER * integers))
     return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
 
 
-def _element(program: Program | None) -> float:
+def instructions_of(program: Program | None) -> float:
     """Instructions that computing an element takes."""
     templates = [i.template for i in program.instructions] if program else []
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)

@@ -102,6 +102,9 @@ def test_more_products():
         product(24, 16, 40, residual, None, pair, batch=((2, 3), ())),
         product(24, 16, 40, affine(-3), None, pair, batch=((2, 3), ())),
     ]
+    cases += [
+        product(72, 40, 136, lambda g, x: g.gelu(x), None, pair, over=(turned, False)) for turned in (False, True)
+    ]
     cases += [product(66, 24, 40, positions, None, pair, batch=b) for b in (((), ()), ((3,), (3,)))]
     cases += [product(m, n, k, affine(-1), None, pair) for m in (2, 7, 63, 509) for n, k in ((8, 8), (72, 56))]
     for k in (7, 63, 65, 509):  # stored across the sum, which may end anywhere
@@ -185,10 +188,11 @@ def test_types():
         product(66, 40, 144, dequantised(-1, "bfloat16"), None, ("uint8", "bfloat16")),
         product(66, 40, 80, to("bfloat16"), None, ("float32", "bfloat16")),
         product(130, 40, 208, affine(-1), None, ("float16", "float16")),
+        product(66, 40, 208, lambda g, x: g.cast(g.tanh(x), "float16"), None, ("float32", "float16")),
         product(66, 40, 208, None, None, ("float8_e4m3", "float16")),
         product(66, 40, 208, None, None, ("int8", "bfloat16"), batch=((2,), (2,))),
     ]
-    made = check_cases([registers(case) if n < 4 else Case(case.graph, arch="sm_90a") for n, case in enumerate(cases)])
+    made = check_cases([registers(case) if n < 5 else Case(case.graph, arch="sm_90a") for n, case in enumerate(cases)])
     for each in made:
         assert each.plan is not None
         assert "load_fragment<" in each.plan.kernels[-1].source.code
