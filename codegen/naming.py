@@ -29,7 +29,7 @@ RESERVED = frozenset(
     named_barrier_sync named_barrier_arrive grid_dependency_wait grid_dependency_launch cluster_rank cluster_sync
     cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_commit
     copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
-    block_from_the_end forget_results
+    block_from_the_end
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
     fragment_at fragment_at_across load_fragment load_fragment_across load_columns load_column_pairs put_fragment
     Fragment Pair PairOf load_results carry_row fetch_row winograd FragmentWords store_fragments

@@ -271,7 +271,9 @@ def down(space: Space, s: PoolSchedule) -> int:
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]
-    if not isinstance(window, Adaptive) and window.reach > window.stride and space.outer[dim] >= 4 * s.rows:
+    if isinstance(window, Adaptive):  # they overlap: those that share elements out evenly slide
+        return 2 if space.outer[dim] >= 2 else 1
+    if window.reach > window.stride and space.outer[dim] >= 4 * s.rows:
         return 4
     return 1
 

@@ -12,8 +12,6 @@ rows (`rows_walk`); where parts of a row are, warps have them (`rows_segments`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain, islice
 
 from codegen import rows_schedule, rows_walk_schedule
 from codegen.arch import Arch
@@ -22,23 +20,18 @@ from codegen.rows_along import AlongRenderer
 from codegen.rows_schedule import RowsSchedule
 from codegen.rows_segments import SegmentRenderer
 from codegen.rows_walk import WalkRenderer
-from codegen.spec import KernelSource, RowsSpec, Walk
+from codegen.spec import KernelSource, RowsSpec
 
 
 def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     if spec.walk is not None:
         return rows_walk_schedule.schedules(spec, arch)
-    found = rows_schedule.schedules(spec, arch)
-    if spec.chunk is not None or spec.segments is not None:
-        return found
-    return chain(islice(found, 1), rows_walk_schedule.persistent(spec, arch), found)
+    return rows_schedule.schedules(spec, arch)
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    if schedule.walk:
-        spec = replace(spec, walk=Walk(len(spec.outer), schedule.walk, ()))
     if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
     if spec.segments is not None:

@@ -51,9 +51,7 @@ class RowsSchedule:
     itype    C type of positions and offsets.
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
-    walk     rows that a block walks one after the other; 0: one, or as many as the specification says.
-    stages   of a walk, the rows (or ``rows`` rows each) that are on their way to shared memory, or there, or in
-             registers.
+    stages   of a walk, the rows (or ``rows`` rows each) that are in shared memory or on their way to it.
     """
 
     form: str
@@ -65,7 +63,6 @@ class RowsSchedule:
     cluster: int = 1
     resident: int = 0
     stages: int = 1
-    walk: int = 0
 
     @property
     def threads(self) -> int:
@@ -270,7 +267,11 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
         few = blocks(side) < 1.5 * arch.sm_count_hint
         bounded = writes or words > 0 or few
         memory: list[RowsSchedule] = []
-        for threads in (1024, 512, 256) if few else (512, 256, 1024):
+        # Parts that are looked at twice had better be those of small blocks, which do not wait for each other.
+        numbers = (
+            (1024, 512, 256) if few else (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
+        )
+        for threads in numbers:
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
             warps = max(1, lanes * side // max(32, side))
             if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:

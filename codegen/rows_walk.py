@@ -39,9 +39,8 @@ class WalkRenderer(AlongRenderer):
         #: rows of which columns are combined, and in how many parts
         self.walked = prod(self.space.outer[-walk.dims :])
         self.parts = -(-self.walked // walk.chunk)
-        #: rows that are on their way while one is worked on, and those for which there is shared memory
+        #: rows that are on their way while one is worked on
         self.ahead = schedule.stages - 1
-        self.slots = self.ahead if schedule.form == "registers" else schedule.stages
         if self.ahead:
             self.kept = streamed(self.space)
         repeats = repeated(self.space)
@@ -70,8 +69,7 @@ class WalkRenderer(AlongRenderer):
         return [*ring, *barriers]
 
     def _details(self) -> list[str]:
-        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows"
-        walked += ", combining their columns meanwhile" if self._own else ""
+        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows, combining their columns meanwhile"
         beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
         ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
         return [*super()._details(), walked + beside + ahead + "."]
@@ -92,19 +90,16 @@ class WalkRenderer(AlongRenderer):
             w.line(f"const {s.itype} steps = (end - begin + {s.rows - 1}) / {s.rows};")
         w.line("#pragma unroll 1")
         w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {self.ahead}' if self.ahead else ''}; ++step)")
-        if self.ahead and s.form == "registers":
-            self._take(rows)
-        elif self.ahead:
-            self._fetch(rows, "into", self._slot("step"))
-            w.line(f"if (step < {self.ahead}) continue;")
-            w.line(f"copy_async_wait<{self.ahead}>();")
-            w.line(f"const uint32 at = {self._slot('(step + 1)')};")
+        if self.ahead:
+            self._fetch(rows)
         behind = f" - {self.ahead}" if self.ahead else ""
         self._position("row", f"begin + step{behind}" if s.rows == 1 else f"begin + {self._steps(behind)} + sub")
+        if self.ahead:
+            w.line(f"const uint32 at = {self._slot('(step + 1)')};")
         if s.lanes > 32:
             w.line("const uint32 turn = step % 2;")
         self._row_values()
-        if s.form == "registers" and not self.ahead:
+        if s.form == "registers":
             self._keep_in_registers()
         self._stages()
         w.close()
@@ -215,64 +210,21 @@ class WalkRenderer(AlongRenderer):
             name = self._arriving[n] = self.names.unique(operand.name, "_s")
             start = f"shared + {used}" if used else "shared"
             w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
-            used += -(-self.slots * s.rows * self.length * operand.dtype.itemsize // 16) * 16
+            used += -(-s.stages * s.rows * self.length * operand.dtype.itemsize // 16) * 16
         return used
 
     def _slot(self, step: str) -> str:
         """Where the row of a step lies in shared memory: the number of its first element."""
-        s, slot = self.s, f"{step} % {self.slots}" if self.slots > 1 else ""
-        if s.rows == 1:
-            return f"{slot} * {self.length}" if slot else "0"
-        return f"({slot} * {s.rows} + sub) * {self.length}" if slot else f"sub * {self.length}"
+        s = self.s
+        slot = f"{step} % {s.stages}"
+        return f"{slot} * {self.length}" if s.rows == 1 else f"({slot} * {s.rows} + sub) * {self.length}"
 
-    def _take(self, rows: str) -> None:
-        """Moves a row that has arrived to registers; copies of another to its place begin."""
-        w = self.w
-        for n in self.kept:
-            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
-            many = f"[{self.unroll}]" if self.unroll > 1 else ""
-            kind = vector_type(self.program.loads[n], self.s.vector)
-            kind = kind.replace("Vector", "Packed") if self._forgets else kind
-            w.line(f"{kind} {name}{many};")
-        w.line(f"const uint32 at = {self._slot('step')};")
-        w.line("// A row that has arrived makes room for another.  A thread reads back what it copied itself.")
-        w.open(f"if (step >= {self.ahead})")
-        w.line(f"copy_async_wait<{self.ahead - 1}>();")
-        self._open_vectors()
-        for n in self.kept:
-            source, target = (
-                f"{self._arriving[n]} + at + col",
-                f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}",
-            )
-            wide = f"{target} = load_shared<{self.s.vector}>({source});"
-            w.line(wide if self.s.vector > 1 else f"{target} = {self._arriving[n]}[at + col];")
-        self._close_vectors()
-        w.close()
-        self._fetch(rows, "at")
-        w.line(f"if (step < {self.ahead}) continue;")
-
-    @property
-    def _forgets(self) -> bool:
-        """Whether a row takes so many registers that none are left for what is computed of it."""
-        return self.s.walk > 0 and self.unroll > 1
-
-    def _stages(self) -> None:
-        for stage in range(self.stages.last + 1):
-            if stage and self._forgets:
-                for n in self.kept:
-                    self.w.line(f"forget_results({self.kept_names[n]});")
-            self._scalars(stage)
-            self._stage(stage)
-            self._row_stores(stage)
-
-    def _fetch(self, rows: str, into: str, place: str = "") -> None:
+    def _fetch(self, rows: str) -> None:
         """Copies of the rows of a later step begin."""
         w, s = self.w, self.s
-        if place:
-            w.line("// A thread reads back what it copied itself.")
+        w.line("// A thread reads back what it copied itself.")
         w.open(f"if (step < {rows})")
-        if place:
-            w.line(f"const uint32 {into} = {place};")
+        w.line(f"const uint32 into = {self._slot('step')};")
         self._position("fetched", "begin + step" if s.rows == 1 else f"begin + step * {s.rows} + sub")
         self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
         self._open_vectors()
@@ -283,10 +235,12 @@ class WalkRenderer(AlongRenderer):
             for start in range(0, nbytes, 16):
                 more = f" + {start // operand.dtype.itemsize}" if start else ""
                 source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
-                w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into} + col{more}, {source});")
+                w.line(f"copy_async<{min(nbytes, 16)}>({name} + into + col{more}, {source});")
         self._close_vectors()
         w.close()
         w.line("copy_async_commit();")
+        w.line(f"if (step < {self.ahead}) continue;")
+        w.line(f"copy_async_wait<{self.ahead}>();")
 
     def _held(self, n: int) -> str:
         u = "[u]" if self.unroll > 1 else ""
@@ -294,12 +248,34 @@ class WalkRenderer(AlongRenderer):
             return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
         if n not in self._arriving or n in self.kept_names:
             return super()._held(n)
-        if self.s.vector == 1:
+        return self._arrived(n, "const ", self._vector(n))
+
+    def _arrived(self, n: int, const: str, name: str) -> str:
+        """Reads what has arrived of a row; returns the C expression of an element."""
+        vector, source = self.s.vector, f"{self._arriving[n]} + at + col"
+        if vector == 1:
             return f"{self._arriving[n]}[at + col]"
-        name, vector = self._vector(n), self.s.vector
-        source = f"load_shared<{vector}>({self._arriving[n]} + at + col)"
-        self.w.line(f"const {vector_type(self.program.loads[n], vector)} {name} = {source};")
+        kind = f"{const}{vector_type(self.program.loads[n], vector)} " if const else ""
+        self.w.line(f"{kind}{name} = load_shared<{vector}>({source});")
         return f"{name}[e]"
+
+    def _keep_in_registers(self) -> int:
+        if not self.ahead:
+            return super()._keep_in_registers()
+        w = self.w
+        for n in self.kept:
+            name = self.names.unique(self.program.loads[n].name, "_v")
+            many = f"[{self.unroll}]" if self.unroll > 1 else ""
+            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+            self.kept_names[n] = name
+        self._open_vectors()
+        for n in self.kept:
+            target = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}"
+            text = self._arrived(n, "", target)
+            if self.s.vector == 1:
+                w.line(f"{target} = {text};")
+        self._close_vectors()
+        return 0
 
     # ---- a row
 
@@ -341,8 +317,6 @@ class WalkRenderer(AlongRenderer):
     def _finish(self) -> None:
         """Combines what the rows side by side have of each column, and stores it."""
         w, s, n = self.w, self.s, len(self.space.outer)
-        if not self._own:
-            return
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
             exchanges: dict[str, str] = {}

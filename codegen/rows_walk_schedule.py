@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import log2, prod
 
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD, Arch
 from codegen.iteration import index_type
 from codegen.rows_schedule import MAX_THREADS, MOST_TRIED, SIZE_OF, RowsSchedule
 from codegen.rows_space import Space, Stages, normalize, repeated, streamed, widest
-from codegen.spec import RowsSpec, Walk
+from codegen.spec import RowsSpec
 
 #: Registers that a thread needs beside what it keeps; the most elements of a row that it should have, and the most
 #: words of columns' reductions.  As many elements as are best: fewer leave barriers with little to hide behind.
@@ -21,9 +20,6 @@ SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
 FLIGHT_BYTES = 32 * 1024
 #: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
 MOST_BARRIERS = 8
-#: Rows of which no columns are combined: the fewest that are worth walking, if all blocks have about as many, and the
-#: fewest elements of a thread, of all tensors.
-LEAST_WALKED, UNEVEN, LEAST_ELEMENTS = 8, 1.06, 16
 MOST_STAGES = 16
 
 
@@ -36,25 +32,6 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
         vector //= 2
     found = sorted(_every(space, arch, vector, itype), key=lambda f: f[0])
     yield from [schedule for _, schedule in found][:MOST_TRIED]
-
-
-def persistent(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
-    """Long rows of which no columns are combined, in registers: one at a time on each SM, the next on its way."""
-    chunk = -(-prod(spec.outer) // arch.sm_count_hint)
-    space = normalize(replace(spec, walk=Walk(len(spec.outer), chunk, ())))
-    program, rows = space.program, prod(space.outer)
-    kept = [program.loads[n] for n in Stages(space).kept() if n in streamed(space)]
-    vector = widest(space, len(space.outer) + len(space.row) - 1)
-    nbytes = sum(op.dtype.itemsize for op in kept) * space.length
-    whole = kept and len(kept) == len(streamed(space)) and not repeated(space)
-    wide = all(op.strides[-1] == 1 and vector * op.dtype.itemsize % 16 == 0 and op.dtype.itemsize <= 4 for op in kept)
-    if not whole or not wide or nbytes > arch.shared_bytes_per_block - 4096 or chunk < LEAST_WALKED:
-        return
-    itype = index_type(*space.bounds())
-    for lanes in (1024, 512):
-        elements = -(-space.length // (lanes * vector)) * vector * len(kept)
-        if LEAST_ELEMENTS <= elements <= MOST_ELEMENTS and chunk * arch.sm_count_hint <= UNEVEN * rows:
-            yield RowsSchedule("registers", False, vector, lanes, 1, itype, 1, 1, 2, chunk)
 
 
 def _aligned(space: Space, vector: int) -> bool:
@@ -113,8 +90,7 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                     room = min(arch.shared_bytes_per_block, arch.shared_bytes_per_sm // resident - 1024)
                     room -= static + 1024
                     ahead = -(-FLIGHT_BYTES // (resident * nbytes))
-                    here = form == "registers"  # what is worked on takes no shared memory
-                    stages = min(1 + ahead, MOST_STAGES, 1 + steps, here + room // nbytes)
+                    stages = min(1 + ahead, MOST_STAGES, 1 + steps, room // nbytes)
                     if stages < 2 or not (copied and straight):
                         continue
                     flight = (stages - 1) * nbytes

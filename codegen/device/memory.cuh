@@ -109,30 +109,10 @@ struct Packed {
     }
 };
 
-// What the compiler has computed of some words it computes again from here on, rather than keep it in registers.
-template <class T, int N, int M>
-__device__ __forceinline__ void forget_results(Packed<T, N> (&values)[M]) {
-#ifndef FUSEGRAPH_CPU
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int i = 0; i < N / Packed<T, N>::each; ++i) asm volatile("" : "+r"(values[m].words[i]));
-#endif
-}
-
 // N neighbouring elements of shared memory, at an address as aligned as the vector.
 template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load_shared(const T* from) {
     return *reinterpret_cast<const Vector<T, N>*>(from);
-}
-
-// The same in the words it lies in.
-template <int N, class T>
-__device__ __forceinline__ Packed<T, N> load_shared_packed(const T* from) {
-    typedef Vector<typename Packed<T, N>::word, N / Packed<T, N>::each> words;
-    union { words w; Packed<T, N> packed; };
-    w = *reinterpret_cast<const words*>(from);
-    return packed;
 }
 
 template <class T, int N>
