@@ -274,11 +274,11 @@ class _Renderer:
     def _turn(self, *, begin: bool) -> None:
         if self.s.turns:
             groups = self.s.groups
-            other = "1 - group" if groups == 2 else f"(group + 1) % {groups}"
+            other = "2 - group" if groups == 2 else f"1 + (group + 1) % {groups}"
             if begin:
                 self.w.line(f"named_barrier_sync(1 + group, {2 * GROUP});  // this consumer's turn")
             else:
-                self.w.line(f"named_barrier_arrive(1 + {other}, {2 * GROUP});")
+                self.w.line(f"named_barrier_arrive({other}, {2 * GROUP});")
 
     def _consumer(self) -> None:
         w, s, spec = self.w, self.s, self.spec

@@ -1,12 +1,16 @@
 """Attention: the op sdpa, what is recognised as attention, and the kernels of the family on the CPU against the
 reference.
+
+With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,7 @@ from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import check_executable, random_inputs, run
 
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
+GOLDEN = Path(__file__).parent / "golden"
 FORMS = ("sm_90a", "sm_80")
 HOPPER = arch_of("sm_90a")
 
@@ -117,7 +122,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("arch", "how"), zip(FORMS, QUICK))
+@pytest.mark.parametrize(("arch", "how"), list(zip(FORMS, QUICK)))
 def test_forms(arch: str, how: dict[str, Any]) -> None:
     check_all([made(**how)], arch=arch)
 
@@ -418,6 +423,28 @@ def test_refusals(error: type[Exception], text: str, how: dict[str, Any]) -> Non
 def test_alibi_slopes() -> None:
     np.testing.assert_allclose(alibi_slopes(8), [2.0**-k for k in range(1, 9)])
     assert len(set(alibi_slopes(12).tolist())) == 12
+
+
+# ---- the emitted sources
+
+
+def golden_graphs() -> dict[str, tuple[fg.Graph, str]]:
+    """Graphs by name of their golden file, and the architecture of the kernel."""
+    causal = {"rows": 2048, "depth": 128, "heads": 16, "shared": 4, **CAUSAL}
+    return {
+        "attention_hopper": (made(name="causal attention", **causal), "sm_90a"),
+        "attention": (made(name="causal attention", **causal), "sm_80"),
+    }
+
+
+@pytest.mark.parametrize("name", list(golden_graphs()))
+def test_golden_source(name: str) -> None:
+    graph, arch = golden_graphs()[name]
+    (kernel,) = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
+    file = GOLDEN / f"{name}.cu"
+    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
+        file.write_text(kernel.source.code, encoding="utf-8")
+    assert kernel.source.code == file.read_text(encoding="utf-8")
 
 
 # ---- compiled for GPUs, and on one

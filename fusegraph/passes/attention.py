@@ -90,7 +90,7 @@ def recognise(graph: Graph, options: Options) -> Recognised:
             continue
         matches[node] = match, made
         taken |= match.members
-    while (found := _counted_along(graph, matches)) is not None:
+    while matches and (found := _counted_along(graph, matches)) is not None:
         left(found[0], f"{found[1].name!r} counts along it and is needed elsewhere")
         taken -= matches.pop(found[0])[0].members
     if not matches:

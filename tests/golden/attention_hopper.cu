@@ -1,0 +1,246 @@
+// causal_attention_o_attended_kernel: 18 nodes in one kernel
+//     o products = matmul(o queries, o keys turned, dtype='float32')
+//     o scaled = mul(o products, 0.0883883461356163)
+//     o row = gen_index(o scaled, axis=3)
+//     o key = gen_index(o scaled, axis=4)
+//     o right of band = cmp_le(o key, o row)
+//     o masked = binary_select(o scaled, -inf, o right of band)
+//     o largest = reduction(o masked, mode='max', axes=(4,))
+//     o alone = cmp_eq(o largest, -inf)
+//     o shift = binary_select(0.0, o largest, o alone)
+//     o shifted = sub(o masked, o shift)
+//     o exponentials = exp(o shifted)
+//     o sum = reduction(o exponentials, axes=(4,))
+//     o none = cmp_eq(o sum, 0.0)
+//     o divisor = binary_select(1.0, o sum, o none)
+//     o inverse = reciprocal(o divisor)
+//     o probabilities = mul(o exponentials, o inverse)
+//     o rounded = narrow(o probabilities, dtype=bfloat16)
+//     o attended = matmul(o rounded, o values, dtype=bfloat16)
+// 16 x 2048 queries and 2048 keys of 128 elements, values of 128, bfloat16
+// 128 queries a block, tiles of 176 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n176k16, m64n12...
+#define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
+#include "types.cuh"
+#include "math.cuh"
+#include "memory.cuh"
+#include "shared.cuh"
+#include "mbarrier.cuh"
+#include "tma.cuh"
+#include "warpgroup.cuh"
+#include "wgmma.cuh"
+#include "pipeline.cuh"
+#include "attention.cuh"
+
+FUSEGRAPH_WGMMA(176)
+FUSEGRAPH_WGMMA(128)
+
+extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_attended_kernel(
+    const __grid_constant__ TensorMap o_queries_map,
+    const __grid_constant__ TensorMap o_keys_turned_map,
+    const __grid_constant__ TensorMap o_values_map,
+    const __grid_constant__ TensorMap o_attended_map)
+{
+    struct Shared {
+        alignas(1024) bfloat16 queries[1][2][128][64];  // panels of 128 bytes, swizzled
+        alignas(1024) bfloat16 keys[2][2][176][64];
+        alignas(1024) bfloat16 values[2][2][176][64];
+        Barrier queries_full[1], queries_empty[1];
+        Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
+    };
+    FUSEGRAPH_DYNAMIC_SHARED(memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 1; ++i) {
+            barrier_init(shared.queries_full[i], 1);
+            barrier_init(shared.queries_empty[i], 2);
+        }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(shared.keys_full[i], 1);
+            barrier_init(shared.keys_empty[i], 2);
+            barrier_init(shared.values_full[i], 1);
+            barrier_init(shared.values_empty[i], 2);
+        }
+        barrier_fence_init();
+    }
+    __syncthreads();
+
+    if (group < 0) {
+        registers_decrease<24>();
+        if (threadIdx.x == 0) {
+            Ring<2> stage;
+            Ring<1> query;
+            for (int work = blockIdx.x; work < 256; work += gridDim.x) {
+                const Tile at = tile_at<16, 16, 16>(work);
+                const int m0 = (15 - at.col) * 128;
+                const int b0 = at.row / 4;
+                const int b1 = at.row % 4;
+                const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
+                for (int tile = last - 1; tile >= first; --tile, ++stage) {
+                    const int n0 = tile * 176;
+                    barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);
+                    barrier_expect(shared.keys_full[stage.index], 45056);
+                    #pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        tma_load(shared.keys[stage.index][i], o_keys_turned_map, shared.keys_full[stage.index], i * 64, n0, b0);
+                    }
+                    if (tile == last - 1) {
+                        barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);
+                        barrier_expect(shared.queries_full[query.index], 32768);
+                        #pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            tma_load(shared.queries[query.index][i], o_queries_map, shared.queries_full[query.index], i * 64, m0, b0, b1);
+                        }
+                    }
+                    barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);
+                    barrier_expect(shared.values_full[stage.index], 45056);
+                    #pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        tma_load(shared.values[stage.index][i], o_values_map, shared.values_full[stage.index], i * 64, n0, b0);
+                    }
+                }
+                if (first >= last) {
+                    barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);
+                    barrier_expect(shared.queries_full[query.index], 32768);
+                    #pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        tma_load(shared.queries[query.index][i], o_queries_map, shared.queries_full[query.index], i * 64, m0, b0, b1);
+                    }
+                }
+                ++query;
+            }
+        }
+    } else {
+        registers_increase<240>();
+        const int t = threadIdx.x % 128, lane = t % 32;
+        const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
+        Ring<2> stage;
+        Ring<1> query;
+        const float unit = 0.12751743f;  // of a score, to base 2
+        if (group == 1) named_barrier_arrive(1, 256);  // consumer 0 begins
+        for (int work = blockIdx.x; work < 256; work += gridDim.x) {
+            const Tile at = tile_at<16, 16, 16>(work);
+            const int m0 = (15 - at.col) * 128;
+            const int b0 = at.row / 4;
+            const int b1 = at.row % 4;
+            const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
+            float o[64] = {};
+            attention::Rows rows;
+            barrier_wait(shared.queries_full[query.index], query.parity);
+            if (first < last) {
+                float s[88], rescale[2];
+                uint32 probability[11][4];
+                const auto scores = [&](int tile) {
+                    const int n0 = tile * 176;
+                    if (n0 + 176 <= 2048 && (m0 + group * 64) - n0 - 175 >= 0) {
+                        return;  // the products are the scores
+                    }
+                    #pragma unroll
+                    for (int j = 0; j < 88; j += 4) {
+                        #pragma unroll
+                        for (int f = 0; f < 2; ++f) {
+                            const int32 m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;
+                            Vector<float, 2> score = {{-infinity<float>(), -infinity<float>()}};
+                            #pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                if (n + e >= 2048) continue;
+                                const bool o_right_of_band = int32(n + e) <= int32(m);
+                                score[e] = o_right_of_band ? s[j + f * 2 + e] : -infinity<float>();
+                            }
+                            s[j + f * 2] = score[0];
+                            s[j + f * 2 + 1] = score[1];
+                        }
+                    }
+                };
+                barrier_wait(shared.keys_full[stage.index], stage.parity);
+                named_barrier_sync(1 + group, 256);  // this consumer's turn
+                wgmma_fence();
+                #pragma unroll
+                for (int kk = 0; kk < 8; ++kk) {
+                    wgmma<bfloat16, bfloat16, 176>(
+                        s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
+                        matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+                }
+                wgmma_commit();
+                named_barrier_arrive(2 - group, 256);
+                wgmma_wait<0>();
+                if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
+                scores(last - 1);
+                attention::softmax<2>(s, rows, unit, rescale);
+                attention::round_to_fragments<bfloat16>(s, probability);
+                for (int tile = last - 2; tile >= first; --tile) {
+                    const Ring<2> previous = stage;
+                    ++stage;
+                    barrier_wait(shared.keys_full[stage.index], stage.parity);
+                    named_barrier_sync(1 + group, 256);  // this consumer's turn
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 8; ++kk) {
+                        wgmma<bfloat16, bfloat16, 176>(
+                            s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
+                            matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+                    }
+                    wgmma_commit();
+                    barrier_wait(shared.values_full[previous.index], previous.parity);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 11; ++kk) {
+                        wgmma<bfloat16, bfloat16, 128, 1>(
+                            o, probability[kk], matrix_descriptor<128>(shared.values[previous.index][0][kk * 16], 22528, 1024), true);
+                    }
+                    wgmma_commit();
+                    named_barrier_arrive(2 - group, 256);
+                    wgmma_wait<1>();  // the scores are there
+                    if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
+                    scores(tile);
+                    attention::softmax<2>(s, rows, unit, rescale);
+                    wgmma_wait<0>();
+                    if (t == 0) barrier_arrive(shared.values_empty[previous.index]);
+                    attention::scale(o, rescale);
+                    attention::round_to_fragments<bfloat16>(s, probability);
+                }
+                barrier_wait(shared.values_full[stage.index], stage.parity);
+                wgmma_fence();
+                #pragma unroll
+                for (int kk = 0; kk < 11; ++kk) {
+                    wgmma<bfloat16, bfloat16, 128, 1>(
+                        o, probability[kk], matrix_descriptor<128>(shared.values[stage.index][0][kk * 16], 22528, 1024), true);
+                }
+                wgmma_commit();
+                wgmma_wait<0>();
+                if (t == 0) barrier_arrive(shared.values_empty[stage.index]);
+                ++stage;
+            }
+            attention::finish(rows);
+            float inverse[2];
+            #pragma unroll
+            for (int f = 0; f < 2; ++f) {
+                const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key
+                inverse[f] = met ? 1.0f / rows.total[f] : 0.0f;
+            }
+            // The results take the place of the queries, of which nothing is left to multiply.
+            #pragma unroll
+            for (int j = 0; j < 128; j += 16) {
+                Vector<bfloat16, 2> v[4];
+                #pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    v[i / 2][i % 2] = convert<bfloat16>(o[j / 2 + i] * inverse[i / 2 % 2]);
+                }
+                store_fragments<64>(&shared.queries[query.index][j / 64][group * 64][0], t / 32 * 16, j % 64, v);
+            }
+            fence_async_shared();
+            named_barrier_sync(3 + group, 128);
+            if (t == 0) {
+                #pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    tma_store(o_attended_map, shared.queries[query.index][i][group * 64], i * 64, m0 + group * 64, b0, b1);
+                }
+                tma_commit();
+                tma_wait_read<0>();
+                barrier_arrive(shared.queries_empty[query.index]);
+            }
+            ++query;
+        }
+        if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it
+    }
+}
