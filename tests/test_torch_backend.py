@@ -53,12 +53,14 @@ def test_what_torch_computes_is_between_pieces() -> None:
     assert [t.shape for t in second.inputs] == [(4, 6), (4, 6)]
 
 
+@pytest.mark.slow
 def test_nodes_on_both_sides_of_torch_are_still_one_piece() -> None:
     """Only what depends on torch's result comes after it."""
     made = _imported(lambda x, y: (torch.special.i0(x.relu()), y.exp().sum(1)), torch.zeros(4, 6), torch.zeros(4, 6))
     assert [sorted(_ops(g)) for g in made.graphs] == [["exp", "reduction", "relu"]]
 
 
+@pytest.mark.slow
 def test_a_cast_goes_with_what_takes_it() -> None:
     """Less is handed over if a weight is cast in the piece of its product than before it."""
 
@@ -82,6 +84,7 @@ def test_views_are_handed_over_as_views() -> None:
     assert _ops(second) == ["add", "add"]
 
 
+@pytest.mark.slow
 def test_dtypes_that_we_lack_are_left_to_torch() -> None:
     made = _imported(lambda x: (x.relu(), torch.complex(x, x) * 2), torch.zeros(3))
     assert [_ops(g) for g in made.graphs] == [["relu"]]
@@ -96,6 +99,7 @@ def test_parameters_have_their_names() -> None:
     assert graph.name == "Sequential"
 
 
+@pytest.mark.slow
 def test_sums_of_products_keep_the_dimensions_of_rows() -> None:
     """What follows a linear layer of three dimensions is in its epilogue: no reshape comes between."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
@@ -103,6 +107,7 @@ def test_sums_of_products_keep_the_dimensions_of_rows() -> None:
     assert len(plan(graph).kernels) == 2
 
 
+@pytest.mark.slow
 def test_channels_last_stays() -> None:
     model = torch.nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
     x = torch.zeros(2, 4, 6, 6).to(memory_format=torch.channels_last)
@@ -215,6 +220,7 @@ def test_files_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [g.name for g in load_graphs(f"{file}:pair")] == ["pair"]
 
 
+@pytest.mark.slow
 def test_factors_of_normalisation_are_computed_together() -> None:
     layers = [m for _ in range(8) for m in (torch.nn.Conv2d(4, 4, 1, bias=False), torch.nn.BatchNorm2d(4))]
     model = torch.nn.Sequential(*layers, torch.nn.BatchNorm2d(4, affine=False)).eval()

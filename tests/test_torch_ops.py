@@ -425,6 +425,7 @@ def test_pointwise_operators(handled: set[str]) -> None:
     assert sorted(_names("pointwise") - handled - UNSEEN) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"scale_factor": 2.0}, {"size": (9, 7)}, {"scale_factor": (1.0, 1.7)}])
 def test_nearest_neighbours_of_programs(how: dict[str, Any]) -> None:
     """torch.export keeps the operator that torch.compile writes out."""

@@ -121,7 +121,7 @@ class Executable(ABC):
         queue = self._known.get(addresses)
         if queue is not None:
             queue(addresses, stream)
-        elif not self._queue(addresses, stream):
+        elif not self._queue(addresses, stream, given=out is not None):
             return self._look_and_run(call, arrays, out, stream)
         return results
 
@@ -134,8 +134,9 @@ class Executable(ABC):
                 pass
         return bind(self.graph, args, named)
 
-    def _queue(self, addresses: tuple[int, ...], stream: int) -> bool:
-        """Starts the computation, unless something is wrong with the addresses.
+    def _queue(self, addresses: tuple[int, ...], stream: int, given: bool) -> bool:
+        """Starts the computation, unless something is wrong with the addresses.  Outputs that are not ``given`` were
+        allocated just now, so that they overlap nothing.
 
         What they must be depends on nothing else, so that addresses once found right are right in every later call,
         whatever lies there then.
@@ -143,7 +144,7 @@ class Executable(ABC):
         bits = reduce(or_, addresses, 0)
         if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
             return False  # no memory, or misaligned
-        for first, second, low, high in self._exclusive:
+        for first, second, low, high in self._exclusive if given else ():
             if low < addresses[first] - addresses[second] < high:
                 return False
         queue = self._select(bits)
