@@ -517,3 +517,17 @@ def test_a_network_is_one_kernel_a_layer():
     partition = fuse(simplify(_network(12)).graph)
     check_partition(partition)
     assert [g.family for g in partition.groups] == ["contraction"] * 12
+
+
+def test_a_wider_cast_is_made_where_it_is_read() -> None:
+    """Statistics of a 16-bit convolution are computed of its result as stored: no float32 copy of it is written."""
+    graph = fg.Graph("norm", io_dtype="bfloat16")
+    x = graph.tensor("x", (4, 64, 28, 28), layout="NHWC")
+    w = graph.tensor("w", (64, 64, 1, 1), layout="NHWC")
+    scale, bias, mean, variance = (graph.tensor(name, (1, 64, 1, 1)) for name in ("scale", "bias", "mean", "variance"))
+    for result in graph.batchnorm(graph.conv_fprop(x, w), scale, bias, mean, variance):
+        graph.output(result)
+    made = plan(graph)
+    large = {t for kernel in made.kernels for t in kernel.group.writes if t.size == x.size}
+    assert all(t.dtype.name == "bfloat16" for t in large), large
+    assert len(large) == 2, "the convolution's result and the normal one"

@@ -77,6 +77,13 @@ class _Quotient:
                     stack.append(producer)
         return False
 
+    def only_widens(self, group: int) -> bool:
+        """Whether a group does nothing but cast to wider types: better where the results are read than where their
+        operands are made, as these are smaller to hand over.
+        """
+        casts = self.members[group]
+        return all(n.op.name == "identity" and n.output.nbytes > n.inputs[0].nbytes for n in casts)
+
     def view(self, group: int) -> GroupView:
         if group not in self._views:
             self._views[group] = GroupView(self.graph, self.members[group], self.order)
@@ -238,15 +245,16 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 
 
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
-    """(tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers, 2 what comes before a
-    contraction, and so is computed repeatedly, and movement, which may cost nothing by itself, 3 others side by side.
+    """(tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers (and casts to wider types
+    after a contraction), 2 what comes before a contraction, and so is computed repeatedly, and movement, which may cost
+    nothing by itself, 3 others side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
     kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
-        tier = 2 if tier == 2 or quotient.in_front(a, b) else 0
+        tier = 2 if tier == 2 or quotient.in_front(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
     return tier, LAUNCH_BYTES + quotient.saved(a, b)
 
 
