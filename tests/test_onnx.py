@@ -258,6 +258,17 @@ def test_scans_go_along_sequences():
     np.testing.assert_array_equal(last, x.sum(0))
 
 
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [("ReduceMean", [-2, 2]), ("ReduceL2", [5, 5]), ("ReduceLogSumExp", [1, 5]), ("ReduceSumSquare", [26, 26])],
+)
+def test_reductions_of_integers(operator, expected):
+    """Rounded towards zero."""
+    proto = one(operator, [2, 2], element=TensorProto.INT32, attributes={"axes": [1], "keepdims": 0}, opset=13)
+    x = np.array([[-5, 1], [5, -1]], np.int32)
+    assert built(proto).compile("reference")(x).tolist() == expected
+
+
 # ---- what there is nothing for
 
 
@@ -282,6 +293,11 @@ def test_all_that_is_unsupported_is_listed_at_once():
         "  operator NonZero: the node of 'n' (NonZero)"
     )
     assert caught.value.reasons == ("type uint16", "operator Unique", "operator com.example.Fancy", "operator NonZero")
+
+
+def test_types_that_an_operator_does_not_take_are_unsupported():
+    message = error(one("Erf", [2], element=I64), UnsupportedModelError)
+    assert "Erf: erf: erf does not take int64; cast to one of float64, float32" in message
 
 
 # ---- what is malformed

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
-from fusegraph.errors import FusegraphError, ModelError
+from fusegraph.errors import DTypeError, FusegraphError, ModelError
 from fusegraph.frontends.onnx import functions
 from fusegraph.frontends.onnx.control import CONTROL
 from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown, Unsupported
@@ -209,6 +209,8 @@ class Importer:
                 return self._checked(handler(call, *inputs))
             except Unsupported as refused:
                 refusal = refused
+            except DTypeError as refused:  # a type that the op of the table does not take
+                refusal = Unsupported(f"{operator_name(node)}: {str(refused).partition(' (')[0][:200]}")
         body = functions.body_of(node, schema, version, inputs)
         if body is None:
             raise refusal

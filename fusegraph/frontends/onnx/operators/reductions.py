@@ -11,6 +11,9 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.reduction import normal_axes
 
+#: (call, operand, axes, whether they stay as dimensions of 1) -> result.
+Write = Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]
+
 
 def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
     """The axes, which older versions have as an attribute; those of none are all, or none if the node says so."""
@@ -20,19 +23,38 @@ def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
     return () if call["noop_with_empty_axes"] else tuple(range(x.rank))
 
 
-def _reduction(write: Callable[[Call, Tensor, tuple[int, ...], bool], Tensor], call: Call, *inputs: Tensor) -> Tensor:
+def _reduction(write: Write, call: Call, *inputs: Tensor) -> Tensor:
     x, axes = inputs[0], inputs[1] if len(inputs) > 1 else None
     return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
 
 
-def _mode(mode: str) -> Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]:
+def _mode(mode: str) -> Write:
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         return call.graph.cast(call.graph.reduction(x, mode, axes, keepdims), x.dtype)
 
     return write
 
 
-def _extreme(mode: str) -> Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]:
+def _mean(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """Means of integers are rounded towards zero."""
+    if x.dtype.is_float:
+        return _mode("avg")(call, x, axes, keepdims)
+    total = call.graph.reduction(x, "add", axes, keepdims)
+    return call.graph.cast(call.graph.quotient(total, prod(x.shape[d] for d in axes)), x.dtype)
+
+
+def _of_floats(write: Write) -> Write:
+    """Integers by way of float64."""
+
+    def written(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        if x.dtype.is_float:
+            return write(call, x, axes, keepdims)
+        return call.graph.cast(write(call, call.graph.cast(x, "float64"), axes, keepdims), x.dtype)
+
+    return written
+
+
+def _extreme(mode: str) -> Write:
     """The largest or smallest; of no elements the number that all others win over."""
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -66,11 +88,11 @@ def _log_sum_exp(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -
 
 for _name, _write in {
     "ReduceL1": _mode("norm1"),
-    "ReduceL2": _mode("norm2"),
-    "ReduceLogSum": _log_sum,
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceL2": _of_floats(_mode("norm2")),
+    "ReduceLogSum": _of_floats(_log_sum),
+    "ReduceLogSumExp": _of_floats(_log_sum_exp),
     "ReduceMax": _extreme("max"),
-    "ReduceMean": _mode("avg"),
+    "ReduceMean": _mean,
     "ReduceMin": _extreme("min"),
     "ReduceProd": _mode("mul"),
     "ReduceSum": _mode("add"),
