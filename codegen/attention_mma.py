@@ -71,7 +71,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
     if spec.rows <= 16:
         preferred = [(1, 64), (1, 32), (1, 16), *preferred]
     elif spec.rows <= 32:
-        preferred = [(2, 64), (2, 32), (2, 16), *preferred]
+        preferred = [(2, 32), (2, 64), (2, 16), *preferred]
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // each))
     found = []

@@ -97,7 +97,7 @@ class Scores:
         """Writes the coordinates of the batch of this number (a C expression), and the numbers in the bounds."""
         for d, size in enumerate(self.spec.batch):
             if size > 1:
-                self.w.line(f"const int b{d} = {coordinate(number, self.spec.batch, d)};")
+                self.w.line(f"const {self.t} b{d} = {coordinate(number, self.spec.batch, d)};")
 
     def bound_numbers(self) -> None:
         """Writes the numbers that bounds read of the batch."""
@@ -144,8 +144,9 @@ class Scores:
             last = f"min({last}, {text})"
         if spec.parts > 1:
             each = -(-tiles // spec.parts)
-            first = f"b0 * {each}" if first == "0" else f"max({first}, b0 * {each})"
-            last = f"min({last}, b0 * {each} + {each})"
+            part = "b0" if self.t == "int32" else "int(b0)"
+            first = f"{part} * {each}" if first == "0" else f"max({first}, {part} * {each})"
+            last = f"min({last}, {part} * {each} + {each})"
         if rest:
             none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
             last = f"{none} ? 0 : {last}"

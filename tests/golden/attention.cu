@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(128) causal_attention_o_attended_ke
     const int row = warp * 16 + lane / 4;  // of a thread's first result in the tile
     const Tile at = tile_at<16, 32, 16>(blockIdx.x);
     const int m0 = (31 - at.col) * 64;
-    const int b0 = at.row / 4;
-    const int b1 = at.row % 4;
+    const int32 b0 = at.row / 4;
+    const int32 b1 = at.row % 4;
     const int first = 0, last = min(32, max(0, (m0 + 63) + 64) / 64);  // tiles of keys that the queries may meet
     const float unit = 0.12751743f;  // of a score, to base 2
     float o[64] = {};

@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_attended
             for (int work = blockIdx.x; work < 256; work += gridDim.x) {
                 const Tile at = tile_at<16, 16, 16>(work);
                 const int m0 = (15 - at.col) * 128;
-                const int b0 = at.row / 4;
-                const int b1 = at.row % 4;
+                const int32 b0 = at.row / 4;
+                const int32 b1 = at.row % 4;
                 const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
                 for (int tile = last - 1; tile >= first; --tile, ++stage) {
                     const int n0 = tile * 176;
@@ -121,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_attended
         for (int work = blockIdx.x; work < 256; work += gridDim.x) {
             const Tile at = tile_at<16, 16, 16>(work);
             const int m0 = (15 - at.col) * 128;
-            const int b0 = at.row / 4;
-            const int b1 = at.row % 4;
+            const int32 b0 = at.row / 4;
+            const int32 b1 = at.row % 4;
             const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
             float o[64] = {};
             attention::Rows rows;
