@@ -1,0 +1,96 @@
+"""Strips: direct convolutions that carry the rows of an image in registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import quick
+from kernel_cases import check_cases
+from test_window import activated, direct, spec_of
+
+import fusegraph as fg
+from codegen import best_schedule, schedules
+from codegen.cpu.guarded import GuardedArray
+from codegen.window_schedule import (
+    StripsSchedule,
+)
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.lowering.base import Options
+from fusegraph.report.check import check_executable, random_inputs
+
+STRIPS = [
+    # (height, width, taps, padding, dilation)
+    (19, 48, 3, 1, 1),
+    (19, 48, 3, ((0, 3), (2, 1)), 1),
+    (9, 32, 3, 2, 2),
+    (5, 16, 5, 2, 1),
+    (1, 64, 1, 0, 1),
+    (33, 16, 3, 0, 1),
+]
+
+
+def test_strips_take_unstrided_filters_over_aligned_rows():
+    def chosen(*args, **attributes):
+        return isinstance(best_schedule(spec_of(direct(*args, **attributes))), StripsSchedule)
+
+    assert chosen((2, 3, 19, 48), (3, 3), padding=1)
+    assert not chosen((2, 3, 19, 47), (3, 3), padding=1)  # rows that are not whole vectors
+    assert not chosen((2, 3, 19, 48), (3, 3), padding=1, stride=2)
+    assert not chosen((2, 3, 19, 48), (11, 11), padding=5)  # more weights than registers
+    assert not chosen((2, 16, 19, 48), (3, 3), padding=1, layout="channels_last")
+
+
+@pytest.mark.parametrize("dtype", quick("float32", "float64", "bfloat16", "float8_e5m2", "int8", "int32", "uint8"))
+def test_strips_equal_the_reference(dtype):
+    graphs = []
+    for height, width, taps, padding, dilation in STRIPS:
+        for mode in ("cross_correlation", "convolution"):
+            g = fg.Graph("strips", io_dtype=dtype)
+            x, w = g.tensor("x", (2, 3, height, width)), g.tensor("w", (6, 1, taps, taps))
+            y = g.conv_fprop(x, w, padding=padding, dilation=dilation, mode=mode)
+            bias = g.tensor("bias", (6, 1, 1), y.dtype)
+            residual = g.tensor("residual", y.shape, y.dtype)
+            g.output(g.relu(y + bias) + residual, name="out")
+            g.output(y, name="plain")
+            graphs.append(g)
+    built = [CpuExecutable(g, Options(), lazy=True) for g in graphs]
+    for each in built:
+        spec = each.plan.kernels[0].group.lowered.spec
+        assert isinstance(best_schedule(spec), StripsSchedule)
+    build_together(built)
+    for each in built:
+        for special in (0.0, 0.05):
+            result = check_executable(each, random_inputs(each.graph, 3, special=special))
+            assert result.ok, str(result)
+
+
+def test_strips_of_every_schedule():
+    cases = []
+    for number, (height, width, taps, padding, dilation) in enumerate(STRIPS):
+        x = (2, 3, height, width)
+        made = direct(x, (taps, taps), "bfloat16", padding=padding, dilation=dilation, epilogue=activated)
+        tried = [s for s in schedules(spec_of(made)) if isinstance(s, StripsSchedule)]
+        assert len(tried) == len(set(tried))
+        assert len(tried) > 2 or height == 1
+        for schedule in tried[number % 2 :: 2]:
+            again = direct(x, (taps, taps), "bfloat16", padding=padding, dilation=dilation, epilogue=activated)
+            again.schedule, again.label = lambda _, s=schedule: s, f"{schedule} {x}"
+            cases.append(again)
+    check_cases(cases, guard=True)
+
+
+def test_strips_stay_within_their_arrays():
+    """Every pointer at the end and at the start of readable memory: an access outside faults."""
+    for height, width, taps, padding, dilation in STRIPS:
+        g = fg.Graph("strips")
+        x, w = g.tensor("x", (2, 3, height, width)), g.tensor("w", (3, 1, taps, taps))
+        g.output(g.conv_fprop(x, w, padding=padding, dilation=dilation), name="out")
+        compiled = g.compile("cpu")
+        inputs = random_inputs(g, 1)
+        wanted = compiled(*inputs.values())
+        for flush in ("end", "start"):
+            arrays = [GuardedArray(a, flush=flush, writable=False) for a in inputs.values()]
+            out = GuardedArray(np.zeros_like(wanted), flush=flush)
+            compiled(*(a.array for a in arrays), out=out.array)
+            assert out.damage() is None
+            np.testing.assert_array_equal(out.array, wanted)
