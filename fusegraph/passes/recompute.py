@@ -20,7 +20,7 @@ from fusegraph.passes.simplify import remove_dead
 
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
-_KINDS = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.WINDOW})
+_KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.WINDOW})
 
 
 @dataclass(frozen=True)
