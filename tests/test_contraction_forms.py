@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kernel_cases import Case, check_cases
 from test_contraction import convolution, matmul
-from test_contraction_wgmma import spec
+from test_contraction_wgmma import hopper, spec
 
+import fusegraph as fg
 from codegen import contraction, schedules, target
 from codegen.contraction_mma_schedule import MmaSchedule
 from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec
+from fusegraph.plan import plan
 
 HOPPER, AMPERE = target("sm_90a"), target("sm_80")
 
@@ -55,3 +58,23 @@ def test_the_form_with_the_best_estimate_is_taken(monkeypatch: pytest.MonkeyPatc
     assert isinstance(schedules(made, HOPPER)[0], MmaSchedule)
     assert contraction.cycles(made, HOPPER) == 100e3
     assert contraction.declined(made, HOPPER) == {"wgmma": "it is estimated to take 2.00 times as long as mma"}
+
+
+def dequantised(m: int, n: int, k: int) -> fg.Graph:
+    graph = fg.Graph("dequantised", io_dtype="bfloat16")
+    weights = graph.tensor("b", (k, n), "int8", strides=(1, k)) * graph.tensor("scale", (n,), "float32")
+    graph.output(graph.tensor("a", (m, k)) @ graph.cast(weights, "bfloat16"), name="y")
+    return graph
+
+
+@pytest.mark.slow
+def test_few_rows_change_places_with_computed_columns(monkeypatch: pytest.MonkeyPatch):
+    """The weights become the rows of tiles, and the blocks of a cluster share tiles of 16 columns."""
+    assert plan(dequantised(16, 4096, 4096)).kernels[0].group.lowered.spec.rows == (4096,)
+    monkeypatch.setattr("fusegraph.lowering.contraction.FEW_ROWS", 0)
+    cases = []
+    for m, n, k, split in ((1, 136, 1024, 2), (7, 200, 1040, 4)):
+        assert spec(Case(dequantised(m, n, k))).rows == (n,)
+        pick = lambda s, split=split: s.computes and s.split == split  # noqa: E731
+        cases.append(hopper(Case(dequantised(m, n, k), "contraction"), pick))
+    check_cases(cases, guard=True)
