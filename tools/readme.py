@@ -175,11 +175,13 @@ def _torch_times(document: Mapping[str, Any]) -> list[str]:
     """A run's table: for each model and dtype the engines side by side."""
     rows = [r for r in document["rows"] if r["device_us"] is not None]
     versions = document["versions"]
+    told = "".join(f" {note}." for note in sorted({r["note"] for r in rows if r["note"]}))
     lines = [
-        f"**{document['device']}, {document['date']}**: commit `{document['commit'] or 'unknown'}`, torch "
-        f"{versions['torch']}, triton {versions['triton']}. `device` are microseconds with a cold L2 cache, `call` "
-        "those of a call among many, `first` the seconds of the first call, nothing being cached; `error` is the "
-        "largest, relative to the largest result, against float64.",
+        f"**{document['device']}, {document['date']}**: commit `{(document['commit'] or 'unknown')[:12]}`, "
+        f"torch {versions['torch']}, triton {versions['triton']}. `device` are microseconds with a cold L2 cache, "
+        "`call` those of a call among many, `first` the seconds of the first call, nothing being cached; `error` the "
+        "largest, relative to the largest result, against float64; convolutions in float32 are tf32, torch's "
+        f"default.{told}",
         "",
         _cells(["model", "dtype", "engine", "device us", "call us", "first s", "kernels", "error"]),
         _cells(["---", "---", "---", *["---:"] * 5]),
