@@ -389,7 +389,7 @@ def test_every_tile_of_the_simt_form(itype):
 
 
 @pytest.mark.parametrize(
-    ("start", "count"), [(0, 14), *(pytest.param(k, 120, marks=pytest.mark.slow) for k in (1, 2, 3))]
+    ("start", "count"), [(0, 14), *(pytest.param(k, 60, marks=pytest.mark.slow) for k in (1, 2, 3))]
 )
 def test_random_problems(start, count):
     r, cases = random.Random(start), []
