@@ -151,6 +151,7 @@ def test_layers_are_those_of_the_networks():
         assert total == pytest.approx(expected, rel=5e-3), network.name
 
 
+@pytest.mark.slow
 def test_the_draw_is_planned_for_hopper():
     """Each is one kernel, of tensor cores unless it is depthwise, and copies of what they do not read well."""
     forms: dict[str, int] = {}

@@ -43,6 +43,7 @@ def test_stdout_is_json_whatever_the_file_prints(write, tmp_path):
     assert "more noise" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away(write):
     read, end = os.pipe()
     os.close(read)
@@ -67,6 +68,7 @@ def test_ctrl_c(write, tmp_path):
         assert process.stderr.read() == "fusegraph: interrupted\n"
 
 
+@pytest.mark.slow
 def test_start_up_does_not_wait_for_numpy():
     """``import fusegraph`` and ``--help`` load no NumPy or networkx; every public name is there when asked for."""
     code = """

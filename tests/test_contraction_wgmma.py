@@ -120,6 +120,7 @@ def test_tiles():
     passes(cases)
 
 
+@pytest.mark.slow
 def test_blocks_go_through_several_tiles():
     """The ring and the buffers of results go on from tile to tile."""
     cases = [

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from cpu_kernels import KERNELS
+from graphs import quick
 
 from codegen.cpu import GuardedArray, translation_unit
 from codegen.spec import KernelSource
@@ -27,7 +28,7 @@ def cache() -> DiskCache:
     return default_cache()
 
 
-@pytest.fixture(scope="module", params=["native", "ucontext"])
+@pytest.fixture(scope="module", params=quick("native", "ucontext"))
 def module(request: pytest.FixtureRequest, cache: DiskCache) -> CpuModule:
     return build(KERNELS, cache=cache, ucontext=request.param == "ucontext")
 

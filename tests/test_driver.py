@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_double import CAPTURING, double, library, log, raises, run_double, run_python, streams_log
+from graphs import quick
 
 from codegen.dtypes import ALL, bfloat16, float32
 from codegen.spec import TensorMap
@@ -455,7 +456,7 @@ kept: list[Any]
 DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
 
 
-@pytest.mark.parametrize("name", DOUBLES)
+@pytest.mark.parametrize("name", quick(*DOUBLES))
 def test_with_the_double(name: str):
     run_double("test_driver", name)
 

@@ -466,6 +466,7 @@ def check_memory(found: Plan) -> None:
 
 @settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(recipes())
+@pytest.mark.slow
 def test_memory_plans_of_random_graphs(recipe: Any) -> None:
     graph = recipe.build()
     check_memory(plan(graph, fusion=False))

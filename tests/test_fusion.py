@@ -229,6 +229,7 @@ def test_a_result_that_is_broadcast_further_is_declined():
     assert declined.reason == "'scale' is written but does not depend on matmul 'product'"
 
 
+@pytest.mark.slow
 def test_kernels_do_not_grow_without_limit():
     graph = fg.Graph("many")
     total = graph.tensor("x0", (64,))
@@ -449,6 +450,7 @@ def seeded(seed: int, count: int) -> fg.Graph:
     return build((shapes, nodes))
 
 
+@pytest.mark.slow
 def test_partitions_do_not_depend_on_hashes_or_addresses():
     """Sets of nodes and tensors are ordered by addresses, sets of names by the hash seed: neither may show."""
     script = (

@@ -92,6 +92,7 @@ def test_random_graphs() -> None:
     assert sum(shares) / len(shares) < MOST_UNDECIDED
 
 
+@pytest.mark.slow
 def test_the_generator_reaches_everything() -> None:
     """Every op, dtype and special feature comes up within some hundred graphs."""
     ops, dtypes, several, shared, anchors, masks, layouts, strict = set(), set(), 0, 0, 0, 0, 0, 0

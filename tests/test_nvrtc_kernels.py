@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graphs import ARCHS, QUICK_ARCHS, share
+from graphs import ARCHS, share
 from kernel_cases import rendered
 
 import fusegraph as fg
@@ -110,7 +110,8 @@ def sources(graphs: Sequence[fg.Graph]) -> list[KernelSource]:
     return [k.source for g in graphs for k in plan(g).kernels]
 
 
-@pytest.mark.parametrize("arch", QUICK_ARCHS)
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile_without_spills(arch: str) -> None:
     depthwise = convolution((8, 64, 28, 28), (64, 1, 5, 5), "float64", "channels_last", padding=2, groups=64)
     graphs = [*golden_graphs().values(), product(65, 63, 33, "int64"), depthwise]

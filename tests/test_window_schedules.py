@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import quick
 from kernel_cases import Case, check_cases, executable, rendered
 from test_window import LAYOUTS, activated, direct, spec_of
 
@@ -116,7 +117,7 @@ def _schedules(layout: str, itype: str) -> list[PlanesSchedule | ChannelsSchedul
     ]
 
 
-@pytest.mark.parametrize("itype", ["int32", "int64"])
+@pytest.mark.parametrize("itype", quick("int32", "int64"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_schedules(layout, itype):
     cases = []
