@@ -65,8 +65,11 @@ def test_a_training_step_runs() -> None:
     layers = [torch.nn.Conv2d(3, 32, 3, 2, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Flatten()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 16 * 16, 10)).cuda()
     x, target = torch.randn(8, 3, 32, 32, device="cuda"), torch.arange(8, device="cuda")
-    eager = copy.deepcopy(model)
-    for module in (torch.compile(model, backend="fusegraph"), eager):
-        torch.nn.functional.cross_entropy(module(x), target).backward()
-    for p, q in zip(model.parameters(), eager.parameters()):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-2, atol=1e-3)
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    for module, images in ((torch.compile(model, backend="fusegraph"), x), (eager, x), (exact, x.double())):
+        torch.nn.functional.cross_entropy(module(images), target).backward()
+    # The bias in front of a batch norm has no gradient but rounding: errors are measured by the largest of all.
+    largest = max(p.grad.abs().max() for p in exact.parameters())
+    for ours, theirs, true in zip(model.parameters(), eager.parameters(), exact.parameters()):
+        allowed = 2 * (theirs.grad - true.grad).abs().max() + 4 * SLACK[torch.float32] * largest
+        assert (ours.grad - true.grad).abs().max() <= allowed
