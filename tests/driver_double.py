@@ -50,7 +50,7 @@ def double() -> str:
     folder = Path(tempfile.mkdtemp(prefix="libcuda-double-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1"]
-    subprocess.run([*command, HERE / "libcuda_double.c", "-ldl"], check=True)
+    subprocess.run([*command, HERE / "libcuda_double.c", "-ldl", "-pthread"], check=True)
     return str(folder)
 
 

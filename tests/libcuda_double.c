@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,12 @@ static __thread int depth, capture_mode;
 static struct { char *start; size_t size; int device; } blocks[MAX_BLOCKS];
 static int block_count;
 
-#define LOG(...) (log_size += snprintf(log_text + log_size, sizeof log_text - log_size - 1, __VA_ARGS__))
+/* Held while the log grows, and throughout a launch, whose lines belong together: threads call at the same time. */
+static pthread_mutex_t logging = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+#define LOG(...) \
+  (pthread_mutex_lock(&logging), \
+   log_size += snprintf(log_text + log_size, sizeof log_text - log_size - 1, __VA_ARGS__), \
+   pthread_mutex_unlock(&logging))
 #define NEED_CONTEXT if (!initialised) return NOT_INITIALIZED; if (!depth || !stack[depth - 1]) return INVALID_CONTEXT
 #define NEED_RELAXED if (capturing && capture_mode != 2) return CAPTURE_UNSUPPORTED
 
@@ -209,8 +215,7 @@ typedef struct {
   Attribute *attributes;
   unsigned attribute_count;
 } Config;
-CUresult cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra) {
-  NEED_CONTEXT;
+static CUresult launch(const Config *c, void *f, void **params, void **extra) {
   if (extra) return INVALID_VALUE;
   if (c->stream == (void *)0xBAD) return INVALID_HANDLE;
   if (f != (void *)nothing && f != (void *)add_one) {
@@ -226,6 +231,13 @@ CUresult cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra)
   }
   ((Kernel)f)(c->grid[0] * c->block[0], params);
   return OK;
+}
+CUresult cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra) {
+  NEED_CONTEXT;
+  pthread_mutex_lock(&logging);
+  CUresult result = launch(c, f, params, extra);
+  pthread_mutex_unlock(&logging);
+  return result;
 }
 
 /* A tensor map: the address in the first bytes, the kind of map in the last. */

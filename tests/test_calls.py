@@ -30,7 +30,9 @@ def graph_of_three(device: int = 0) -> Any:
 
 
 def arrays(count: int, device: int = 0) -> list[DeviceArray]:
-    return [DeviceArray.empty((64, 16), "float32", device=device) for _ in range(count)]
+    """Arrays with memory before and behind them that is no other array's."""
+    made = [DeviceArray.empty((3, 64, 16), "float32", device=device) for _ in range(count)]
+    return [DeviceArray(m.pointer + m.size * 4 // 3, (64, 16), (16, 1), m.dtype, m.device, m) for m in made]
 
 
 def shifted(array: DeviceArray, nbytes: int) -> DeviceArray:
