@@ -14,6 +14,18 @@ from codegen.expr import Index, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec
+from codegen.tiles import Unsupported
+
+
+def check_types(spec: AttentionSpec) -> None:
+    """Raises Unsupported with the reason if tensor cores cannot compute an attention."""
+    kind = spec.q.dtype.name
+    if kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
+        raise Unsupported("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
+    if not spec.rounded:
+        raise Unsupported(f"probabilities are not to be rounded to {kind}")
+    if spec.program.real != "float":
+        raise Unsupported("tensor cores do not add up in float64")
 
 
 class Fragments(Scores):

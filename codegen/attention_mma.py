@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
-from codegen.attention_fragments import Fragments
+from codegen.attention_fragments import Fragments, check_types
 from codegen.attention_scores import approximated, kernel_details, merged
 from codegen.expr import Operand
 from codegen.iteration import linear
@@ -57,13 +57,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
     """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
     if not arch.has_cp_async:
         raise Unsupported(f"{arch.name} has no asynchronous copies")
-    kind = spec.q.dtype.name
-    if kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
-        raise Unsupported("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
-    if not spec.rounded:
-        raise Unsupported(f"probabilities are not to be rounded to {kind}")
-    if spec.program.real != "float":
-        raise Unsupported("tensor cores do not add up in float64")
+    check_types(spec)
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Unsupported("there is nothing to multiply")
     tall = max(spec.depth, spec.width)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
+from codegen.attention_fragments import check_types
 from codegen.attention_scores import merged
 from codegen.expr import Operand
 from codegen.spec import AttentionSpec, TensorMap
@@ -120,13 +121,7 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     """The spec with merged batches.  Raises Unsupported with the reason if it cannot have this form."""
     if not arch.has_wgmma:
         raise Unsupported(f"{arch.name} has no warpgroup matrix products")
-    kind = spec.q.dtype.name
-    if kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
-        raise Unsupported("warpgroups multiply queries, keys and values that are all bfloat16 or all float16")
-    if not spec.rounded:
-        raise Unsupported(f"probabilities are not to be rounded to {kind}")
-    if spec.program.real != "float":
-        raise Unsupported("tensor cores do not add up in float64")
+    check_types(spec)
     if spec.depth > 256 or spec.width > 256:
         raise Unsupported(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
