@@ -1,0 +1,93 @@
+"""The methods of a graph: one an op of the table, and those that are written with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusegraph import composed, indexing, resampling
+from fusegraph.dtypes import as_dtype
+from fusegraph.errors import GraphError
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import REQUIRED, Op
+from fusegraph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from fusegraph.graph import Graph
+
+
+def _named(op: Op, operands: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    return zip(op.names(len(operands)), operands)
+
+
+def _method(op: Op) -> Callable[..., Any]:
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    one = inspect.Parameter.VAR_POSITIONAL if op.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    least = len(op.operands) - op.optional
+    parameters += [
+        inspect.Parameter(n, one, annotation=Tensor, default=None if k >= least else inspect.Parameter.empty)
+        for k, n in enumerate(op.operands)
+    ]
+    how = inspect.Parameter.KEYWORD_ONLY if op.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters += [
+        inspect.Parameter(key, how, default=inspect.Parameter.empty if default is REQUIRED else default)
+        for key, default in sorted(op.attributes.items(), key=lambda item: item[1] is not REQUIRED)
+    ]
+    parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None))
+    several = len(op.results) > 1
+    signature = inspect.Signature(parameters, return_annotation=tuple[Tensor, ...] if several else Tensor)
+
+    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise GraphError(f"{op.name}{str(signature).replace('self, ', '')}: {error}") from None
+        given = dict(bound.arguments)
+        del given["self"]
+        name = given.pop("name", None)
+        operands = [given.pop(key, None) for key in op.operands]
+        if op.variadic:
+            operands = list(operands[0] or ())
+            if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+                (operands,) = operands
+        while op.optional and len(operands) > least and operands[-1] is None:
+            operands.pop()
+        operands = [
+            op.neutral.get(n) if x is None and k >= least else x for k, (n, x) in enumerate(_named(op, operands))
+        ]
+        outputs = self.apply_node(op, operands, given, name).outputs
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    method.__name__ = op.name
+    method.__qualname__ = f"Graph.{op.name}"
+    method.__doc__ = op.doc
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
+
+
+def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Tensor:
+    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0."""
+    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype)}, name)
+
+
+#: Method of `Graph` -> what it is.
+METHODS: dict[str, Callable[..., Any]] = {
+    **{op.name: _method(op) for op in TABLE.values()},
+    **{
+        function.__name__: function
+        for function in (
+            indexing.split,
+            indexing.flip,
+            indexing.squeeze,
+            indexing.unsqueeze,
+            indexing.space_to_depth,
+            indexing.depth_to_space,
+            *composed.FUNCTIONS,
+            resampling.resample,
+            resampling.interpolate,
+            resampling.grid_sample,
+        )
+    },
+    "cast": _cast,
+}
