@@ -22,7 +22,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.convert import from_reference, to_reference
-from fusegraph.passes.rewrite import Rewrite
+from fusegraph.passes.rewrite import Rewrite, named
 from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
@@ -166,7 +166,7 @@ class _Parts:
         v = self._once("input", node, w.INPUT, x, of_input, _order(x))
         m = self._graph.apply(TABLE["matmul"], (v, u), {})
         m.strides = packed_strides(m.shape, _order(old))
-        self._name(m, node, "products")
+        named(m, node.name, "products")
         y = self._graph.apply(w.OUTPUT, (m,), {**of_output, "dtype": old.dtype})
         y.strides = old.strides
         self._graph._rename(y, old.name)
@@ -181,8 +181,7 @@ class _Parts:
             if made is None:
                 made = self._graph.apply(op, (operand,), attributes)
                 made.strides = packed_strides(made.shape, order)
-            self._name(made, node, part)
-            self._made[key] = made
+            self._made[key] = named(made, node.name, part)
         return self._made[key]
 
     def _folded(self, operand: Tensor, attributes: dict[str, Any]) -> Tensor:
@@ -190,11 +189,6 @@ class _Parts:
         assert operand.value is not None
         value = w.filter_transform(to_reference(operand.value, operand.dtype), **attributes)
         return self._graph.constant(np.ascontiguousarray(from_reference(value, float32)))
-
-    def _name(self, tensor: Tensor, node: Node, part: str) -> None:
-        graph = self._graph
-        graph._rename(tensor, graph._unique(f"{node.name[:180]} {part}"))
-        graph._automatic.add(tensor)  # gives way to a tensor of the user's
 
 
 def _order(image: Tensor) -> tuple[int, ...]:

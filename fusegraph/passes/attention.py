@@ -23,7 +23,6 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
-from fusegraph.passes.simplify import remove_dead
 
 #: Ops that are done again for every score rather than read; others only where they would be as many as the scores.
 _CHEAP = frozenset(
@@ -121,25 +120,17 @@ def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) ->
 
 def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], taken: set[Node]) -> Simplified:
     rewrite = Rewrite(graph)
-    new = rewrite.new
     for node in graph.nodes:
         if node in matches:
             match, made = matches[node]
-            outputs = [
-                rewrite.graph._add_tensor(t.name, t.shape, t.strides, t.dtype)
-                for t in (node.output, *(() if match.stats is None else (match.stats,)))
-            ]
-            operands = tuple(new[t] for t in made.inputs)
-            rewrite.graph.add_node(Node(ATTENTION, operands, made.attributes, *outputs))
+            rewrite.take_over(made)
             # What is in registers only is as exact as the result, or rounded on the way to it.
             for member in match.members:
-                new |= dict.fromkeys(member.outputs, outputs[0])
-            new |= dict(zip((node.output, match.stats) if match.stats is not None else (node.output,), outputs))
+                for t in member.outputs:
+                    rewrite.new.setdefault(t, rewrite.new[node.output])
         elif node not in taken:
             rewrite.take_over(node)
-    found = rewrite.done()
-    remove_dead(found.graph)
-    return found
+    return rewrite.done()
 
 
 class _Matcher:

@@ -10,7 +10,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
 
 def decompose(graph: Graph) -> Simplified:
@@ -76,10 +76,7 @@ class _Expansion:
 
     def __call__(self, op: str, part: str, *operands: Any, **attributes: Any) -> Tensor:
         tensor = self._graph.apply(NARROW if op == "narrow" else TABLE[op], operands, attributes)
-        stem = f"{self._node.name[:180]} {part or 'value'}"
-        self._graph._rename(tensor, self._graph._unique(stem))
-        self._graph._automatic.add(tensor)  # gives way to a tensor of the user's
-        return tensor
+        return named(tensor, self._node.name, part or "value")
 
     def _cast(self, tensor: Tensor, dtype: DType, part: str) -> Tensor:
         return tensor if tensor.dtype == dtype else self("identity", part, tensor, dtype=dtype)

@@ -22,7 +22,7 @@ from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.estimates import CYCLES_PER_US, alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
 ROW_BYTES, LINE_BYTES = 16, 128
@@ -75,9 +75,7 @@ def lay_out(graph: Graph, options: Options) -> Simplified:
 def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     made = graph.apply(TABLE["identity"], (tensor,), {})
     made.strides = strides
-    graph._rename(made, graph._unique(f"{tensor.name[:180]} aligned"))
-    graph._automatic.add(made)
-    return made
+    return named(made, tensor.name, "aligned")
 
 
 def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -86,10 +84,7 @@ def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     order = sorted(range(tensor.rank), key=lambda d: -strides[d])
     value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
     value.setflags(write=False)
-    name = graph._unique(f"{tensor.name[:180]} aligned")
-    made = graph._add_tensor(name, tensor.shape, strides, tensor.dtype, value=value)
-    graph._automatic.add(made)
-    return made
+    return intermediate(graph, tensor.name, "aligned", tensor.shape, strides, tensor.dtype, value)
 
 
 def _is_laid_out_now(wish: _Wish) -> bool:

@@ -16,7 +16,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.partition import Group, Partition, edges
-from fusegraph.passes.simplify import remove_dead
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate
 
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
@@ -47,11 +47,14 @@ def recompute(partition: Partition, options: Options) -> Recomputed:
             wanted.setdefault(consumer, set()).add(tensor)
     if not wanted:
         return same
-    written = _Rewriting(graph, wanted, group_of).run()
+    rewriting = _Rewriting(graph, wanted, group_of)
+    written = rewriting.run()
     again = fuse(written.graph, options)
     if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
         return same
-    return Recomputed(again, written.counterpart(), written.copies())
+    living = rewriting.living(written.graph)
+    counterpart = {**{old: copies[0] for old, copies in living.items()}, **written.counterpart}
+    return Recomputed(again, counterpart, {counterpart[old]: tuple(copies) for old, copies in living.items()})
 
 
 def _moved(partition: Partition) -> int:
@@ -91,44 +94,25 @@ class _Rewriting:
 
     def __init__(self, graph: Graph, wanted: Mapping[Node, set[Tensor]], group_of: Mapping[Node, Group]) -> None:
         self._old, self._wanted, self._group_of = graph, wanted, group_of
-        self.graph = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-        self._new: dict[Tensor, Tensor] = {}
+        self._rewrite = Rewrite(graph, {t: t.own_strides for t in graph.tensors.values() if t.own_strides is not None})
         self._copies: dict[tuple[int, Tensor], Tensor] = {}
 
-    def run(self) -> _Rewriting:
-        for tensor in self._old.tensors.values():
-            if self._old.producer(tensor) is None:
-                self._new[tensor] = self._add(tensor, tensor.name)
-        self.graph.inputs = [self._new[t] for t in self._old.inputs]
+    def run(self) -> Simplified:
         for node in self._old.nodes:
             wanted = self._wanted.get(node, set())
-            inputs = tuple(self._copy(t, node) if t in wanted else self._new[t] for t in node.inputs)
-            made = [self._add(t, t.name) for t in node.outputs]
-            self.graph.add_node(Node(node.op, inputs, node.attributes, *made))
-            self._new |= dict(zip(node.outputs, made))
-        self.graph.outputs = [self._new[t] for t in self._old.outputs]
-        remove_dead(self.graph)
-        return self
+            self._rewrite.take_over(
+                node, [self._copy(t, node) if t in wanted else self._rewrite.new[t] for t in node.inputs]
+            )
+        return self._rewrite.done()
 
-    def counterpart(self) -> dict[Tensor, Tensor]:
-        alive = set(self.graph.tensors.values())
-        result = {old: copies[0] for old, copies in self._living().items()}
-        return result | {old: new for old, new in self._new.items() if new in alive}
-
-    def copies(self) -> dict[Tensor, tuple[Tensor, ...]]:
-        counterpart = self.counterpart()
-        return {counterpart[old]: tuple(copies) for old, copies in self._living().items()}
-
-    def _living(self) -> dict[Tensor, list[Tensor]]:
-        """The copies of each tensor."""
+    def living(self, graph: Graph) -> dict[Tensor, list[Tensor]]:
+        """The copies of each tensor that are left in the new graph."""
+        alive = set(graph.tensors.values())
         result: dict[Tensor, list[Tensor]] = {}
         for (_, old), copy in self._copies.items():
-            result.setdefault(old, []).append(copy)
+            if copy in alive:
+                result.setdefault(old, []).append(copy)
         return result
-
-    def _add(self, tensor: Tensor, name: str) -> Tensor:
-        strides = tensor.own_strides or tensor.strides
-        return self.graph._add_tensor(name, tensor.shape, strides, tensor.dtype, tensor.value)
 
     def _copy(self, tensor: Tensor, consumer: Node) -> Tensor:
         """A tensor computed again for a group: once, however many of its nodes take it."""
@@ -138,9 +122,9 @@ class _Rewriting:
             node = self._old.producer(tensor)
             assert node is not None
             inputs = tuple(
-                self._copy(t, consumer) if self._old.producer(t) in nodes else self._new[t] for t in node.inputs
+                self._copy(t, consumer) if self._old.producer(t) in nodes else self._rewrite.new[t] for t in node.inputs
             )
-            copy = self._add(tensor, self.graph._unique(f"{tensor.name[:180]} again"))
-            self.graph._automatic.add(copy)
-            self._copies[key] = self.graph.add_node(Node(node.op, inputs, node.attributes, copy)).output
+            graph, strides = self._rewrite.graph, tensor.own_strides or tensor.strides
+            copy = intermediate(graph, tensor.name, "again", tensor.shape, strides, tensor.dtype)
+            self._copies[key] = graph.add_node(Node(node.op, inputs, node.attributes, copy)).output
         return self._copies[key]

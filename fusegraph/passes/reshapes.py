@@ -16,8 +16,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.views import reshaped
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Simplified, same
-from fusegraph.passes.simplify import remove_dead
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
 
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.
@@ -85,11 +84,10 @@ class _Moving:
 
     def __init__(self, graph: Graph, seeds: dict[Node, tuple[Tensor, Shape]]) -> None:
         self._old, self._seeds = graph, seeds
-        self.graph = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
+        self._rewrite = Rewrite(graph)
         self._moved: dict[Node, Shape] = {}
         for tensor, shape in seeds.values():
             self._mark(tensor, shape)
-        self._new: dict[Tensor, Tensor] = {}
         self._fine: dict[tuple[Tensor, Shape], Tensor] = {}
 
     def _mark(self, tensor: Tensor, shape: Shape) -> None:
@@ -111,20 +109,16 @@ class _Moving:
         return not any(p is not None and p.kind in _ANCHORS for p in producers)
 
     def run(self) -> Simplified:
-        for tensor in self._old.tensors.values():
-            if self._old.producer(tensor) is None:
-                self._new[tensor] = self._add(tensor.name, tensor)
-        self.graph.inputs = [self._new[t] for t in self._old.inputs]
         for node in self._old.nodes:
             self._node(node)
-        self.graph.outputs = [self._coarse(t) for t in self._old.outputs]
-        remove_dead(self.graph)
-        alive = set(self.graph.tensors.values())
-        counterpart = {old: new for old, new in self._new.items() if new in alive}
+        for tensor in self._old.outputs:
+            self._coarse(tensor)
+        done = self._rewrite.done()
+        alive = set(done.graph.tensors.values())
         # What is computed in a finer shape stands for a tensor, not the view of it that has its own shape.
         made = {t for node in (*self._moved, *self._seeds) for t in node.outputs}
-        counterpart |= {old: new for (old, _), new in self._fine.items() if old in made and new in alive}
-        return Simplified(self.graph, counterpart)
+        finer = {old: new for (old, _), new in self._fine.items() if old in made and new in alive}
+        return Simplified(done.graph, {**done.counterpart, **finer})
 
     def _node(self, node: Node) -> None:
         if node in self._seeds:
@@ -132,29 +126,18 @@ class _Moving:
             if tensor is node.output:
                 self._fine[tensor, finer] = self._coarse(node.inputs[0])
             else:
-                self._new[node.output] = self._divided(tensor, tensor.shape, finer)
+                self._rewrite.new[node.output] = self._divided(tensor, tensor.shape, finer)
             return
         shape = self._moved.get(node)
         if shape is None:
-            inputs = tuple(map(self._coarse, node.inputs))
-            made = [self._add(t.name, t) for t in node.outputs]
-            self._new |= dict(zip(node.outputs, made))
-            self.graph.add_node(Node(node.op, inputs, node.attributes, *made))
+            self._rewrite.take_over(node, [self._coarse(t) for t in node.inputs])
             return
         tensor = node.output
         inputs = tuple(self._divided(t, tensor.shape, shape) for t in node.inputs)
         strides = reshaped(tensor.shape, tensor.strides, shape) or packed_strides(shape)
-        result = self.graph._add_tensor(
-            self.graph._unique(f"{tensor.name[:180]} divided"), shape, strides, tensor.dtype, None
-        )
-        self.graph._automatic.add(result)
-        self._fine[tensor, shape] = self.graph.add_node(Node(node.op, inputs, node.attributes, result)).output
-
-    def _add(self, name: str, like: Tensor) -> Tensor:
-        tensor = self.graph._add_tensor(name, like.shape, like.strides, like.dtype, like.value)
-        if like in self._old._automatic:
-            self.graph._automatic.add(tensor)
-        return tensor
+        graph = self._rewrite.graph
+        result = intermediate(graph, tensor.name, "divided", shape, strides, tensor.dtype)
+        self._fine[tensor, shape] = graph.add_node(Node(node.op, inputs, node.attributes, result)).output
 
     def _divided(self, tensor: Tensor, space: Shape, shape: Shape) -> Tensor:
         """A tensor that broadcasts to a space, in the finer shape of that space."""
@@ -166,17 +149,13 @@ class _Moving:
             assert parts is not None
             padded = (1,) * (len(space) - tensor.rank) + tensor.shape
             own = tuple(n for size, part in zip(padded, parts) for n in (part if size != 1 else (1,) * len(part)))
-            made = self.graph.apply(TABLE["reshape"], (self._coarse(tensor),), {"shape": own})
-            self.graph._rename(made, self.graph._unique(f"{tensor.name[:180]} divided"))
-            self.graph._automatic.add(made)
-            self._fine[key] = made
+            made = self._rewrite.graph.apply(TABLE["reshape"], (self._coarse(tensor),), {"shape": own})
+            self._fine[key] = named(made, tensor.name, "divided")
         return self._fine[key]
 
     def _coarse(self, tensor: Tensor) -> Tensor:
         """A tensor in its own shape: joined again if it was computed in a finer one."""
-        if tensor not in self._new:
+        if tensor not in self._rewrite.new:
             source = next(new for (old, _), new in self._fine.items() if old is tensor)
-            result = self._add(tensor.name, tensor)
-            node = Node(TABLE["reshape"], (source,), {"shape": tensor.shape}, result)
-            self._new[tensor] = self.graph.add_node(node).output
-        return self._new[tensor]
+            self._rewrite.take_over(Node(TABLE["reshape"], (source,), {"shape": tensor.shape}, tensor), (source,))
+        return self._rewrite.new[tensor]

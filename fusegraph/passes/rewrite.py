@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 
 
@@ -12,7 +16,7 @@ from fusegraph.graph import Graph, Node, Tensor
 class Simplified:
     """An equivalent graph with the same inputs and outputs.
 
-    counterpart gives for each tensor of the old graph the one of the new graph that has its value.
+    counterpart gives for each tensor of the old graph the one of the new graph that has its value, if there is one.
     """
 
     graph: Graph
@@ -31,36 +35,85 @@ class Rewrite:
     new    the new graph's tensor for each of the old one that has one by now.
     """
 
-    def __init__(self, old: Graph, tensors: Mapping[Tensor, tuple[int, ...]] | None = None) -> None:
-        """With ``tensors``, which has new strides for some of them, the results of nodes are there as well."""
-        self._old = old
+    def __init__(self, old: Graph, strides: Mapping[Tensor, tuple[int, ...]] | None = None) -> None:
+        """strides: those of the old graph's tensors that lie otherwise in the new one."""
+        self._old, self._strides = old, strides or {}
         self.graph = Graph(old.name, old.io_dtype, old.compute_dtype)
         self.new: dict[Tensor, Tensor] = {}
         for tensor in old.tensors.values():
-            if tensors is None and old.producer(tensor) is not None:
-                continue
-            strides = (tensors or {}).get(tensor, tensor.strides)
-            made = self.graph._add_tensor(tensor.name, tensor.shape, strides, tensor.dtype, tensor.value)
-            if tensors is not None and tensor in old._automatic:
-                self.graph._automatic.add(made)
-            self.new[tensor] = made
+            if old.producer(tensor) is None:
+                self.result(tensor)
         self.graph.inputs = [self.new[t] for t in old.inputs]
 
     def inputs(self, node: Node) -> tuple[Tensor, ...]:
         """The new graph's operands of a node."""
         return tuple(self.new[t] for t in node.inputs)
 
+    def result(self, old: Tensor) -> Tensor:
+        """The new graph's tensor for one of the old graph's, with its name, shape and dtype; made if there is none."""
+        if old not in self.new:
+            strides = self._strides.get(old, old.strides)
+            made = self.new[old] = self.graph._add_tensor(old.name, old.shape, strides, old.dtype, old.value)
+            if old in self._old._automatic:
+                self.graph._automatic.add(made)
+        return self.new[old]
+
     def take_over(self, node: Node, inputs: Sequence[Tensor] | None = None) -> None:
         """Adds a node as it is, or with other operands."""
-        made = []
-        for t in node.outputs:
-            if t not in self.new:
-                self.new[t] = self.graph._add_tensor(t.name, t.shape, t.strides, t.dtype)
-            made.append(self.new[t])
         operands = self.inputs(node) if inputs is None else tuple(inputs)
-        self.graph.add_node(Node(node.op, operands, node.attributes, *made))
+        self.graph.add_node(Node(node.op, operands, node.attributes, *map(self.result, node.outputs)))
 
     def done(self) -> Simplified:
-        """The new graph, all nodes being there."""
+        """The new graph, all nodes being there; those that no output depends on are removed again."""
         self.graph.outputs = [self.new[t] for t in self._old.outputs]
-        return Simplified(self.graph, self.new)
+        remove_dead(self.graph)
+        alive = set(self.graph.tensors.values())
+        return Simplified(self.graph, {old: new for old, new in self.new.items() if new in alive})
+
+
+def named(tensor: Tensor, after: str, part: str) -> Tensor:
+    """The tensor, named after another one; a name that gives way to one of the user's."""
+    graph = tensor.graph
+    graph._rename(tensor, graph._unique(f"{after[:180]} {part}"))
+    graph._automatic.add(tensor)
+    return tensor
+
+
+def intermediate(
+    graph: Graph,
+    after: str,
+    part: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType,
+    value: np.ndarray[Any, Any] | None = None,
+) -> Tensor:
+    """A new tensor that is named so, for the result of a node, or a constant."""
+    made = graph._add_tensor(graph._unique(f"{after[:180]} {part}"), shape, strides, dtype, value)
+    graph._automatic.add(made)
+    return made
+
+
+def live_nodes(graph: Graph) -> set[Node]:
+    """Nodes some output depends on."""
+    live: set[Node] = set()
+    stack = [n for n in map(graph.producer, graph.outputs) if n is not None]
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack += [n for n in map(graph.producer, node.inputs) if n is not None]
+    return live
+
+
+def remove_dead(graph: Graph) -> None:
+    """Removes the nodes that no output depends on, and the constants that no node takes."""
+    live = live_nodes(graph)
+    for node in graph.nodes:
+        if node not in live:
+            graph.network.remove_node(node)
+            for tensor in node.outputs:
+                del graph.tensors[tensor.name], graph._producer[tensor]
+    taken = {t for node in live for t in node.inputs}
+    for tensor in [t for t in graph.tensors.values() if t.is_constant and t not in taken]:
+        del graph.tensors[tensor.name]

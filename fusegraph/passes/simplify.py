@@ -20,7 +20,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Simplified
+from fusegraph.passes.rewrite import Rewrite, Simplified, live_nodes
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
@@ -28,17 +28,14 @@ MAX_FOLDED_BYTES = 1 << 20
 
 def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
     """Simplifies a graph.  With ``enabled=False`` only dead nodes are removed."""
-    live = _live(graph)
-    result = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
-    new: dict[Tensor, Tensor] = {}
-    for tensor in graph.inputs:
-        new[tensor] = result.tensor(tensor.name, tensor.shape, tensor.dtype, strides=tensor.strides)
+    live = live_nodes(graph)
+    rewrite = Rewrite(graph)
     outputs = set(graph.outputs)
     seen: dict[Any, Tensor] = {}
     for node in graph.nodes:
         if node not in live:
             continue
-        inputs = tuple(_taken(result, new, t) for t in node.inputs)
+        inputs = rewrite.inputs(node)
         if enabled:
             node, inputs = _plain_power(node, inputs)
         if enabled and len(node.outputs) == 1 and node.output not in outputs:
@@ -46,48 +43,14 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
             if replacement is None:
                 replacement = seen.get(_key(node, inputs))
             if replacement is None:
-                replacement = _folded(result, node, inputs)
+                replacement = _folded(rewrite.graph, node, inputs)
             if replacement is not None:
-                new[node.output] = replacement
+                rewrite.new[node.output] = replacement
                 continue
-        made = [result._add_tensor(t.name, t.shape, t.strides, t.dtype) for t in node.outputs]
-        result.add_node(Node(node.op, inputs, node.attributes, *made))
-        new |= dict(zip(node.outputs, made))
+        rewrite.take_over(node, inputs)
         if node.output not in outputs or _key(node, inputs) not in seen:
-            seen[_key(node, inputs)] = made[0]
-    result.outputs = [new[t] for t in graph.outputs]
-    remove_dead(result)
-    return Simplified(result, new)
-
-
-def _live(graph: Graph) -> set[Node]:
-    """Nodes some output depends on."""
-    live: set[Node] = set()
-    stack = [n for n in map(graph.producer, graph.outputs) if n is not None]
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack += [n for n in map(graph.producer, node.inputs) if n is not None]
-    return live
-
-
-def remove_dead(graph: Graph) -> None:
-    """Removes the nodes that replacements have left without a consumer."""
-    live = _live(graph)
-    for node in graph.nodes:
-        if node not in live:
-            graph.network.remove_node(node)
-            for tensor in node.outputs:
-                del graph.tensors[tensor.name], graph._producer[tensor]
-
-
-def _taken(result: Graph, new: dict[Tensor, Tensor], tensor: Tensor) -> Tensor:
-    """The new graph's counterpart of a tensor; constants come over when they are first used."""
-    if tensor not in new:
-        assert tensor.value is not None
-        new[tensor] = result._add_tensor(tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value)
-    return new[tensor]
+            seen[_key(node, inputs)] = rewrite.new[node.output]
+    return rewrite.done()
 
 
 def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:

@@ -12,12 +12,13 @@ from typing import Any
 from codegen.arch import arch
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
 
 #: Multiprocessors of an H200; queries and keys of a tile; the fewest tiles of a part, and the most parts.
 BLOCKS = arch("sm_90a").sm_count_hint
@@ -31,10 +32,10 @@ def split_attention(graph: Graph) -> Simplified:
     parts = {node: n for node in graph.nodes if node.kind is Kind.ATTENTION and (n := best_parts(node)) > 1}
     if not parts:
         return same(graph)
-    rewrite = Rewrite(graph, tensors={})
+    rewrite = Rewrite(graph)
     for node in graph.nodes:
         if node in parts:
-            _cut(rewrite.graph, node, rewrite.inputs(node), [rewrite.new[t] for t in node.outputs], parts[node])
+            _cut(rewrite.graph, node, rewrite.inputs(node), [rewrite.result(t) for t in node.outputs], parts[node])
         else:
             rewrite.take_over(node)
     return rewrite.done()
@@ -65,12 +66,7 @@ def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Ten
     wide = float64 if float64 in (out.dtype, *(t.dtype for t in inputs[:3])) else float32
 
     def tensor(part: str, shape: tuple[int, ...]) -> Tensor:
-        steps = [1]
-        for n in reversed(shape[1:]):
-            steps.insert(0, steps[0] * n)
-        made = graph._add_tensor(graph._unique(f"{node.name[:180]} {part}"), shape, tuple(steps), wide)
-        graph._automatic.add(made)
-        return made
+        return intermediate(graph, node.name, part, shape, packed_strides(shape), wide)
 
     def write(op: str, *operands: Any, **attributes: Any) -> Tensor:
         return graph.apply(TABLE[op], operands, attributes)

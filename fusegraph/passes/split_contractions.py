@@ -10,24 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen import contraction
-from codegen.arch import arch
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
-from fusegraph.lowering import contraction as contraction_lowering
 from fusegraph.lowering import window
-from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.estimates import cycles
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
 from fusegraph.passes.split_products import meet
 
 #: Bytes of device memory moved in a cycle of an H200; cycles that another kernel takes to start, and that the first one
 #: takes beside its work.
 BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES = 2200, 5000, 10000
-HOPPER = arch("sm_90a")
 #: How much faster it must look in parts, and the cycles that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2 * LAUNCH_CYCLES
 MOST_PARTS = 256
@@ -60,10 +56,10 @@ def split_contractions(graph: Graph) -> Simplified:
     split = {node: n for node in graph.nodes if (n := parts_of(node, graph)) > 1}
     if not split:
         return same(graph)
-    rewrite = Rewrite(graph, tensors={})
+    rewrite = Rewrite(graph)
     for node in graph.nodes:
         if node in split:
-            _split(rewrite.graph, node, rewrite.inputs(node), rewrite.new[node.output], split[node])
+            _split(rewrite.graph, node, rewrite.inputs(node), rewrite.result(node.output), split[node])
         else:
             rewrite.take_over(node)
     return rewrite.done()
@@ -115,10 +111,8 @@ def _cycles(node: Node, graph: Graph, parts: int) -> float:
     else:
         made = _part_sums(alone, node, inputs, output, parts)
     alone.inputs, alone.outputs = list(inputs), [made]
-    view = GroupView(alone, alone.nodes, {n: k for k, n in enumerate(alone.nodes)})
-    spec = contraction_lowering.lower(view, Options(), "alone").spec
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
-    total = START_CYCLES + max(contraction.cycles(spec, HOPPER), moved / BYTES_PER_CYCLE)
+    total = START_CYCLES + max(cycles(alone), moved / BYTES_PER_CYCLE)
     return total if parts == 1 else total + LAUNCH_CYCLES + (made.nbytes + output.nbytes) / BYTES_PER_CYCLE
 
 
@@ -180,8 +174,7 @@ def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Ten
     order = stride_order(output.shape, output.strides)
     if node.op.name == "conv_wgrad":  # filters are the columns of the product: neighbours are written together
         order = (*(d for d in order if d), 0)
-    stem = graph._unique(f"{node.name[:180]} parts")
-    partial = graph._add_tensor(stem, shape, packed_strides(shape, (0, *(d + 1 for d in order))), dtype)
-    graph._automatic.add(partial)
+    strides = packed_strides(shape, (0, *(d + 1 for d in order)))
+    partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
     attributes = {**node.attributes, "parts": parts, "dtype": dtype}
     return graph.add_node(Node(PARTS[node.op.name], inputs, attributes, partial)).output

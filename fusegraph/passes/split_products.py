@@ -13,7 +13,7 @@ from itertools import pairwise
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
 #: Parts that a kernel multiplies with one tile of the first factor at most.
 MOST_PARTS = 4
@@ -30,16 +30,13 @@ def split_products(graph: Graph) -> Simplified:
         return same(graph)
     whole = {part: node for node, parts in cut.items() for part in parts}
     rewrite = Rewrite(graph)
-    result, new = rewrite.graph, rewrite.new
     for node in graph.nodes:
         if node in whole:
-            product, old = whole[node], node.output
-            first, second = product.inputs
-            made = result._add_tensor(old.name, old.shape, old.strides, old.dtype)
-            inputs = new[first], _part(result, new[second], product, node)
-            result.add_node(Node(product.op, inputs, product.attributes, made))
-            new.setdefault(product.output, made)
-            new[old] = made
+            product = whole[node]
+            first, second = rewrite.inputs(product)
+            inputs = first, _part(rewrite.graph, second, product, node)
+            rewrite.take_over(Node(product.op, product.inputs, product.attributes, node.output), inputs)
+            rewrite.new.setdefault(product.output, rewrite.new[node.output])
         elif node not in cut:
             rewrite.take_over(node)
     return rewrite.done()
@@ -93,6 +90,4 @@ def _part(graph: Graph, tensor: Tensor, product: Node, cut: Node) -> Tensor:
     starts[own] = cut.attributes["starts"][axis]
     stops[own] = cut.attributes["starts"][axis] + cut.output.shape[axis]
     made = graph.apply(TABLE["slice"], (tensor,), {"starts": starts, "stops": stops})
-    graph._rename(made, graph._unique(f"{tensor.name[:150]} for {cut.name[:40]}"))
-    graph._automatic.add(made)
-    return made
+    return named(made, tensor.name[:130], f"for {cut.name[:40]}")

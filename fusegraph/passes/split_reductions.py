@@ -20,8 +20,7 @@ from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
-from fusegraph.passes.simplify import remove_dead
+from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
 #: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
 ENOUGH_BLOCKS = 128
@@ -61,22 +60,19 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     """The graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
-    rewrite = Rewrite(graph, tensors={})
+    rewrite = Rewrite(graph)
     new, writer = rewrite.new, _Writer(rewrite.graph)
     for node in graph.nodes:
         mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
             _, size = chunks[node]
             assert size is not None
-            writer.variance(node, new[mean.inputs[0]], new[mean.output], new[node.output], size)
+            writer.variance(node, new[mean.inputs[0]], new[mean.output], rewrite.result(node.output), size)
         elif node in chunks:
-            writer.split(node, new[node.inputs[0]], new[node.output], *chunks[node])
+            writer.split(node, new[node.inputs[0]], rewrite.result(node.output), *chunks[node])
         else:
             rewrite.take_over(node)
-    result = rewrite.done().graph
-    remove_dead(result)
-    left = set(result.tensors.values())
-    return Simplified(result, {old: tensor for old, tensor in new.items() if tensor in left})
+    return rewrite.done()
 
 
 def half_of(simplified: Simplified, node: Node) -> Node:
@@ -235,10 +231,7 @@ class _Writer:
         return self._parts[key]
 
     def _add(self, node: Node, name: str, op: Op, *inputs: Tensor, **attributes: object) -> Tensor:
-        tensor = self._graph.apply(op, inputs, attributes)
-        self._graph._rename(tensor, self._graph._unique(f"{node.name[:180]} {name}"))
-        self._graph._automatic.add(tensor)
-        return tensor
+        return named(self._graph.apply(op, inputs, attributes), node.name, name)
 
     def _constant(self, value: np.ndarray[Any, Any], dtype: DType) -> Tensor:
         return self._graph.constant(value, dtype=dtype)
