@@ -6,7 +6,8 @@ which `passes.attention` knows by name.  What an operand or attribute adds is in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, log2, sqrt
 from typing import Any
 
@@ -108,12 +109,35 @@ def _is(tensor: Any, value: float) -> bool:
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == value
 
 
-def _expand(
+@dataclass(frozen=True)
+class Scored:
+    """The scores of queries and keys, and what gradients need besides.
+
+    q, k, v   with the heads in two dimensions if several share their keys.
+    scores    of every query and key, minus infinity where they do not meet.
+    scale     what the products were multiplied with.
+    tanh      of a soft cap, the value before it is multiplied by the cap.
+    admitted  whether a query meets a key; None if all do.
+    headed    brings a tensor of rank 4 at most into the same form as q.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    scores: Any
+    scale: float
+    tanh: Any
+    admitted: Any
+    headed: Callable[[Any, str], Any]
+
+
+def scored(
     write: Writing,
     q: Any,
     k: Any,
     v: Any,
-    *others: Any,
+    given: Mapping[str, Any],
+    *,
     attn_scale: float | None,
     soft_cap: float | None,
     diagonal_alignment: str,
@@ -121,11 +145,10 @@ def _expand(
     diagonal_band_right_bound: int | None,
     use_causal_mask: bool,
     use_alibi_mask: bool,
-    generate_stats: bool,
-) -> Any:
+) -> Scored:
+    """Writes the scores; ``given`` are the optional operands, by name."""
     batch, heads, rows, depth = q.shape
     shared, keys = k.shape[1:3]
-    given = {key: t for key, t in zip(OPERANDS[3:], others) if not _is(t, NEUTRAL[key])}
     wide = "float64" if q.dtype == float64 else "float32"
 
     def headed(tensor: Any, part: str) -> Any:
@@ -146,6 +169,7 @@ def _expand(
     scores = write("matmul", "products", q, turned, dtype=wide)
     scale = 1 / sqrt(depth) if attn_scale is None else attn_scale
     scores = write("mul", "scaled", scores, scale)
+    inner = None
     if soft_cap is not None:
         inner = write("tanh", "tanh", write("mul", "share", scores, 1 / soft_cap))
         scores = write("mul", "capped", inner, soft_cap)
@@ -168,7 +192,7 @@ def _expand(
         slopes = headed(alibi_slopes(heads).reshape(1, heads, 1, 1), "slopes")
         distance = write("identity", "distance", write("sub", "ahead", j, diagonal), dtype=wide)
         scores = write("add", "with alibi", scores, write("mul", "alibi", distance, slopes.astype(wide)))
-    conditions = []
+    conditions, admitted = [], None
     if "mask" in given:
         conditions.append(headed(given["mask"], "mask"))
     if diagonal_band_right_bound is not None:
@@ -186,6 +210,21 @@ def _expand(
         for condition in conditions[1:]:
             admitted = write("logical_and", "admitted", admitted, condition)
         scores = write("binary_select", "masked", scores, -inf, admitted)
+    return Scored(q, k, v, scores, scale, inner, admitted, headed)
+
+
+def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """The optional operands that add something, by name."""
+    return {key: t for key, t in zip(names, operands) if not _is(t, NEUTRAL[key])}
+
+
+def _expand(write: Writing, q: Any, k: Any, v: Any, *others: Any, generate_stats: bool, **attributes: Any) -> Any:
+    given = present(others, OPERANDS[3:])
+    batch, heads, rows, _ = q.shape
+    shared, out_dtype = k.shape[1], q.dtype
+    wide = "float64" if q.dtype == float64 else "float32"
+    made = scored(write, q, k, v, given, **attributes)
+    v, scores, headed = made.v, made.scores, made.headed
     most = write("reduction", "largest", scores, mode="max", axes=-1)
     sink = None
     if "sink_token" in given:
@@ -200,7 +239,7 @@ def _expand(
     p = write("mul", "probabilities", e, write("reciprocal", "inverse", divisor))
     if v.dtype != p.dtype:
         p = write("narrow", "rounded", p, dtype=v.dtype)
-    out = write("matmul", "attended", p, v, dtype=q.dtype)
+    out = write("matmul", "attended", p, v, dtype=out_dtype)
     if shared != heads:
         out = write("reshape", "result", out, shape=(batch, heads, rows, v.shape[-1]))
     if not generate_stats:
