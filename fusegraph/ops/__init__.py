@@ -2,6 +2,7 @@
 
 from fusegraph.ops import (
     attention,
+    attention_backward,
     composite,
     contraction,
     convolution,
@@ -26,6 +27,7 @@ __all__ = [
     "Op",
     "TensorType",
     "attention",
+    "attention_backward",
     "composite",
     "contraction",
     "convolution",

@@ -28,7 +28,7 @@ LENGTHS = ("seq_len_q", "seq_len_kv")
 NEUTRAL = {"bias": 0.0, "mask": True, "seq_len_q": 2**31 - 1, "seq_len_kv": 2**31 - 1, "sink_token": -inf}
 
 
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     q = types[0]
     result = dict(values)
     for key, t in zip(OPERANDS, types):
@@ -62,7 +62,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     return result
 
 
-def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
     q, k, v = (t.shape for t in types[:3])
     if not len(q) == len(k) == len(v) == 4:
         raise ShapeError("q, k and v have 4 dimensions: batch, heads, length, elements")
@@ -248,39 +248,47 @@ def _expand(write: Writing, q: Any, k: Any, v: Any, *others: Any, generate_stats
     return out, stats if shared == heads else write("reshape", "stats", stats, shape=(batch, heads, rows, 1))
 
 
+def scores_reference(
+    q: Array, k: Array, given: Mapping[str, Array], attributes: Mapping[str, Any]
+) -> tuple[Array, Array | float]:
+    """The scores, and what the products times the scale are multiplied with in their gradients; k has q's heads."""
+    heads, rows, depth = q.shape[1:]
+    keys, scale, cap = k.shape[2], attributes["attn_scale"], attributes["soft_cap"]
+    scores = np.matmul(q, k.swapaxes(-1, -2)) * (1 / sqrt(depth) if scale is None else scale)
+    slope: Array | float = 1.0
+    if cap is not None:
+        share = np.tanh(scores / cap)
+        scores, slope = cap * share, 1 - share * share
+    if "bias" in given:
+        scores = scores + given["bias"]
+    i, j = np.arange(rows)[:, None], np.arange(keys)
+    ends = [given.get(n, np.array(m)).astype(np.int64) for n, m in (("seq_len_q", rows), ("seq_len_kv", keys))]
+    neutral = NEUTRAL["seq_len_q"]
+    ends = [np.where(x == neutral, m, x) if x.size == 1 else x for x, m in zip(ends, (rows, keys))]
+    last_row, last_key = (x.reshape(-1, 1, 1, 1) for x in ends)
+    bottom = attributes["diagonal_alignment"] == "BOTTOM_RIGHT"
+    diagonal = i + (last_key - last_row if bottom else 0)
+    if attributes["use_alibi_mask"]:
+        scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - diagonal)
+    admitted = np.broadcast_to((i < last_row) & (j < last_key), scores.shape)
+    if "mask" in given:
+        admitted = admitted & (given["mask"] != 0)
+    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
+    if right is not None:
+        admitted = admitted & (j <= diagonal + right)
+    if left is not None:
+        admitted = admitted & (j > diagonal - left)
+    return np.where(admitted, scores, -inf), slope
+
+
 def _reference(*arrays: Array, **attributes: Any) -> Any:
     """In float64, whatever the scores' size."""
     q, k, v, *others = (np.asarray(x) for x in arrays)
     given = dict(zip(OPERANDS[3:], others))
-    heads, rows, depth = q.shape[1:]
-    group, keys = heads // k.shape[1], k.shape[2]
+    group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
-    scale = attributes["attn_scale"]
     with np.errstate(all="ignore"):
-        scores = np.matmul(q, k.swapaxes(-1, -2)) * (1 / sqrt(depth) if scale is None else scale)
-        cap = attributes["soft_cap"]
-        if cap is not None:
-            scores = cap * np.tanh(scores / cap)
-        if "bias" in given:
-            scores = scores + given["bias"]
-        i, j = np.arange(rows)[:, None], np.arange(keys)
-        ends = [given.get(n, np.array(m)).astype(np.int64) for n, m in (("seq_len_q", rows), ("seq_len_kv", keys))]
-        neutral = NEUTRAL["seq_len_q"]
-        ends = [np.where(x == neutral, m, x) if x.size == 1 else x for x, m in zip(ends, (rows, keys))]
-        last_row, last_key = (x.reshape(-1, 1, 1, 1) for x in ends)
-        bottom = attributes["diagonal_alignment"] == "BOTTOM_RIGHT"
-        diagonal = i + (last_key - last_row if bottom else 0)
-        if attributes["use_alibi_mask"]:
-            scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - diagonal)
-        admitted = np.broadcast_to((i < last_row) & (j < last_key), scores.shape)
-        if "mask" in given:
-            admitted = admitted & (given["mask"] != 0)
-        left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
-        if right is not None:
-            admitted = admitted & (j <= diagonal + right)
-        if left is not None:
-            admitted = admitted & (j > diagonal - left)
-        scores = np.where(admitted, scores, -inf)
+        scores, _ = scores_reference(q, k, given, attributes)
         most = scores.max(axis=-1, keepdims=True)
         sink = given.get("sink_token")
         if sink is not None:
@@ -299,7 +307,7 @@ register(
         name="sdpa",
         kind=Kind.COMPOSITE,
         operands=OPERANDS,
-        infer=_infer,
+        infer=infer,
         reference=_reference,
         attributes={
             "attn_scale": None,
@@ -311,7 +319,7 @@ register(
             "soft_cap": None,
             "generate_stats": False,
         },
-        normalize=_normalize,
+        normalize=normalize,
         expand=_expand,
         results=("", "stats"),
         optional=5,

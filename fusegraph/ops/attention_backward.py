@@ -1,0 +1,173 @@
+"""``sdpa_backward``, the gradients of `ops.attention`'s sdpa, and what `passes.attention_backward` makes of them.
+
+With p the probabilities, that is the exponentials of the scores less ``stats``, the gradient by a score is p * (dO v^T
+- delta), delta being the sum of o * dO of its query (Dao et al., "FlashAttention", 2022, appendix B).  A composite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import float64
+from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, infer, normalize, present, scored, scores_reference
+from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.composite import Writing
+
+Array = np.ndarray[Any, Any]
+
+OPTIONAL = ("bias", "mask", *LENGTHS)
+OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
+
+
+def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
+    """The operands' types and the attributes of the sdpa whose gradients are asked for."""
+    return (*types[:3], *types[6:]), {**values, "generate_stats": True}
+
+
+def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    for key, t in zip(OPERANDS[3:6], types[3:6]):
+        if not t.dtype.is_float:
+            raise DTypeError(f"{key} is of floats, got {t.dtype}")
+    result = normalize(*_forward(types, values))
+    del result["generate_stats"]
+    return result
+
+
+def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[TensorType, ...]:
+    made = infer(*_forward(types, values))
+    assert isinstance(made, tuple)
+    out, stats = made
+    for key, t, wanted in zip(OPERANDS[3:6], types[3:6], (out, out, stats)):
+        if t.shape != wanted.shape:
+            raise ShapeError(f"{key} {list(t.shape)} has not the shape {list(wanted.shape)}")
+    return (*types[:3], *types[6:7])
+
+
+def _summed(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of a shape along which a tensor of a smaller one, of equal rank, repeats its elements."""
+    return tuple(d for d, (n, m) in enumerate(zip(shape, own)) if m == 1 and n != 1)
+
+
+def _expand(
+    write: Writing, q: Any, k: Any, v: Any, o: Any, loss: Any, stats: Any, *others: Any, **attributes: Any
+) -> tuple[Any, ...]:
+    given = present(others, OPTIONAL)
+    made = scored(write, q, k, v, given, **attributes)
+    wide = "float64" if q.dtype == float64 else "float32"
+    grouped, rank = q.shape[1] != k.shape[1], len(made.q.shape)
+
+    def widened(x: Any, part: str) -> Any:
+        return x if str(x.dtype) == wide else write("identity", part, x, dtype=wide)
+
+    def turned(x: Any, part: str) -> Any:
+        return write("transpose", part, x, perm=(*range(rank - 2), rank - 1, rank - 2))
+
+    def shared(part: str, weights: Any, x: Any, target: Any) -> Any:
+        """The sums over queries of weights times x, and over the heads that share keys."""
+        if not grouped:
+            return write("matmul", part, turned(weights, f"{part} weights"), x, dtype=target.dtype)
+        each = write("matmul", f"{part} of heads", turned(weights, f"{part} weights"), x, dtype=wide)
+        total = write("reduction", f"{part} of groups", each, mode="add", axes=2)
+        return write("reshape", part, total, shape=target.shape)
+
+    result, gradient = made.headed(o, "result"), made.headed(loss, "gradient of result")
+    products = write("mul", "result by gradient", widened(result, "wide result"), widened(gradient, "wide gradient"))
+    delta = write("reduction", "delta", products, mode="add", axes=-1)
+    stats = widened(made.headed(stats, "log sums"), "wide log sums")
+    shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
+    p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
+    by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
+    by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_p, delta))
+    by_product = by_score
+    if made.tanh is not None:
+        slope = write("sub", "slope", 1.0, write("mul", "square", made.tanh, made.tanh))
+        by_product = write("mul", "by capped", by_score, slope)
+    by_product = write("mul", "by products", by_product, made.scale)
+    if loss.dtype != p.dtype:
+        p = write("narrow", "rounded", p, dtype=loss.dtype)
+    if q.dtype != by_product.dtype:
+        by_product = write("narrow", "rounded by products", by_product, dtype=q.dtype)
+    by_q = write("matmul", "by queries", by_product, made.k, dtype=q.dtype)
+    if grouped:
+        by_q = write("reshape", "by q", by_q, shape=q.shape)
+    results = (by_q, shared("by keys", by_product, made.q, k), shared("by values", p, gradient, v))
+    if not others:
+        return results
+    bias = others[0]
+    if bias.size == 0 or "bias" not in given:  # a number that adds nothing
+        by_bias = write("reduction", "sum of scores", by_score, mode="add", axes=tuple(range(rank)), keepdims=False)
+        return (*results, write("reshape", "by bias", by_bias, shape=bias.shape))
+    own = made.headed(bias, "shape of bias").shape
+    own = (1,) * (rank - len(own)) + tuple(own)
+    axes = _summed(by_score.shape, own)
+    by_bias = write("reduction", "sums by scores", by_score, mode="add", axes=axes) if axes else by_score
+    return (*results, write("reshape", "by bias", by_bias, shape=bias.shape) if own != bias.shape else by_bias)
+
+
+def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
+    """In float64, whatever the scores' size."""
+    q, k, v, o, loss, stats, *others = (np.asarray(x) for x in arrays)
+    given = dict(zip(OPTIONAL, others))
+    batch, heads, _, depth = q.shape
+    group = heads // k.shape[1]
+    scale = attributes["attn_scale"]
+    wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
+    with np.errstate(all="ignore"):
+        scores, slope = scores_reference(q, wide_k, given, attributes)
+        p = np.exp(scores - np.where(stats == -inf, inf, stats))
+        delta = (o * loss).sum(axis=-1, keepdims=True)
+        by_score = p * (np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
+        by_product = by_score * slope * (1 / np.sqrt(depth) if scale is None else scale)
+        by_q = np.matmul(by_product, wide_k)
+        by_k, by_v = (
+            np.matmul(weights.swapaxes(-1, -2), x).reshape(batch, k.shape[1], group, *like.shape[2:]).sum(axis=2)
+            for weights, x, like in ((by_product, q, k), (p, loss, v))
+        )
+    if not others:
+        return by_q, by_k, by_v
+    own = (1,) * (4 - others[0].ndim) + others[0].shape
+    by_bias = by_score.sum(axis=_summed(by_score.shape, own), keepdims=True)
+    return by_q, by_k, by_v, by_bias.reshape(others[0].shape)
+
+
+register(
+    Op(
+        name="sdpa_backward",
+        kind=Kind.COMPOSITE,
+        operands=OPERANDS,
+        infer=_infer,
+        reference=_reference,
+        attributes={
+            "attn_scale": None,
+            "diagonal_alignment": "TOP_LEFT",
+            "diagonal_band_left_bound": None,
+            "diagonal_band_right_bound": None,
+            "use_causal_mask": False,
+            "use_alibi_mask": False,
+            "soft_cap": None,
+        },
+        normalize=_normalize,
+        expand=_expand,
+        results=("", "dK", "dV", "dBias"),
+        optional=len(OPTIONAL),
+        neutral={key: NEUTRAL[key] for key in OPTIONAL},
+        as_stored=True,
+        masks=("mask",),
+        integers=("stats", "bias", *LENGTHS),
+        keeps_layout=True,
+        doc="""The gradients of sdpa by q, k and v, and by a bias if any operand follows stats.
+
+        o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,
+        v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
+        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what is needed of it; the
+        gradient by the sink itself is -sum(exp(sink_token - stats) * sum(o * dO, -1)) over batches and queries.
+
+        Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
+        The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",
+    )
+)

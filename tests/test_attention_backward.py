@@ -1,0 +1,150 @@
+"""The gradients of attention: the op sdpa_backward, and its kernels on the CPU against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all
+
+import fusegraph as fg
+from fusegraph.engines.reference import evaluate
+from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.report.check import random_inputs
+
+Extra = Callable[[fg.Graph], Mapping[str, Any]]
+
+
+def made(
+    *,
+    name: str = "gradients",
+    dtype: str = "bfloat16",
+    batch: int = 1,
+    heads: int = 2,
+    shared: int | None = None,
+    rows: int = 65,
+    keys: int | None = None,
+    depth: int = 32,
+    width: int | None = None,
+    layout: str = "BHSD",
+    extra: Extra | None = None,
+    sink: bool = False,
+    forward: bool = True,
+    **attributes: Any,
+) -> fg.Graph:
+    """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too."""
+    g = fg.Graph(name, io_dtype=dtype)
+    keys = keys or rows
+
+    def tensor(key: str, h: int, length: int, elements: int) -> fg.Tensor:
+        strides = {
+            "BHSD": (h * length * elements, length * elements, elements, 1),
+            "BSHD": (h * length * elements, elements, h * elements, 1),
+            "gaps": (h * length * (elements + 3), length * (elements + 3), elements + 3, 1),
+            "turned": (h * length * elements, length * elements, 1, length),
+        }[layout]
+        return g.tensor(key, (batch, h, length, elements), strides=strides)
+
+    q, k, v = (
+        tensor("q", heads, rows, depth),
+        tensor("k", shared or heads, keys, depth),
+        tensor("v", shared or heads, keys, width or depth),
+    )
+    loss = tensor("dO", heads, rows, width or depth)
+    more = extra(g) if extra else {}
+    if forward:
+        token = {"sink_token": g.tensor("sink", (1, heads, 1, 1), "float32")} if sink else {}
+        o, stats = g.sdpa(q, k, v, **more, **token, generate_stats=True, **attributes)
+    else:
+        o = tensor("o", heads, rows, width or depth)
+        stats = g.tensor("stats", (batch, heads, rows, 1), "float64" if dtype == "float64" else "float32")
+    for key, t in zip(("dQ", "dK", "dV", "dBias"), g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)):
+        g.output(t, name=key)
+    return g
+
+
+def lengths(g: fg.Graph) -> dict[str, Any]:
+    return {
+        "seq_len_q": g.constant(np.array([65, 7], np.int32)),
+        "seq_len_kv": g.constant(np.array([130, 33], np.int32)),
+    }
+
+
+def bias(*shape: int, dtype: str | None = None) -> Extra:
+    return lambda g: {"bias": g.tensor("bias", shape, dtype)}
+
+
+CAUSAL: dict[str, Any] = {"use_causal_mask": True}
+BOTTOM: dict[str, Any] = {**CAUSAL, "diagonal_alignment": "BOTTOM_RIGHT"}
+
+QUICK: tuple[dict[str, Any], ...] = (
+    {"name": "plain", "rows": 17, "keys": 35, "depth": 24, "heads": 1, "forward": False},
+    {"name": "causal", "rows": 40, "heads": 4, "shared": 2, **CAUSAL},
+)
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"name": "one", "rows": 1},
+    {"name": "bottom", "rows": 63, "keys": 130, "width": 64, **BOTTOM},
+    {"name": "rows without keys", "rows": 130, "keys": 63, "use_alibi_mask": True, "heads": 3, **BOTTOM},
+    {"name": "band", "rows": 130, "diagonal_band_left_bound": 5, "diagonal_band_right_bound": 70},
+    {"name": "capped", "dtype": "float16", "keys": 130, "soft_cap": 5.0, "layout": "BSHD"},
+    {"name": "scaled", "attn_scale": -0.3, "heads": 1},
+    {"name": "zero", "attn_scale": 0, "heads": 1},
+    {"name": "biased", "keys": 66, "extra": bias(1, 1, 65, 66)},
+    {"name": "biased keys", "keys": 67, "extra": bias(67, dtype="float32")},
+    {"name": "biased and capped", "batch": 2, "extra": bias(2, 2, 65, 65), "soft_cap": 3.0},
+    {
+        "name": "masked",
+        "heads": 4,
+        "shared": 2,
+        "batch": 2,
+        "extra": lambda g: {"mask": g.tensor("m", (65, 65), "bool")},
+    },
+    {"name": "lengths", "keys": 130, "batch": 2, "extra": lengths, **BOTTOM},
+    {"name": "sunk", "heads": 4, "shared": 2, "sink": True, **CAUSAL},
+    {"name": "gaps", "layout": "gaps", "rows": 20, **CAUSAL},
+    {"name": "turned", "layout": "turned", "rows": 20},
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"])
+def test_forms(arch: str) -> None:
+    check_all([made(**how) for how in QUICK], arch=arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80"])
+def test_variants(arch: str) -> None:
+    check_all([made(**how) for how in (*QUICK, *VARIANTS)], arch=arch)
+
+
+def test_reference() -> None:
+    """Differences of the forward pass's reference in float64."""
+    how: dict[str, Any] = {"rows": 5, "keys": 6, "depth": 3, "width": 2, "heads": 4, "shared": 2, "dtype": "float64"}
+    given: dict[str, Any] = {"extra": bias(1, 4, 1, 6), "soft_cap": 2.0, **BOTTOM}
+    graph = made(**how, **given)
+    forward = graph.nodes[0]
+    inputs = random_inputs(graph)
+    found = {t.name: x for t, x in evaluate(graph, inputs).items()}
+
+    def loss(values: Mapping[str, Any]) -> float:
+        operands = [np.asarray(values[t.name], np.float64) for t in forward.inputs]
+        return float((forward.op.reference(*operands, **forward.attributes)[0] * values["dO"]).sum())
+
+    rng = np.random.default_rng(1)
+    for key, gradient in (("q", "dQ"), ("k", "dK"), ("v", "dV"), ("bias", "dBias")):
+        direction = rng.standard_normal(inputs[key].shape)
+        ends = [loss({**inputs, key: inputs[key] + step * direction}) for step in (1e-5, -1e-5)]
+        assert np.isclose((ends[0] - ends[1]) / 2e-5, (found[gradient] * direction).sum(), rtol=1e-6), key
+
+
+def test_errors() -> None:
+    g = fg.Graph("wrong")
+    q, k, o, stats = (g.tensor(n, s) for n, s in zip("qkos", ((1, 2, 5, 8), (1, 1, 6, 8), (1, 2, 5, 8), (1, 2, 5, 1))))
+    with pytest.raises(ShapeError, match=r"stats \[1, 2, 5, 8\] has not the shape \[1, 2, 5, 1\]"):
+        g.sdpa_backward(q, k, k, o, o, o)
+    with pytest.raises(ShapeError, match=r"dO \[1, 1, 6, 8\] has not the shape \[1, 2, 5, 8\]"):
+        g.sdpa_backward(q, k, k, o, k, stats)
+    with pytest.raises(DTypeError, match="stats is of floats, got int32"):
+        g.sdpa_backward(q, k, k, o, o, g.tensor("i", (1, 2, 5, 1), "int32"))
