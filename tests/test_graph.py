@@ -12,7 +12,7 @@ import pytest
 from graphs import check_all
 
 import fusegraph as fg
-from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError
+from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError
 from fusegraph.ops import TABLE
 from fusegraph.plan import plan
 
@@ -451,3 +451,10 @@ def test_names_we_chose_yield_to_the_users():
     with pytest.raises(fg.errors.GraphError, match="already"):
         g.relu(total, name="add")
     check_all([g])
+
+
+@pytest.mark.parametrize(("name", "value"), [("workspace_limit", -1), ("workspace_limit", "1 MB"), ("jobs", 0)])
+def test_limits_that_are_none(g: fg.Graph, name: str, value: Any) -> None:
+    g.output(g.relu(g.tensor("x", (4,))))
+    with pytest.raises(ArgumentError, match=rf"{name} is {value!r}; it may be None or an integer of at least [01]"):
+        g.compile("cpu", **{name: value})

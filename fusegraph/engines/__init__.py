@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusegraph.engines.base import Executable
-from fusegraph.errors import FusegraphError
+from fusegraph.errors import ArgumentError, FusegraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
@@ -53,9 +53,12 @@ def compile(
                      uses what was remembered; False leaves it to the cost model.  cudnn: True times all its plans and
                      keeps the fastest.
 
-    Raises GraphError, WorkspaceError, CompileError, ToolchainError (no NVRTC, no C++ compiler), DeviceError (no
-    driver).
+    Raises GraphError, ArgumentError (a limit or number of jobs that is none), WorkspaceError, CompileError,
+    ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver).
     """
+    for name, value, least in (("workspace_limit", workspace_limit, 0), ("jobs", jobs, 1)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise ArgumentError(f"{name} is {value!r}; it may be None or an integer of at least {least}")
     options = Options(strict=strict)
     engine = engine or default_engine()
     if engine == "reference":

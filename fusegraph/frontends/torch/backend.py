@@ -59,8 +59,8 @@ def backend(
     """Compiles a graph that torch's tracer gives.
 
     mode "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  options are those of
-    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and ``leave``: names of ATen operators that
-    torch computes, such as "aten.mm.default".  Raises ArgumentError for others.
+    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and ``leave``: a list of names of operators
+    that torch computes, such as "aten.mm.default".  Raises ArgumentError for others.
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
@@ -104,7 +104,19 @@ def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, 
         raise ArgumentError(f"backend fusegraph has no mode {mode!r}; it has: {', '.join(map(str, modes))}")
     if mode is not None and mode.startswith("max-autotune"):
         settings.setdefault("autotune", True)
+    leave = settings.get("leave", ())
+    if not isinstance(leave, list | tuple | set | frozenset) or not all(_is_operator(name) for name in leave):
+        raise ArgumentError(f"option leave is {leave!r}; it may be a list of torch's operators: ['aten.mm.default']")
     return settings
+
+
+def _is_operator(name: object) -> bool:
+    """Whether torch has an operator of a name such as "aten.mm.default"."""
+    found: Any = torch.ops
+    parts = name.split(".") if isinstance(name, str) else []
+    for part in parts:
+        found = getattr(found, part, None)
+    return len(parts) == 3 and found is not None
 
 
 def _boxed(program: Program) -> Program:

@@ -1,0 +1,180 @@
+"""torch.compile(backend="fusegraph") on what programs do beside computing: views and inputs written to, random numbers,
+branches, sizes that change, mistakes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fusegraph.torch  # noqa: E402
+from benchmarks import torch_models as models  # noqa: E402
+from fusegraph.errors import ArgumentError  # noqa: E402
+
+functional = torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    fusegraph.torch.report(clear=True)
+
+
+def _compiled(function: Any, **how: Any) -> Any:
+    return torch.compile(function, backend="fusegraph", **how)
+
+
+def _left() -> set[str]:
+    return {op for report in fusegraph.torch.report() for _, op, _ in report.left}
+
+
+def _views(x: Any) -> Any:
+    part = x[:, 1:3]
+    part.mul_(2)
+    x.t()[0].add_(1)
+    return x.sum(1), part, x[2]
+
+
+def _parts(x: Any) -> Any:
+    x[1:].copy_(x[:-1].relu())
+    return x * 2, x.view(-1)[::5]
+
+
+def _detached(x: Any) -> Any:
+    y = x.relu().detach()
+    y[y > 1] = 0.5
+    return y, x.add_(y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [_views, _parts, _detached])
+def test_writes_through_views_reach_the_input(function: Callable[[Any], Any]) -> None:
+    """And results that are views of an input are views of it still."""
+    x = torch.randn(4, 6)
+    other = x.clone()
+    with torch.no_grad():
+        got, wanted = _compiled(function, fullgraph=True)(x), function(other)
+    torch.testing.assert_close(x, other)
+    for ours, theirs in zip(got, wanted):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+        shared = theirs.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        assert (ours.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == shared
+
+
+@pytest.mark.slow
+def test_inputs_that_overlap_are_one_memory() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2
+
+    base = torch.randn(10)
+    other = base.clone()
+    with torch.no_grad():
+        got = _compiled(function)(base[:6], base[2:8])
+        wanted = function(other[:6], other[2:8])
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(base, other)
+
+
+@pytest.mark.slow
+def test_dropout_draws_by_torchs_seed_and_its_gradient_has_the_same_mask() -> None:
+    layer = _compiled(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.25)), fullgraph=True)
+    x = torch.rand(64, 48, requires_grad=True)
+    torch.manual_seed(3)
+    first = layer(x)
+    second = layer(x)
+    torch.manual_seed(3)
+    again = layer(x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    dropped = first == 0
+    assert 0.2 < dropped.float().mean() < 0.3
+    torch.testing.assert_close(first[~dropped], (x.tanh() / 0.75)[~dropped])
+    first.sum().backward()
+    assert torch.equal(x.grad == 0, dropped)
+
+
+@pytest.mark.slow
+def test_random_numbers_are_torchs() -> None:
+    def function(x: Any) -> Any:
+        edges = functional.dropout(x, 0.0), functional.dropout(x, 1.0), functional.dropout(x, 0.3, training=False)
+        return x.relu() + torch.rand_like(x) * torch.randn(7), *edges
+
+    x = torch.randn(5, 7)
+    torch.manual_seed(1)
+    got = _compiled(function, fullgraph=True)(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, function(x))
+
+
+@pytest.mark.slow
+def test_branches_and_sizes_that_depend_on_data() -> None:
+    def function(x: Any) -> Any:
+        y = x.relu() + 1
+        if y.sum() > 30:
+            y = y * 2
+        return y[y > 1].exp().sum()
+
+    compiled = _compiled(function)
+    with torch.no_grad():
+        for x in (torch.full((4, 5), 3.0), torch.full((4, 5), 0.1)):
+            torch.testing.assert_close(compiled(x), function(x))
+    assert len(fusegraph.torch.report()) > 1
+
+
+@pytest.mark.slow
+def test_symbolic_sizes() -> None:
+    """Of batches and of images; a program is built for each choice of them, and found again."""
+    layers = [torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 4)).eval()
+    compiled = _compiled(model, dynamic=True)
+    with torch.no_grad():
+        for batch, size in ((2, 8), (3, 8), (2, 11), (3, 8)):
+            x = torch.randn(batch, 3, size, size)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert len(fusegraph.torch.report()) == 3
+    assert not _left()
+
+
+@pytest.mark.slow
+def test_a_network_learns_as_in_float64() -> None:
+    """A step of a residual network with batch statistics: gradients and running statistics, channels last."""
+    model = models.ResNet((1, 1), 8, 10).to(memory_format=torch.channels_last)
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    x = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
+    target = torch.tensor([1, 9, 0, 3])
+    for module, images in ((_compiled(model), x), (eager, x), (exact, x.double())):
+        functional.cross_entropy(module(images), target).backward()
+    largest = max(p.grad.abs().max() for p in exact.parameters())
+    for ours, theirs, true in zip(model.parameters(), eager.parameters(), exact.parameters()):
+        assert ours.grad.stride() == theirs.grad.stride()
+        allowed = 2 * (theirs.grad - true.grad).abs().max() + 2.0**-20 * largest
+        assert (ours.grad - true.grad).abs().max() <= allowed
+    torch.testing.assert_close(dict(model.named_buffers()), dict(eager.named_buffers()))
+    assert [r.name for r in fusegraph.torch.report()] == ["forward", "backward"]
+    assert _left() == {"aten.copy_.default"}, "running statistics are written where they lie"
+
+
+WRONG = {
+    "leave": ["aten.exp.default", ["aten.no_such_operator.default"], ["aten.exp"], [3]],
+    "workspace_limit": [-1, "1 MB"],
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_values_that_an_option_cannot_have(option: str) -> None:
+    x = torch.ones(3)
+    for value in WRONG[option]:
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=option) as caught:
+            _compiled(lambda x: x.exp() + 1, options={option: value})(x)
+        assert isinstance(caught.value.inner_exception, ArgumentError)
+        assert repr(value) in str(caught.value)
+        assert "Traceback" not in str(caught.value)
