@@ -6,6 +6,7 @@ first of them in the block's tile of queries, which begins at ``m0``, ``lane``, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import e, log2
 
 from codegen.attention_scores import Scores, sink_value
@@ -28,6 +29,10 @@ def check_types(spec: AttentionSpec) -> None:
         raise Unsupported("tensor cores do not add up in float64")
 
 
+#: The score that a thread has of two neighbours' e-th one.
+SCORE = "s[j + f * 2 + e]"
+
+
 class Fragments(Scores):
     """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
     together when a tile of ``keys`` is masked.
@@ -48,6 +53,8 @@ class Fragments(Scores):
         super().__init__(w, spec, names, keys, listed=listed)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
         self.element = spec.q.dtype.ctype
+        #: the tile of which scores were made last
+        self.made = ""
 
     def place(self, batch: str, col: str, *, keys: bool = True) -> None:
         """Writes where a tile of queries begins and, with ``keys``, which ones it may meet.  batch and col are C
@@ -89,15 +96,23 @@ class Fragments(Scores):
             self.w.open(f"const auto scores = [&](int tile{whole})")
             self._program()
             self.w.close("};")
+        if self.weight is not None:
+            self.w.open("const auto weigh = [&](int tile)")
+            self.w.line(f"const int n0 = tile * {self.keys};")
+            self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+            self.w.close("};")
 
     def make(self, tile: str) -> None:
         """Makes scores of a tile's products."""
+        self.made = f"{tile} / 2" if self.listed else tile
         if not self.trivial:
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
     def softmax(self, chains: int) -> None:
-        """Takes the scores of a tile in."""
+        """Takes the scores of the tile in of which they were made last."""
         self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale);")
+        if self.weight is not None:
+            self.w.line(f"weigh({self.made});")
 
     def _program(self) -> None:
         w = self.w
@@ -135,17 +150,22 @@ class Fragments(Scores):
             epilogue.known |= dict.fromkeys(keys, "(n_real + float(j * 2 + e))")
 
     def _tile(self, *, inside: bool) -> None:
-        w = self.w
         self._positions(self.inner if inside else self.edge)
+        self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
+
+    def _each(self, name: str, write: Callable[[bool], None]) -> None:
+        """Writes what becomes of all scores of a tile: ``write`` is told whether all rows exist, and writes the vector
+        ``name`` for two neighbours.
+        """
+        w = self.w
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 2; ++f)")
         w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
-        exists = self.spec.rows % self.block_rows == 0
-        self.score("m", "n", "s[j + f * 2 + e]", inside=inside, count=2, row_exists=exists)
-        w.line("s[j + f * 2] = score[0];")
-        w.line("s[j + f * 2 + 1] = score[1];")
+        write(self.spec.rows % self.block_rows == 0)
+        w.line(f"s[j + f * 2] = {name}[0];")
+        w.line(f"s[j + f * 2 + 1] = {name}[1];")
         w.close()
         w.close()
 

@@ -84,7 +84,7 @@ TAKEN = frozenset(
     """
     Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
     memory met n n0 o piece probability queries r rescale row rows s score scores shared stage sunk t tile total
-    unit v valid values warp
+    unit v valid values warp weigh weighted
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -116,7 +116,13 @@ class _Renderer:
             f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
         ]
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
-        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, headers(program, *more), details)
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} nodes in one kernel",
+            program,
+            headers(program, *more, programs=[spec.weight]),
+            details,
+        )
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -165,7 +171,7 @@ class _Renderer:
         self.scores.finish(self.written[1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
         w.close()
-        passed = len(spec.arguments) + len(spec.program.loads) + len(spec.written)
+        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),

@@ -17,7 +17,7 @@ from codegen.spec import AttentionSpec, Bound
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    programs = (spec.program, spec.inside, spec.within)
+    programs = (spec.program, spec.inside, spec.within, *(() if spec.weight is None else (spec.weight,)))
     plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
     every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
     lead = int(spec.parts > 1)  # parts stay the first dimension
@@ -35,7 +35,7 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     loads = [tuple(moved(op) for op in p.loads) for p in programs]
     indices = [tuple(next(new) for _ in p.indices) for p in programs]
     nowhere = (0,) * (len(batch) + 2)
-    program, inside, within = (
+    program, inside, within, *weight = (
         replace(
             p,
             loads=loads[n],
@@ -44,7 +44,7 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
         )
         for n, p in enumerate(programs)
     )
-    spec = replace(spec, program=program, inside=inside, within=within)
+    spec = replace(spec, program=program, inside=inside, within=within, weight=weight[0] if weight else None)
     return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=out, stats=stats)
 
 
@@ -63,15 +63,18 @@ class Scores:
         inner, loads = (spec.within, spec.within_loads) if listed else (spec.inside, spec.inside_loads)
         self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
+        self.weight: Epilogue | None = None
+        if spec.weight is not None:
+            self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
         #: whether tiles differ: some lie outside of bounds, or at the end
         self.differ = bool(spec.bounds) or self.ragged or listed
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
     def _reach(self) -> bool:
         spec = self.spec
-        operands = [*spec.program.loads, *spec.written]
+        operands = [*spec.loads, *spec.written]
         places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in spec.written[:1]]
-        places += [extent(spec.space, op.strides) for op in spec.program.loads]
+        places += [extent(spec.space, op.strides) for op in spec.loads]
         tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
         tiles += [
             extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
@@ -84,14 +87,17 @@ class Scores:
         return self.inner.program.stores[0].value == Anchor(0)
 
     def parameters(self) -> list[str]:
-        """Those of what the program reads."""
-        return [parameter(op, name) for op, name in zip(self.spec.program.loads, self.edge.pointers.loads)]
+        """Those of what the programs read."""
+        names = [*self.edge.pointers.loads, *([] if self.weight is None else self.weight.pointers.loads)]
+        return [parameter(op, name) for op, name in zip(self.spec.loads, names)]
 
     def scalars(self) -> None:
         """Writes operands with one value; once, outside of all loops."""
         self.edge.scalars()
         if not self.plain:
             self.inner.scalars()
+        if self.weight is not None:
+            self.weight.scalars()
 
     def coordinates(self, number: str) -> None:
         """Writes the coordinates of the batch of this number (a C expression), and the numbers in the bounds."""
@@ -175,16 +181,30 @@ class Scores:
         """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on; sums is a product by its
         number e.  Keys that do not exist have minus infinity.
         """
-        w, spec = self.w, self.spec
+        w = self.w
         epilogue = self.inner if inside else self.edge
-        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
-        place = f"min({m}, {self.t}({spec.rows - 1}))" if uses_rows else m
         guarded = not inside and self.ragged
         start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
         w.line(f"Vector<float, {count}> score{start};")
-        missing = (lambda e: f"{n} + {e} >= {spec.keys}") if guarded else None
-        run = Run(count, len(spec.batch) + 1, "e", missing)
-        epilogue.results([*self.batch, place, n], [sums], run, staged=["score"])
+        self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
+
+    def _run(
+        self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
+    ) -> None:
+        """Writes a program on ``count`` values; ``guarded``: not on those of keys that do not exist."""
+        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
+        place = f"min({m}, {self.t}({self.spec.rows - 1}))" if uses_rows else m
+        missing = (lambda e: f"{n} + {e} >= {self.spec.keys}") if guarded else None
+        run = Run(count, len(self.spec.batch) + 1, "e", missing)
+        epilogue.results([*self.batch, place, n], [values], run, staged=[to])
+
+    def weighted(self, m: str, n: str, values: str, *, count: int, row_exists: bool) -> None:
+        """Writes ``weighted``, what is multiplied with the values instead of ``count`` exponentials: see `score`."""
+        assert self.weight is not None
+        # Exponentials of keys that do not exist are 0, and so is what is linear in them.
+        guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
+        self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
+        self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
 
 
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:

@@ -50,7 +50,7 @@ def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
 TAKEN = frozenset(
     """
     Rows Shared attention block c d first i inverse j keys largest last lane m m0 memory n n0 o p r rescale row rows s
-    score shared shift sunk t tile total unit values weight what queries
+    score shared shift sunk t tile total unit values weight weighted what queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -69,6 +69,8 @@ class _Renderer:
         self.scores = Scores(self.w, spec, self.names, LANES)
         for epilogue in (self.scores.edge, self.scores.inner):
             epilogue.pointers.stores = ["score"]
+        if self.scores.weight is not None:
+            self.scores.weight.pointers.stores = ["weighted"]
         self.written = [self.names.unique(op.name) for op in spec.written]
         self.real = spec.program.real
         self.each = -(-spec.width // LANES)
@@ -78,7 +80,13 @@ class _Renderer:
         program = approximated(spec)
         details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
         more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
-        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, headers(program, *more), details)
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} nodes in one kernel",
+            program,
+            headers(program, *more, programs=[spec.weight]),
+            details,
+        )
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -110,7 +118,7 @@ class _Renderer:
         w.close()
         self._results()
         w.close()
-        passed = len(spec.arguments) + len(spec.program.loads) + len(spec.written)
+        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),
@@ -169,6 +177,14 @@ class _Renderer:
         w.line("largest[r] = most;")
         w.line("s[r] = math::exp2(unit * score[0] - shift);")
         w.line("total[r] = total[r] * rescale + s[r];")
+        if scores.weight is not None:
+            w.line(f"{real} weighted[1] = {{}};")
+            if scores.ragged:
+                w.open(f"if (n < {spec.keys})")
+            scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
+            if scores.ragged:
+                w.close()
+            w.line("s[r] = weighted[0];")
         w.line("#pragma unroll")
         w.line(f"for (int c = 0; c < {self.each}; ++c) o[r][c] *= rescale;")
         w.close()

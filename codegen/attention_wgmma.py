@@ -35,7 +35,7 @@ TAKEN = frozenset(
     """
     Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last
     m m_real n_real m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk
-    t tile total unit values work met tiles whole mine end left number met_tiles inside_tiles
+    t tile total unit values weigh weighted work met tiles whole mine end left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -73,7 +73,7 @@ class _Renderer:
         ]
         self.element = spec.q.dtype.ctype
         self.width = columns(spec.width)
-        number = len(spec.arguments) + len(spec.program.loads)
+        number = len(spec.arguments) + len(spec.loads)
         self.out_map: TensorMap | None = None
         try:
             if spec.out.dtype.itemsize == 2:
@@ -94,7 +94,7 @@ class _Renderer:
             f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k16, m64n{self.width}k16)",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, "attention.cuh")
+        needed = headers(program, *more, "attention.cuh", programs=[spec.weight])
         heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         for n in dict.fromkeys((s.keys, self.width)):
             w.line(f"FUSEGRAPH_WGMMA({n})")
@@ -118,7 +118,7 @@ class _Renderer:
         w.close()
         w.close()
         first = len(spec.arguments)
-        out = first + len(spec.program.loads)
+        out = first + len(spec.loads)
         passed: list[int | TensorMap] = [*self.maps, *range(3, out)]
         passed += [self.out_map or out, *range(out + 1, out + len(spec.written))]
         work = self.tiles * self.batches

@@ -156,6 +156,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
+    if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
+        most = 96 if tall <= 64 else 128 if tall <= 128 else 64 if tall <= 192 else 48
+        preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
     if spec.rows <= 64:
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
@@ -172,7 +175,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
-    if tall <= 64 and not (reads or spec.ranges or spec.inside.instructions) and spec.rows > 64:
+    if tall <= 64 and not (reads or spec.ranges or spec.inside.instructions or spec.weight) and spec.rows > 64:
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
         two = AttentionWgmmaSchedule(2, 64, 2, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
         if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:

@@ -447,6 +447,8 @@ class AttentionSpec:
     sink               a score of one key more, whose value is 0; strides over batch.  Or None.
     zero               whether rows of which every score is minus infinity are 0; else NaN.
     rounded            whether p may be rounded to the dtype of v.
+    weight             None, or a program over the space of scores that is linear in its anchor, an element of p: its
+                       one store, without memory, is what is multiplied with v instead.
     parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
     """
 
@@ -472,6 +474,7 @@ class AttentionSpec:
     sink: Operand | None = None
     zero: bool = True
     rounded: bool = True
+    weight: Program | None = None
     parts: int = 1
 
     @property
@@ -488,6 +491,11 @@ class AttentionSpec:
     def arguments(self) -> tuple[Operand, ...]:
         """What the kernel reads beside the program's loads: its first arguments."""
         return (self.q, self.k, self.v, *(() if self.sink is None else (self.sink,)))
+
+    @property
+    def loads(self) -> tuple[Operand, ...]:
+        """What it reads then: the loads of the programs."""
+        return (*self.program.loads, *(() if self.weight is None else self.weight.loads))
 
     @property
     def written(self) -> tuple[Operand, ...]:

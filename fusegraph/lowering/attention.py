@@ -16,7 +16,7 @@ from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias
-from fusegraph.ops.attention import Score
+from fusegraph.ops.attention import Score, Weight
 from fusegraph.ops.base import Kind
 
 
@@ -53,7 +53,11 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     space = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
     first, parts = 3 + node.attributes["sink"], node.attributes["parts"]
+    weight: Weight | None = node.attributes["weight"]
+    rest = len(score.operands) - 2
     own = dict(zip(score.operands, (q, k, *node.inputs[first:])))
+    if weight is not None:
+        own |= dict(zip(weight.operands, node.inputs[first + rest :]))
 
     def operand(tensor: Tensor, strides: tuple[int, ...]) -> Operand:
         return Operand(tensor.name, tensor.dtype, strides, aligned(graph, tensor, options))
@@ -67,9 +71,9 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
             return tensor
         return alias(tensor, tensor.name, tensor.shape[1:], tensor.strides[1:], 0)
 
-    def program(of: Graph) -> tuple[Program, tuple[Tensor, ...]]:
+    def program(of: Graph, anchor: Node = score.anchor) -> tuple[Program, tuple[Tensor, ...]]:
         view = _Whole(of)
-        builder = ProgramBuilder(view, options, lambda t: broadcast_strides(own.get(t, t), space), score.anchor)
+        builder = ProgramBuilder(view, options, lambda t: broadcast_strides(own.get(t, t), space), anchor)
         made, reads, _ = builder.build()
         loads = tuple(operand(own[t], op.strides) for t, op in zip(reads, made.loads))
         real = float64 if made.real == "double" else float32
@@ -83,6 +87,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     whole, reads = program(left)
     inside, inside_reads = program(inner)
     within, within_reads = program(innermost)
+    weighed, weight_reads = (None, ()) if weight is None else program(weight.graph, weight.anchor)
     numbers = {t: n for n, t in enumerate(reads)}
     turned = over(k, k.shape[-2], keys)
     depth = k.shape[-2]
@@ -109,11 +114,12 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         operand(node.inputs[3], broadcast_strides(node.inputs[3], (*batch, 1, 1))[:-2]) if first == 4 else None,
         node.attributes["zero"],
         node.attributes["rounded"],
+        weighed,
     )
     spec = _one_tile(spec)
     if parts > 1:
         spec = _in_parts(spec, parts, tuple(t.strides[0] for t in node.outputs))
-    return spec, (*node.inputs[:first], *(own[t] for t in reads))
+    return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
 
 
 def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:
@@ -159,6 +165,7 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         program=scored(spec.program),
         inside=scored(spec.inside),
         within=scored(spec.within),
+        weight=None if spec.weight is None else scored(spec.weight),
         bounds=tuple(replace(b, row=0) for b in spec.bounds),
         ranges=tuple(replace(b, row=0) for b in spec.ranges),
         out=head(spec.out),
@@ -187,6 +194,7 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
         program=scored(spec.program),
         inside=scored(spec.inside),
         within=scored(spec.within),
+        weight=None if spec.weight is None else scored(spec.weight),
         out=replace(spec.out, strides=(steps[0], *spec.out.strides)),
         stats=replace(spec.stats, strides=(steps[1], *spec.stats.strides)),
         parts=parts,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import Refusal
-from fusegraph.ops.attention import LENGTHS, NEUTRAL, OPERANDS
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, OPERANDS
 
 NAME = "sdpa"
 
@@ -20,7 +20,7 @@ def given(node: Node) -> dict[str, int]:
         return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == NEUTRAL[key]
 
     every = zip(OPERANDS[3:], node.inputs[3:])
-    return {key: 3 + n for n, (key, tensor) in enumerate(every) if not neutral(key, tensor)}
+    return {key: 3 + n for n, (key, tensor) in enumerate(every) if key not in NUMBERS and not neutral(key, tensor)}
 
 
 def check(node: Node) -> None:
@@ -28,6 +28,8 @@ def check(node: Node) -> None:
     has, at = given(node), node.attributes
     if at["soft_cap"] is not None:
         raise Refusal(f"cuDNN's sdpa has no soft_cap ({node.name!r})")
+    if at["dropout_probability"]:
+        raise Refusal(f"cuDNN's sdpa draws other random numbers than rng_uniform for dropout ({node.name!r})")
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
     if "sink_token" in has:

@@ -18,23 +18,33 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
+from fusegraph.ops.random import kept_scale, threshold, uniform
 
 Array = np.ndarray[Any, Any]
 
 ALIGNMENTS = ("TOP_LEFT", "BOTTOM_RIGHT")
-OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token")
+OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token", "seed", "offset")
 LENGTHS = ("seq_len_q", "seq_len_kv")
+NUMBERS = ("seed", "offset")
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
-NEUTRAL = {"bias": 0.0, "mask": True, "seq_len_q": 2**31 - 1, "seq_len_kv": 2**31 - 1, "sink_token": -inf}
+NEUTRAL = {
+    "bias": 0.0,
+    "mask": True,
+    "seq_len_q": 2**31 - 1,
+    "seq_len_kv": 2**31 - 1,
+    "sink_token": -inf,
+    "seed": 0,
+    "offset": 0,
+}
 
 
 def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     q = types[0]
     result = dict(values)
     for key, t in zip(OPERANDS, types):
-        if key in LENGTHS and not t.dtype.is_int:
+        if key in (*LENGTHS, *NUMBERS) and not t.dtype.is_int:
             raise DTypeError(f"{key} is an integer, got {t.dtype}")
-        if key not in (*LENGTHS, "mask") and not t.dtype.is_float:
+        if key not in (*LENGTHS, *NUMBERS, "mask") and not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
     if values["attn_scale"] is not None:
         result["attn_scale"] = float(number("attn_scale", values["attn_scale"], float64, q.shape))
@@ -62,6 +72,16 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     return result
 
 
+def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    result = normalize(types, values)
+    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
+    if not 0 <= probability <= 1:
+        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
+    if probability and len(types) <= OPERANDS.index("offset"):
+        raise AttributeValueError("dropout needs a seed and an offset")
+    return {**result, "dropout_probability": probability}
+
+
 def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
     q, k, v = (t.shape for t in types[:3])
     if not len(q) == len(k) == len(v) == 4:
@@ -79,6 +99,8 @@ def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorTyp
     scores = (*q[:3], k[2])
     for key, t in zip(OPERANDS[3:], types[3:]):
         target = (*q[:2], 1, 1) if key == "sink_token" else (q[0], 1, 1, 1) if key in LENGTHS else scores
+        if key in NUMBERS:
+            target = (1, 1, 1, 1)
         shape = (*t.shape, 1, 1, 1) if key in LENGTHS and len(t.shape) == 1 else t.shape
         shape = (1,) * (4 - len(shape)) + shape
         if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape, target)):
@@ -218,7 +240,16 @@ def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     return {key: t for key, t in zip(names, operands) if not _is(t, NEUTRAL[key])}
 
 
-def _expand(write: Writing, q: Any, k: Any, v: Any, *others: Any, generate_stats: bool, **attributes: Any) -> Any:
+def _expand(
+    write: Writing,
+    q: Any,
+    k: Any,
+    v: Any,
+    *others: Any,
+    dropout_probability: float,
+    generate_stats: bool,
+    **attributes: Any,
+) -> Any:
     given = present(others, OPERANDS[3:])
     batch, heads, rows, _ = q.shape
     shared, out_dtype = k.shape[1], q.dtype
@@ -237,6 +268,10 @@ def _expand(write: Writing, q: Any, k: Any, v: Any, *others: Any, generate_stats
         total = write("add", "sum with sink", total, write("exp", "of sink", write("sub", "sink shifted", sink, shift)))
     divisor = write("binary_select", "divisor", 1.0, total, write("cmp_eq", "none", total, 0.0))
     p = write("mul", "probabilities", e, write("reciprocal", "inverse", divisor))
+    if dropout_probability:
+        seed, offset = (others[OPERANDS.index(key) - 3] for key in NUMBERS)
+        keep = write("cmp_ge", "keep", write("rng_uniform", "random", p, seed, offset), threshold(dropout_probability))
+        p = write("binary_select", "dropped", write("mul", "kept", p, kept_scale(dropout_probability)), 0.0, keep)
     if v.dtype != p.dtype:
         p = write("narrow", "rounded", p, dtype=v.dtype)
     out = write("matmul", "attended", p, v, dtype=out_dtype)
@@ -298,7 +333,15 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
         total = e.sum(axis=-1, keepdims=True)
         if sink is not None:
             total = total + np.exp(sink - shift)
-        out = np.matmul(e / np.where(total == 0, 1.0, total), v)
+        p = e / np.where(total == 0, 1.0, total)
+        probability = attributes["dropout_probability"]
+        if probability:  # counted along the heads as they share their keys
+            shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
+            random = uniform(
+                np.empty(p.size).reshape(shape), given["seed"].reshape(-1)[0], given["offset"].reshape(-1)[0]
+            )
+            p = np.where(random.reshape(p.shape) >= threshold(probability), p * kept_scale(probability), 0.0)
+        out = np.matmul(p, v)
         return (out, np.log(total) + shift) if attributes["generate_stats"] else out
 
 
@@ -317,16 +360,17 @@ register(
             "use_causal_mask": False,
             "use_alibi_mask": False,
             "soft_cap": None,
+            "dropout_probability": 0.0,
             "generate_stats": False,
         },
-        normalize=normalize,
+        normalize=_normalize,
         expand=_expand,
         results=("", "stats"),
-        optional=5,
+        optional=len(OPERANDS) - 3,
         neutral=NEUTRAL,
         as_stored=True,
         masks=("mask",),
-        integers=("bias", *LENGTHS, "sink_token"),
+        integers=("bias", *LENGTHS, "sink_token", *NUMBERS),
         keeps_layout=True,
         cudnn="sdpa",
         doc="""Scaled dot-product attention: softmax(q k^T * attn_scale, over keys) v for every batch and head.
@@ -340,6 +384,8 @@ register(
         left bound (use_causal_mask: right bound 0); with diagonal_alignment "BOTTOM_RIGHT" positions count from the
         ends.  bias and mask broadcast to (B, H, Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many
         queries and keys a batch has; sink_token (1, H, 1, 1) is the score of one more key, whose value is 0.
+        dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
+        of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
 
         A query that meets no key has the result 0 (and -inf in the stats).  Values at keys that are met by no query of
@@ -369,14 +415,29 @@ class Score:
         return f"{len(self.graph.nodes)} nodes"
 
 
+class Weight:
+    """What becomes of an attention node's probabilities before they are multiplied with the values, as a graph of its
+    own: pointwise nodes that are linear in them.
+
+    anchor    the node whose result stands for the probabilities.
+    operands  the graph's inputs that stand for the node's inputs, in order, after those of the score.
+    """
+
+    def __init__(self, graph: Any, anchor: Any, operands: tuple[Any, ...]) -> None:
+        self.graph, self.anchor, self.operands = graph, anchor, operands
+
+    def __repr__(self) -> str:
+        return f"{len(self.graph.nodes) - 1} nodes"
+
+
 def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
     raise NotImplementedError("attention nodes are made by a pass")
 
 
-#: (q, k turned, v[, sink], others of the score) -> the result, and the logarithms of the sums of exponentials if they
-#: are wanted.  probabilities is the name of the tensor that the values are multiplied with, rounded says whether it has
-#: their dtype.  With parts, results have one dimension more, the first: each is the attention to a part of the keys.
-#: Not in the op table: `passes.attention` makes it of products and a softmax.
+#: (q, k turned, v[, sink], others of the score, those of the weight) -> the result, and the logarithms of the sums of
+#: exponentials if they are wanted.  probabilities names the tensor that the values are multiplied with, rounded
+#: says whether it has their dtype.  With parts, results have one dimension more, the first: each is the attention to a
+#: part of the keys.  Not in the op table: `passes.attention` makes it of products and a softmax.
 ATTENTION = Op(
     name="attention",
     kind=Kind.ATTENTION,
@@ -388,6 +449,7 @@ ATTENTION = Op(
         "sink": False,
         "zero": False,
         "rounded": False,
+        "weight": None,
         "parts": 1,
     },
     infer=_no_shape,

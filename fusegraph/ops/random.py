@@ -59,7 +59,7 @@ def _fraction(word: Array) -> Array:
     return np.asarray((word >> np.uint64(8)).astype(np.float64) * 2.0**-24)
 
 
-def _uniform(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
+def uniform(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
     place, four = _words(x.shape, seed, offset)
     return _fraction(np.choose(place.astype(np.intp), four))
 
@@ -119,7 +119,7 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
 
 _random(
     "rng_uniform",
-    _uniform,
+    uniform,
     """Random numbers, multiples of 2^-24 uniform in [0, 1), by Philox4x32-10; x gives the shape and the dtype.
 
     seed and offset are integers, or tensors of one, so that a graph built once can be run with others.  The same ones
@@ -141,23 +141,24 @@ _random(
 # ---- dropout
 
 
-def _threshold(probability: float) -> float:
+def threshold(probability: float) -> float:
     """The probability as a multiple of 2^-24, as the random numbers are."""
     return math.ceil(probability * 2.0**24) * 2.0**-24
 
 
-def _scale(probability: float) -> float:
+def kept_scale(probability: float) -> float:
+    """What is kept is multiplied with this."""
     return 1 / (1 - probability) if probability < 1 else 0.0
 
 
 def _dropout_reference(x: Array, seed: Array, offset: Array, probability: float) -> Array:
-    keep = _uniform(x, seed, offset) >= _threshold(probability)
-    return np.where(keep, x * _scale(probability), 0.0)
+    keep = uniform(x, seed, offset) >= threshold(probability)
+    return np.where(keep, x * kept_scale(probability), 0.0)
 
 
 def _dropout(write: Writing, x: Any, seed: Any, offset: Any, probability: float) -> Any:
-    keep = write("cmp_ge", "keep", write("rng_uniform", "random", x, seed, offset), _threshold(probability))
-    return write("binary_select", "", write("mul", "scaled", x, _scale(probability)), 0.0, keep)
+    keep = write("cmp_ge", "keep", write("rng_uniform", "random", x, seed, offset), threshold(probability))
+    return write("binary_select", "", write("mul", "scaled", x, kept_scale(probability)), 0.0, keep)
 
 
 composite(

@@ -7,18 +7,18 @@ whatever else the graph has there.  A pattern that only looks like attention is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from fusegraph.dtypes import float64
+from fusegraph.dtypes import DType, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import broadcasts_to, describe
-from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.attention import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
@@ -43,10 +43,16 @@ class Recognised:
 
 @dataclass(frozen=True)
 class _Match:
-    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one."""
+    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one.
+
+    weight is what the values are multiplied with, chain the nodes that make it of probabilities, the first of which is
+    the one that divides exponentials by what they add up to.
+    """
 
     out: Node
     values: Tensor
+    weight: Tensor
+    chain: tuple[Node, ...]
     product: Node
     score: Tensor
     members: frozenset[Node]
@@ -97,29 +103,37 @@ def recognise(graph: Graph, options: Options) -> Recognised:
     for match, _ in matches.values():
         text = f"attention: {len(match.members)} nodes become one kernel, no score is in memory"
         decisions.append(Decision(match.product.name, match.out.name, True, text, 2 * match.score.nbytes))
-    return Recognised(_rewritten(graph, matches, taken), tuple(decisions))
+    return Recognised(_rewritten(graph, matches), tuple(decisions))
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:
     """An attention, and a node that is still needed and takes the shape of something that will no longer exist."""
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
-    live: set[Node] = set()
+    for node in _live(graph, matches):
+        for key, t in zip(node.op.names(len(node.inputs)), node.inputs):
+            maker = graph.producer(t)
+            if key in node.op.shapes and maker in members and t is not members[maker].output:
+                return members[maker], node
+    return None
+
+
+def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Node, None]:
+    """The nodes that are needed, the last one of each attention for all of it."""
+    members = {member: node for node, (match, _) in matches.items() for member in match.members}
+    live: dict[Node, None] = {}
     stack = list(graph.outputs)
     while stack:
         node = graph.producer(stack.pop())
         node = members.get(node, node) if node is not None else None
         if node is not None and node not in live:
-            live.add(node)
+            live[node] = None
             stack += (matches[node][1] if node in matches else node).inputs
-            for key, t in zip(node.op.names(len(node.inputs)), node.inputs):
-                maker = graph.producer(t)
-                if key in node.op.shapes and maker in members and t is not members[maker].output:
-                    return members[maker], node
-    return None
+    return live
 
 
-def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], taken: set[Node]) -> Simplified:
+def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> Simplified:
     rewrite = Rewrite(graph)
+    live = _live(graph, matches)
     for node in graph.nodes:
         if node in matches:
             match, made = matches[node]
@@ -128,7 +142,7 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], taken:
             for member in match.members:
                 for t in member.outputs:
                     rewrite.new.setdefault(t, rewrite.new[node.output])
-        elif node not in taken:
+        elif node in live:
             rewrite.take_over(node)
     return rewrite.done()
 
@@ -167,10 +181,10 @@ class _Matcher:
     def match(self) -> _Match | None:
         """The attention that ends in the node; None if it does not look like one.  Raises _No."""
         node = self.node
-        weights = self._cast(node.inputs[0])
-        normal = self._made(weights, "mul", "div")
-        if normal is None:
+        chain = self._chain(node.inputs[0])
+        if chain is None:
             return None
+        normal = chain[0]
         e, divisor = normal.inputs
         if normal.op.name == "mul":
             if self._made(e, "reciprocal") is not None:
@@ -183,7 +197,7 @@ class _Matcher:
         exponential = self._made(e, "exp")
         if exponential is None:
             return None
-        self.members |= {normal, exponential}
+        self.members |= {*chain, exponential}
         total, zero = self._guard(divisor, 0.0, 1.0)
         whole = total
         sunk = None
@@ -227,13 +241,39 @@ class _Matcher:
         product = self._score(score)
         stats = self._stats(whole, shift, zero)
         values = node.inputs[1]
-        if weights.shape != score.shape or score.shape != product.output.shape:
+        weight = self._cast(node.inputs[0])
+        if not weight.shape == normal.output.shape == score.shape == product.output.shape:
             raise _No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
             raise _No(f"{values.name!r} has batches that the scores have not, or products are in tf32")
-        found = _Match(node, values, product, score, frozenset(self.members), stats, sink, zero)
+        found = _Match(node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero)
         self._private(found)
         return found
+
+    def _chain(self, tensor: Tensor) -> tuple[Node, ...] | None:
+        """The node that divides exponentials, and those linear in its result that make a tensor of it; None if the
+        tensor is no such thing.
+        """
+        tensor = self._cast(tensor)
+        node = self._made(tensor, "mul", "div", "binary_select")
+        if node is None:
+            return None
+        first, second = node.inputs[:2]
+        if node.op.name == "div" and self._made(first, "exp") is not None:
+            return (node,)
+        if node.op.name == "mul" and any(self._made(t, "reciprocal", "exp") is not None for t in (first, second)):
+            return (node,)
+        if node.op.name == "binary_select":
+            linear = [t for t, other in ((first, second), (second, first)) if _is(other, 0.0)]
+        else:
+            linear = [t for t in node.inputs if t.shape == node.output.shape][: 1 if node.op.name == "div" else 2]
+        for t in linear:
+            before = set(self.members)
+            chain = self._chain(t)
+            if chain is not None:
+                return (*chain, node)
+            self.members = before
+        return None
 
     def _along_keys(self, node: Node) -> None:
         if node.attributes["axes"] != (node.inputs[0].rank - 1,) or not node.attributes["keepdims"]:
@@ -302,58 +342,74 @@ def _is(tensor: Tensor, number: float) -> bool:
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == number
 
 
+class _Part:
+    """A graph of its own made of some of a graph's nodes.
+
+    made      tensors of the graph -> those of its own that stand for them.
+    operands  the tensors of the graph that are its inputs, in order.
+    """
+
+    def __init__(self, graph: Graph, name: str, compute: DType) -> None:
+        self.graph, self.own = graph, Graph(name, compute_dtype=compute)
+        self.made: dict[Tensor, Tensor] = {}
+        self.operands: list[Tensor] = []
+
+    def entered(self, tensor: Tensor) -> Tensor:
+        """A tensor of the graph as an input; numbers stay numbers."""
+        if tensor not in self.made:
+            number = tensor.value is not None and tensor.size == 1
+            self.made[tensor] = self.own._add_tensor(
+                tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value if number else None
+            )
+            if not number:
+                self.own.inputs.append(self.made[tensor])
+                self.operands.append(tensor)
+        return self.made[tensor]
+
+    def copied(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
+        t = node.output
+        self.made[t] = self.own._add_tensor(t.name, t.shape, t.strides, t.dtype)
+        copy = Node(node.op, inputs, node.attributes, self.made[t])
+        self.own.add_node(copy)
+        return copy
+
+    def stand_in(self, t: Tensor) -> Tensor:
+        """A tensor of which only the shape matters."""
+        return self.own._add_tensor(self.own._unique("shape"), t.shape, t.strides, t.dtype)
+
+    def add(self, nodes: Collection[Node]) -> None:
+        """Adds nodes of the graph with what they need."""
+        for node in self.graph.nodes:
+            if node in nodes:
+                keys = node.op.names(len(node.inputs))
+                inputs = (
+                    self.stand_in(t) if key in node.op.shapes and t not in self.made else self.entered(t)
+                    for key, t in zip(keys, node.inputs)
+                )
+                self.copied(node, tuple(inputs))
+
+
 def _node(graph: Graph, match: _Match) -> Node:
     """The attention node, with the tensors of the graph that is recognised."""
     product = match.product
     wide = any(t.dtype == float64 for t in (*product.inputs, match.values, match.score))
-    own = Graph("score", compute_dtype=float64 if wide else graph.compute_dtype)
-    made: dict[Tensor, Tensor] = {}
-    operands: list[Tensor] = []
-
-    def entered(tensor: Tensor) -> Tensor:
-        """A tensor of the graph as an input of the score's; numbers stay numbers."""
-        if tensor not in made:
-            number = tensor.value is not None and tensor.size == 1
-            made[tensor] = own._add_tensor(
-                tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value if number else None
-            )
-            if not number:
-                own.inputs.append(made[tensor])
-                operands.append(tensor)
-        return made[tensor]
-
-    def copied(node: Node, inputs: tuple[Tensor, ...]) -> None:
-        t = node.output
-        made[t] = own._add_tensor(t.name, t.shape, t.strides, t.dtype)
-        own.add_node(Node(node.op, inputs, node.attributes, made[t]))
-
+    compute = float64 if wide else graph.compute_dtype
+    part = _Part(graph, "score", compute)
     for tensor in product.inputs:
         if tensor.value is not None and tensor.size == 1:
             raise _No(f"{tensor.name!r} is a constant")
-        entered(tensor)
-    copied(product, tuple(made[t] for t in product.inputs))
+        part.entered(tensor)
+    part.copied(product, tuple(part.made[t] for t in product.inputs))
     lead = dict.fromkeys((*product.inputs, match.values, *(() if match.sink is None else (match.sink,))))
     if len(lead) != 3 + (match.sink is not None):
         raise _No("queries, keys and values are not three tensors")
-    scored: list[Node] = []
-    repeated = _repeated(graph, match)
-    for node in graph.nodes:
-        if node not in repeated:
-            continue
-        inputs = []
-        for key, t in zip(node.op.names(len(node.inputs)), node.inputs):
-            if key in node.op.shapes and t not in made:
-                # Only its shape matters: any tensor that the graph has will do.
-                stand_in = own._add_tensor(own._unique("shape"), t.shape, t.strides, t.dtype)
-                inputs.append(stand_in)
-            else:
-                inputs.append(entered(t))
-        copied(node, tuple(inputs))
-        scored.append(node)
-    own.outputs = [made[match.score]]
-    rest = [t for t in operands if t not in lead]
-    notes = tuple(describe(n) for n in graph.nodes if n in match.members or n in scored)
-    score = Score(own, tuple(made[t] for t in (*product.inputs, *rest)), notes)
+    scored = _repeated(graph, match, match.score, product)
+    part.add(scored)
+    part.own.outputs = [part.made[match.score]]
+    rest = [t for t in part.operands if t not in lead]
+    weight, weighed = _weight(graph, match, compute)
+    notes = tuple(describe(n) for n in graph.nodes if n in match.members or n in scored or n in weighed)
+    score = Score(part.own, tuple(part.made[t] for t in (*product.inputs, *rest)), notes)
     weights, values = match.out.inputs
     attributes = {
         "score": score,
@@ -361,20 +417,50 @@ def _node(graph: Graph, match: _Match) -> Node:
         "sink": match.sink is not None,
         "zero": match.zero,
         "rounded": weights.dtype == values.dtype,
+        "weight": weight[0] if weight else None,
         "parts": 1,
     }
     outputs = (match.out.output, *(() if match.stats is None else (match.stats,)))
-    return Node(ATTENTION, (*lead, *rest), attributes, *outputs)
+    return Node(ATTENTION, (*lead, *rest, *(weight[1] if weight else ())), attributes, *outputs)
 
 
-def _repeated(graph: Graph, match: _Match) -> set[Node]:
-    """The pointwise nodes that are evaluated for every score."""
+def _weight(graph: Graph, match: _Match, compute: DType) -> tuple[tuple[Weight, tuple[Tensor, ...]] | None, set[Node]]:
+    """What becomes of the probabilities and the tensors that it needs, if it is anything; and the nodes that do it."""
+    normal, *chain = match.chain
+    if not chain:
+        return None, set()
+    nodes = _repeated(graph, match, match.weight, normal)
+    casts = {n for n in nodes if n in match.members and n not in chain}
+    part = _Part(graph, "weight", compute)
+    anchor = part.copied(normal, tuple(part.stand_in(t) for t in normal.inputs))
+    for node in graph.nodes:
+        if node in casts:  # what is in registers only is not rounded
+            part.made[node.output] = part.made[node.inputs[0]]
+        elif node in nodes:
+            part.add((node,))
+    linear = {anchor.output}
+    for node in part.own.nodes:
+        keys = node.op.names(len(node.inputs))
+        dependent = [t for key, t in zip(keys, node.inputs) if t in linear and key not in node.op.shapes]
+        if dependent:
+            if len(dependent) > 1 or (node.op.name != "mul" and node.inputs[-1] in linear):
+                raise _No(f"{node.name!r} is not linear in the probabilities")
+            linear.add(node.output)
+    if any(t in part.operands for n in match.members - {match.out} for t in n.outputs):
+        raise _No(f"{match.weight.name!r} depends on the probabilities in another way as well")
+    part.own.outputs = [part.made[match.weight]]
+    made = Weight(part.own, anchor, tuple(part.made[t] for t in part.operands))
+    return (made, tuple(part.operands)), nodes
+
+
+def _repeated(graph: Graph, match: _Match, last: Tensor, first: Node) -> set[Node]:
+    """The pointwise nodes from one node to a tensor that are evaluated for every score."""
     rows, keys = match.score.shape[-2:]
     found: set[Node] = set()
-    stack = [match.score]
+    stack = [last]
     while stack:
         node = graph.producer(stack.pop())
-        if node is None or node in found or node is match.product or node.kind is not Kind.POINTWISE:
+        if node is None or node in found or node is first or node.kind is not Kind.POINTWISE:
             continue
         shape = node.output.shape
         whole = len(shape) > 1 and np.prod(shape[-2:]) == rows * keys

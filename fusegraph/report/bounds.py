@@ -70,7 +70,8 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     """
     written_out = decompose(graph)
     found = _every(written_out.graph, inputs, rounding)
-    return {tensor: found[written_out.counterpart[tensor]] for tensor in graph.tensors.values()}
+    counterpart = written_out.counterpart  # constants that add nothing have none
+    return {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
 
 
 def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:

@@ -1,0 +1,104 @@
+"""Attention with dropout, and whatever else is linear in the probabilities before they meet the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, executables
+from test_attention import BOTTOM, CAUSAL, FORMS, made
+
+import fusegraph as fg
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.plan import plan
+from fusegraph.report.check import random_inputs, run
+
+
+def seeded(g: fg.Graph) -> dict[str, Any]:
+    return {"seed": g.tensor("seed", (1,), "int64"), "offset": g.tensor("offset", (1, 1, 1, 1), "int32")}
+
+
+DROPPED: tuple[dict[str, Any], ...] = (
+    {"name": "plain", "keys": 130, "dropout_probability": 0.3},
+    {"name": "grouped", "keys": 67, "heads": 4, "shared": 2, "dropout_probability": 0.5,
+     "generate_stats": True, **BOTTOM},
+    {"name": "decoding", "rows": 1, "keys": 1100, "heads": 4, "shared": 2, "dropout_probability": 0.25},
+    {"name": "everything", "rows": 9, "dropout_probability": 1},
+    {"name": "simt", "rows": 9, "keys": 41, "dtype": "float32", "dropout_probability": 0.5, **CAUSAL},
+)  # fmt: skip
+
+
+def families(g: fg.Graph) -> list[str]:
+    return [x.family for x in plan(g).partition.groups if x.family != "view"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_dropout(arch: str) -> None:
+    graphs = [made(extra=seeded, **how) for how in DROPPED]
+    assert all(families(g)[0] == "attention" for g in graphs)
+    check_all(graphs, arch=arch)
+
+
+def weighted(g: fg.Graph, kind: str) -> fg.Tensor:
+    """Softmax, something linear, values, as a user writes it."""
+    q, k, v = (g.tensor(name, (2, 3, n, 32)) for name, n in (("q", 33), ("k", 40), ("v", 40)))
+    p = g.softmax(q @ k.transpose(0, 1, 3, 2) * 0.25)
+    if kind == "dropout":
+        p = g.dropout(p, 7, 5, probability=0.2)
+    elif kind == "mask of heads":
+        p = g.tensor("of head", (3, 1, 1), "float32") * p / 2
+    elif kind == "after softmax":
+        p = g.binary_select(0.0, p, g.gen_index(p, axis=3) > g.gen_index(p, axis=2))
+    elif kind == "squared":
+        p = p * p
+    else:
+        p = g.binary_select(p, 0.0, p > 0.01)
+    return p @ v
+
+
+def test_what_is_linear_in_probabilities_is_fused() -> None:
+    fused, others = ("dropout", "mask of heads", "after softmax"), ("squared", "its own")
+    for kind in (*fused, *others):
+        g = fg.Graph(kind, io_dtype="bfloat16")
+        g.output(weighted(g, kind), name="o")
+        assert (families(g) == ["attention"]) == (kind in fused), kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_weights(arch: str) -> None:
+    graphs = []
+    for kind in ("dropout", "mask of heads", "after softmax", "squared", "its own"):
+        g = fg.Graph(kind, io_dtype="bfloat16")
+        g.output(weighted(g, kind), name="o")
+        graphs.append(g)
+    check_all(graphs, arch=arch)
+
+
+def test_the_numbers_are_those_of_rng_uniform() -> None:
+    """With values that are the identity the results are the probabilities."""
+    g = made(name="ones", rows=5, keys=8, depth=8, dtype="float32", extra=seeded, dropout_probability=0.5)
+    (executable,) = executables([g])
+    inputs = random_inputs(g)
+    inputs["seed"][...], inputs["offset"][...] = 1 << 40, 9
+    inputs["v"][...] = np.eye(8)
+    random = fg.Graph("random", io_dtype="float32")
+    random.output(random.rng_uniform(random.tensor("x", (1, 2, 5, 8)), 1 << 40, 9), name="r")
+    kept = run(executables([random])[0], random_inputs(random))["r"] >= 0.5
+    np.testing.assert_array_equal(run(executable, inputs)["o"] != 0, kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "how"),
+    [
+        (AttributeValueError, "between 0 and 1", {"dropout_probability": 1.5, "extra": seeded}),
+        (AttributeValueError, "needs a seed and an offset", {"dropout_probability": 0.5}),
+        (DTypeError, "seed is an integer", {"extra": lambda g: {"seed": g.tensor("s", (1,), "float32"), "offset": 1}}),
+        (ShapeError, "offset .* does not", {"extra": lambda g: {"seed": 1, "offset": g.tensor("s", (2,), "int64")}}),
+    ],
+)  # fmt: skip
+def test_refusals(error: type[Exception], text: str, how: dict[str, Any]) -> None:
+    with pytest.raises(error, match=text):
+        made(**how)
