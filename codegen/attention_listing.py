@@ -7,68 +7,26 @@ where every query meets every key no mask is evaluated.  A lane looks at one til
 
 from __future__ import annotations
 
+from codegen.attention_ranges import LANES, Ranges
 from codegen.attention_scores import Scores
-from codegen.iteration import linear
 from codegen.naming import Writer
-from codegen.spec import AttentionSpec, Bound
-
-LANES = 32
-#: Further than any sum of positions and 32-bit integers.
-FAR = "(int64(1) << 40)"
+from codegen.spec import AttentionSpec
 
 
 class Listing:
-    """Writes the producer's look at the tiles.  C variables: ``rows_most0``, ``rows_least0``, ... of each range."""
+    """Writes the producer's look at the tiles."""
 
     def __init__(self, w: Writer, spec: AttentionSpec, scores: Scores, block_rows: int) -> None:
         self.w, self.spec, self.scores, self.block_rows = w, spec, scores, block_rows
-
-    def _part(self, bound: Bound, position: str, *, along_keys: bool) -> str:
-        """What depends on the query (or key) at a position, of a range's sum."""
-        spec, scores = self.spec, self.scores
-        axis = -1 if along_keys else -2
-        terms = [(f"int64({position})", bound.key if along_keys else bound.row)]
-        for load, coefficient in bound.loads:
-            op = spec.program.loads[load]
-            if op.strides[axis]:
-                place = linear([*zip(scores.batch, op.strides), (position, op.strides[axis])])
-                terms.append((f"int64({scores.edge.pointers.loads[load]}[{place}])", coefficient))
-        return linear(terms)
-
-    def _rest(self, bound: Bound) -> str:
-        """What depends on neither."""
-        spec, scores = self.spec, self.scores
-        terms = []
-        for load, coefficient in bound.loads:
-            op = spec.program.loads[load]
-            if not any(op.strides[-2:]):
-                place = linear(list(zip(scores.batch, op.strides)))
-                terms.append((f"int64({scores.edge.pointers.loads[load]}[{place}])", coefficient))
-        return linear(terms, bound.start)
-
-    def _extremes(self, prefix: str, position: str, loop: str, *, along_keys: bool) -> None:
-        """Writes the least and the largest over a loop."""
-        w = self.w
-        for n in range(len(self.spec.ranges)):
-            w.line(f"int64 {prefix}_most{n} = -{FAR}, {prefix}_least{n} = {FAR};")
-        w.open(loop)
-        for n, bound in enumerate(self.spec.ranges):
-            w.line(f"const int64 part{n} = {self._part(bound, position, along_keys=along_keys)};")
-            w.line(f"{prefix}_most{n} = max({prefix}_most{n}, part{n});")
-            w.line(f"{prefix}_least{n} = min({prefix}_least{n}, part{n});")
-        w.close()
+        self.ranges = Ranges(w, spec, scores.batch, scores.edge.pointers.loads)
 
     def rows(self) -> None:
         """Writes the extremes of the block's queries, which begin at ``m0``."""
-        w, spec = self.w, self.spec
-        end = f"min(m0 + {self.block_rows}, {spec.rows})" if spec.rows % self.block_rows else f"m0 + {self.block_rows}"
-        self._extremes("rows", "m", f"for (int m = m0 + lane; m < {end}; m += {LANES})", along_keys=False)
-        for n, bound in enumerate(spec.ranges):
-            for which, op in (("most", "Max"), ("least", "Min")):
-                name = f"rows_{which}{n}"
-                rest = self._rest(bound)
-                more = f" + {rest}" if rest != "0" else ""
-                w.line(f"{name} = reduce::lanes<reduce::{op}, {LANES}>({name}){more};")
+        self.ranges.rows(self.block_rows)
+
+    def _reads_keys(self) -> bool:
+        loads = self.spec.program.loads
+        return any(loads[load].strides[-1] for bound in self.spec.ranges for load, _ in bound.loads)
 
     def open(self) -> None:
         """Opens the loop over tiles that are met, in lane 0: ``tile``, and ``whole``, whether no range is broken."""
@@ -78,7 +36,9 @@ class Listing:
         w.line("bool met = false, inside = false;")
         w.open("if (mine >= first)")
         stop = f"min((mine + 1) * {keys}, {spec.keys})" if self.scores.ragged else f"(mine + 1) * {keys}"
-        self._extremes("keys", "n", f"for (int n = mine * {keys}; n < {stop}; ++n)", along_keys=True)
+        # Where nothing is read of the keys, the first and the last of them say it all.
+        step = "++n" if self._reads_keys() else f"n += max(1, {stop} - 1 - n)"
+        self.ranges.extremes("keys", "n", f"for (int n = mine * {keys}; n < {stop}; {step})", along_keys=True)
         numbers = range(len(spec.ranges))
         w.line(f"met = {' && '.join(f'rows_most{n} + keys_most{n} >= 0' for n in numbers)};")
         w.line(f"inside = {' && '.join(f'rows_least{n} + keys_least{n} >= 0' for n in numbers)};")

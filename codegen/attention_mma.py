@@ -12,7 +12,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.attention_fragments import Fragments, check_types
-from codegen.attention_scores import approximated, kernel_details, merged
+from codegen.attention_scores import NUMBERED, approximated, kernel_details, merged
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
@@ -97,7 +97,7 @@ def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionMmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen.attention_ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
 from codegen.iteration import collapse, coordinate, extent, index_type, linear
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound
+
+#: What variables are called of which there are several.
+NUMBERED = ("b", "bound", "part", *(f"{x}_{y}" for x in ("rows", "keys") for y in ("most", "least")))
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
@@ -143,6 +147,15 @@ class Scores:
 
         starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
         stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
+        intervals = [] if self.listed else Ranges.intervals(spec)
+        if intervals:
+            Ranges(w, spec, self.batch, self.edge.pointers.loads, intervals, least=False).rows(rows)
+        for n in intervals:
+            if spec.ranges[n].key > 0:
+                starts.append(f"int(min(max(-rows_most{n}, int64(0)), int64({spec.keys}))) / {self.keys}")
+            else:
+                end = f"max(rows_most{n} + {self.keys}, int64(0))"
+                stops.append(f"int(min({end}, int64({tiles * self.keys}))) / {self.keys}")
         first, last = "0", str(tiles)
         for text in starts:
             first = f"max({first}, {text})" if first != "0" else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.attention_scores import Scores, approximated, kernel_details, merged, sink_value
+from codegen.attention_scores import NUMBERED, Scores, approximated, kernel_details, merged, sink_value
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
@@ -63,7 +63,7 @@ def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.scores = Scores(self.w, spec, self.names, LANES)

@@ -12,7 +12,7 @@ from math import prod
 
 from codegen.attention_fragments import Fragments
 from codegen.attention_listing import Listing
-from codegen.attention_scores import approximated, kernel_details, merged
+from codegen.attention_scores import NUMBERED, approximated, kernel_details, merged
 from codegen.attention_wgmma_schedule import (
     GROUP,
     PANEL,
@@ -38,9 +38,6 @@ TAKEN = frozenset(
     t tile total unit values weigh weighted work met tiles whole mine end left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
-
-
-NUMBERED = ("b", "bound", "part", *(f"{x}_{y}" for x in ("rows", "keys") for y in ("most", "least")))
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:

@@ -480,7 +480,7 @@ class AttentionSpec:
     @property
     def some_meet_none(self) -> bool:
         """Whether there may be tiles of queries without a tile of keys."""
-        return bool(self.bounds) or self.parts > 1
+        return bool(self.bounds) or bool(self.ranges) or self.parts > 1
 
     @property
     def approximate(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, OPERANDS
+from fusegraph.ops.attention_packed import OFFSETS
 
 NAME = "sdpa"
 
@@ -30,6 +31,8 @@ def check(node: Node) -> None:
         raise Refusal(f"cuDNN's sdpa has no soft_cap ({node.name!r})")
     if at["dropout_probability"]:
         raise Refusal(f"cuDNN's sdpa draws other random numbers than rng_uniform for dropout ({node.name!r})")
+    if OFFSETS[0] in has:
+        raise Refusal(f"cuDNN's sdpa has packed batches of tensors that are padded by shape ({node.name!r})")
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
     if "sink_token" in has:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops import attention_packed as packed
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -23,9 +24,10 @@ from fusegraph.ops.random import kept_scale, threshold, uniform
 Array = np.ndarray[Any, Any]
 
 ALIGNMENTS = ("TOP_LEFT", "BOTTOM_RIGHT")
-OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token", "seed", "offset")
+OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token", "seed", "offset", *packed.OFFSETS)
 LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
+INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS)
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
 NEUTRAL = {
     "bias": 0.0,
@@ -35,6 +37,7 @@ NEUTRAL = {
     "sink_token": -inf,
     "seed": 0,
     "offset": 0,
+    **dict.fromkeys(packed.OFFSETS, -1),
 }
 
 
@@ -42,9 +45,9 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     q = types[0]
     result = dict(values)
     for key, t in zip(OPERANDS, types):
-        if key in (*LENGTHS, *NUMBERS) and not t.dtype.is_int:
+        if key in INTEGERS and not t.dtype.is_int:
             raise DTypeError(f"{key} is an integer, got {t.dtype}")
-        if key not in (*LENGTHS, *NUMBERS, "mask") and not t.dtype.is_float:
+        if key not in (*INTEGERS, "mask") and not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
     if values["attn_scale"] is not None:
         result["attn_scale"] = float(number("attn_scale", values["attn_scale"], float64, q.shape))
@@ -97,7 +100,11 @@ def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorTyp
     if k[2] == 0:
         raise ShapeError("attention to no keys")
     scores = (*q[:3], k[2])
-    for key, t in zip(OPERANDS[3:], types[3:]):
+    given = dict(zip(OPERANDS[3:], types[3:]))
+    packed.check(given, types[0], LENGTHS)
+    for key, t in given.items():
+        if key in packed.OFFSETS:
+            continue
         target = (*q[:2], 1, 1) if key == "sink_token" else (q[0], 1, 1, 1) if key in LENGTHS else scores
         if key in NUMBERS:
             target = (1, 1, 1, 1)
@@ -203,8 +210,11 @@ def scored(
     for key in LENGTHS:
         if key in given:
             lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
-    diagonal = i
-    if diagonal_alignment == "BOTTOM_RIGHT":
+    diagonal, bottom = i, diagonal_alignment == "BOTTOM_RIGHT"
+    sequences = packed.written(write, given, rows, rank, bottom=bottom)
+    if sequences is not None:
+        diagonal = write("add", "diagonal", i, sequences.ahead)
+    elif bottom:
         last_key, last_row = lengths.get("seq_len_kv", keys), lengths.get("seq_len_q", rows)
         if not lengths:
             diagonal = write("add", "diagonal", i, keys - rows) if keys != rows else i
@@ -223,6 +233,9 @@ def scored(
     if diagonal_band_left_bound is not None:
         left = write("sub", "left", diagonal, diagonal_band_left_bound) if diagonal_band_left_bound else diagonal
         conditions.append(write("cmp_gt", "left of band", j, left))
+    if sequences is not None:
+        conditions.append(write("cmp_ge", "begun", j, sequences.first))
+        conditions.append(write("cmp_lt", "not ended", j, sequences.last))
     if "seq_len_kv" in lengths:
         conditions.append(write("cmp_lt", "key exists", j, lengths["seq_len_kv"]))
     if "seq_len_q" in lengths:
@@ -303,6 +316,9 @@ def scores_reference(
     last_row, last_key = (x.reshape(-1, 1, 1, 1) for x in ends)
     bottom = attributes["diagonal_alignment"] == "BOTTOM_RIGHT"
     diagonal = i + (last_key - last_row if bottom else 0)
+    sequences = packed.reference(given, rows, bottom=bottom)
+    if sequences is not None:
+        diagonal = i + sequences[2]
     if attributes["use_alibi_mask"]:
         scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - diagonal)
     admitted = np.broadcast_to((i < last_row) & (j < last_key), scores.shape)
@@ -313,6 +329,8 @@ def scores_reference(
         admitted = admitted & (j <= diagonal + right)
     if left is not None:
         admitted = admitted & (j > diagonal - left)
+    if sequences is not None:
+        admitted = admitted & (j >= sequences[0]) & (j < sequences[1])
     return np.where(admitted, scores, -inf), slope
 
 
@@ -370,7 +388,7 @@ register(
         neutral=NEUTRAL,
         as_stored=True,
         masks=("mask",),
-        integers=("bias", *LENGTHS, "sink_token", *NUMBERS),
+        integers=("bias", "sink_token", *INTEGERS),
         keeps_layout=True,
         cudnn="sdpa",
         doc="""Scaled dot-product attention: softmax(q k^T * attn_scale, over keys) v for every batch and head.
@@ -384,6 +402,11 @@ register(
         left bound (use_causal_mask: right bound 0); with diagonal_alignment "BOTTOM_RIGHT" positions count from the
         ends.  bias and mask broadcast to (B, H, Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many
         queries and keys a batch has; sink_token (1, H, 1, 1) is the score of one more key, whose value is 0.
+        A packed batch: q, k and v have B = 1 and as lengths the tokens of all sequences, of which those from
+        ragged_offset_q[n] to ragged_offset_q[n + 1] - 1 (tokens, (sequences + 1,)) are the queries of sequence n, and
+        likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
+        from its beginning; those of no sequence meet none.
+
         dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
         of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).

@@ -1,0 +1,97 @@
+"""Packed batches of attention: sequences of different lengths one after the other, in tensors of all their tokens.
+
+``ragged_offset_q`` and ``ragged_offset_kv`` say where each begins, as in cuDNN's ragged tensors, in tokens.  What a
+query may meet is then an interval of keys, which is found once a query; for kernels it is a mask like others, by which
+tiles of keys are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.ops.base import TensorType
+from fusegraph.ops.composite import Writing
+
+Array = np.ndarray[Any, Any]
+
+#: Of queries, and of keys and values: one number more than sequences.
+OFFSETS = ("ragged_offset_q", "ragged_offset_kv")
+
+
+def check(given: Mapping[str, TensorType], q: TensorType, lengths: Sequence[str]) -> None:
+    """Raises ShapeError or AttributeValueError unless the offsets among the optional operands go with the others."""
+    found = {key: given[key] for key in OFFSETS if key in given and given[key].shape not in ((), (1,))}
+    if not found:
+        return
+    if len(found) == 1:
+        raise AttributeValueError(
+            f"a packed batch has offsets of queries and of keys, here is {next(iter(found))} alone"
+        )
+    for key, t in found.items():
+        if t.shape[0] < 2 or any(n != 1 for n in t.shape[1:]) or len(t.shape) > 4:
+            raise ShapeError(f"{key} is a row of one offset more than sequences, got {list(t.shape)}")
+    if found[OFFSETS[0]].shape[0] != found[OFFSETS[1]].shape[0]:
+        numbers = " and ".join(str(t.shape[0]) for t in found.values())
+        raise ShapeError(f"there are {numbers} offsets of queries and keys")
+    if q.shape[0] != 1:
+        raise ShapeError(f"a packed batch is one of all tokens, got {q.shape[0]} of them")
+    for key in lengths:
+        if key in given and given[key].shape not in ((), (1,)):
+            raise AttributeValueError(f"{key} and {OFFSETS[0]} both say how long sequences are")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Of each query the first key that it may meet, the one after the last, and how far ahead the diagonal is."""
+
+    first: Any
+    last: Any
+    ahead: Any
+
+
+def written(write: Writing, given: Mapping[str, Any], rows: int, rank: int, *, bottom: bool) -> Packed | None:
+    """Writes what is known of each query, (1, ..., rows, 1); None if the batch is not packed.
+
+    bottom: the diagonal runs through the last query and key of each sequence, else through the first ones.
+    """
+    if OFFSETS[0] not in given:
+        return None
+    count = given[OFFSETS[0]].shape[0] - 1
+    ends: list[Any] = []
+    for key in OFFSETS:
+        x = write("reshape", key, given[key], shape=(1,) * (rank - 1) + (count + 1,))
+        if x.dtype.name != "int32":
+            x = write("identity", f"{key} in 32 bits", x, dtype="int32")
+        low, high = (0,) * rank, x.shape
+        ends.append(write("slice", f"begin {key}", x, starts=low, stops=(*high[:-1], count)))
+        ends.append(write("slice", f"end {key}", x, starts=(*low[:-1], 1), stops=high))
+    q_begin, q_end, k_begin, k_end = ends
+    every = write("broadcast", "every sequence", q_begin, shape=(*(1,) * (rank - 2), rows, count))
+    token = write("gen_index", "token", every, axis=rank - 2)
+    begun, lasts = write("cmp_ge", "begun", token, q_begin), write("cmp_lt", "lasts", token, q_end)
+    own = write("logical_and", "own sequence", begun, lasts)  # of at most one of them: empty ones have no token
+
+    def of_own(part: str, numbers: Any) -> Any:
+        chosen = write("binary_select", f"{part} of own", numbers, 0, own)
+        return write("reduction", part, chosen, mode="add", axes=-1)
+
+    diagonal = write("sub", "diagonals", *((k_end, q_end) if bottom else (k_begin, q_begin)))
+    return Packed(of_own("first key", k_begin), of_own("last key", k_end), of_own("ahead", diagonal))
+
+
+def reference(given: Mapping[str, Array], rows: int, *, bottom: bool) -> tuple[Array, Array, Array] | None:
+    """The same as columns of NumPy."""
+    found = [given.get(key, np.zeros(1, np.int64)).astype(np.int64).reshape(-1) for key in OFFSETS]
+    if any(x.size == 1 for x in found):
+        return None
+    q, k = found
+    token = np.arange(rows)[:, None]
+    own = (token >= q[:-1]) & (token < q[1:])
+    ahead = k[1:] - q[1:] if bottom else k[:-1] - q[:-1]
+    first, last, moved = (np.where(own, x, 0).sum(axis=1, keepdims=True) for x in (k[:-1], k[1:], ahead))
+    return first, last, moved

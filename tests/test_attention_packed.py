@@ -1,0 +1,113 @@
+"""Attention to packed batches: sequences of different lengths one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, executables
+from test_attention import BOTTOM, CAUSAL, FORMS, made
+
+import fusegraph as fg
+from fusegraph.engines.reference import evaluate
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.attention_packed import OFFSETS
+from fusegraph.passes.decompose import decompose
+from fusegraph.plan import plan
+from fusegraph.report.check import random_inputs, run
+
+Q, K = [0, 70, 70, 71, 150], [0, 40, 45, 45, 200]
+ROWS, KEYS = 160, 210  # more than there are tokens
+
+
+def offsets(g: fg.Graph) -> dict[str, Any]:
+    return {key: g.tensor(key, (5,), dtype) for key, dtype in zip(OFFSETS, ("int32", "int64"))}
+
+
+def inputs(g: fg.Graph) -> dict[str, Any]:
+    found = random_inputs(g)
+    for key, numbers in zip(OFFSETS, (Q, K)):
+        found[key][...] = numbers
+    return found
+
+
+def packed(**how: Any) -> fg.Graph:
+    return made(extra=offsets, **{"rows": ROWS, "keys": KEYS, "layout": "BSHD", **how})
+
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"name": "plain", "generate_stats": True},
+    {"name": "grouped", "heads": 4, "shared": 2, "depth": 64, **CAUSAL},
+    {"name": "bottom", "heads": 1, "use_alibi_mask": True, **BOTTOM},
+    {"name": "window", "heads": 1, "diagonal_band_left_bound": 20, **CAUSAL},
+    {"name": "simt", "dtype": "float32", "heads": 1, **CAUSAL},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_packed(arch: str) -> None:
+    graphs = [packed(**how) for how in VARIANTS]
+    assert all("attention" in [k.group.family for k in plan(g).kernels] for g in graphs)
+    check_all(graphs, arch=arch, inputs=inputs)
+
+
+def test_the_reference_is_that_of_each_sequence() -> None:
+    for how in VARIANTS:
+        g = packed(**{**how, "dtype": "float64"})
+        given = inputs(g)
+        whole = evaluate(g, given)
+        parts = decompose(g)
+        written_out = evaluate(parts.graph, given)
+        for new, old in zip(parts.graph.outputs, g.outputs):
+            np.testing.assert_allclose(written_out[new], whole[old], rtol=1e-9, atol=1e-9, err_msg=g.name)
+        o = whole[g.outputs[0]]
+        rest = {k: v for k, v in how.items() if k not in ("dtype", "rows", "keys")}
+        for q0, q1, k0, k1 in zip(Q, Q[1:], K, K[1:]):
+            if q1 > q0 and k1 > k0:
+                one = made(**{**rest, "dtype": "float64", "rows": q1 - q0, "keys": k1 - k0})
+                cut = {"q": given["q"][:, :, q0:q1], **{n: given[n][:, :, k0:k1] for n in "kv"}}
+                np.testing.assert_allclose(evaluate(one, cut)[one.outputs[0]], o[:, :, q0:q1], rtol=1e-9, atol=1e-9)
+            elif q1 > q0:
+                assert not o[:, :, q0:q1].any()
+        assert not o[:, :, Q[-1] :].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_keys_of_other_sequences_are_not_read(arch: str) -> None:
+    """Their values are NaN, in tiles that no query of a tile meets."""
+    g = made(name="skipped", extra=offsets, rows=512, keys=512, heads=1)
+    (executable,) = executables([g], arch=arch)
+    given = random_inputs(g)
+    for key in OFFSETS:
+        given[key][...] = [0, 128, 256, 384, 512]
+    given["v"][:, :, 256:384] = np.nan
+    found = run(executable, given)["o"].astype(np.float32)[0, 0]
+    assert np.isfinite(np.delete(found, np.s_[256:384], 0)).all()
+    assert np.isnan(found[256:384]).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "extra"),
+    [
+        (AttributeValueError, "queries and of keys", lambda g: {OFFSETS[0]: g.tensor("a", (3,), "int32")}),
+        (ShapeError, "one offset more", lambda g: {n: g.tensor(n, (3, 2), "int32") for n in OFFSETS}),
+        (ShapeError, "3 and 4 offsets", lambda g: {n: g.tensor(n, (3 + k,), "int32") for k, n in enumerate(OFFSETS)}),
+        (DTypeError, "is an integer", lambda g: {n: g.tensor(n, (3,), "float32") for n in OFFSETS}),
+        (
+            AttributeValueError,
+            "both say how long",
+            lambda g: {n: g.tensor(n, (3,) if n in OFFSETS else (1, 1), "int32") for n in ("seq_len_kv", *OFFSETS)},
+        ),
+    ],
+)
+def test_refusals(error: type[Exception], text: str, extra: Any) -> None:
+    with pytest.raises(error, match=text):
+        made(extra=extra)
+
+
+def test_one_batch_of_all_tokens() -> None:
+    with pytest.raises(ShapeError, match="one of all tokens, got 2"):
+        made(batch=2, extra=offsets)
