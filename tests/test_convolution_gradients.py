@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_on_gpu, compile_for, share
+from graphs import check_on_gpu
 from kernel_cases import Case, check_cases, families
 from test_contraction import epilogues, tiles
 
 import fusegraph as fg
-from codegen import contraction, contraction_simt, contraction_simt_schedule
-from codegen.arch import arch
 from codegen.dtypes import ALL
 from fusegraph.dtypes import float64, int8, int32
 from fusegraph.errors import AttributeValueError, GraphError, ShapeError
 from fusegraph.lowering import convolution as lowering
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE, TensorType
-from fusegraph.plan import plan
-from fusegraph.report.bounds import Rounding, bounded
-from fusegraph.report.check import compare, random_inputs
 from fusegraph.report.compare import compare_engines
 
 pytestmark = pytest.mark.slow
 
 Array = np.ndarray[Any, Any]
 Epilogue = Callable[[fg.Graph, fg.Tensor], None]
-GOLDEN = Path(__file__).parent / "golden" / "conv_dgrad_strided.cu"
 FPROP, DGRAD, WGRAD = (TABLE[name] for name in ("conv_fprop", "conv_dgrad", "conv_wgrad"))
 
 
@@ -439,69 +430,6 @@ def test_few_channels_go_to_the_window_family():
     assert [families(e) for e in made] == [["window"]] * 5 + [["contraction"]] * 2
 
 
-# ---- what kernels are made of
-
-
-def code(case: Case) -> str:
-    (kernel,) = plan(case.graph).kernels
-    spec = replace(kernel.group.lowered.spec, name=kernel.name)
-    return contraction_simt.render(spec).code
-
-
-def test_what_need_not_be_tested_is_not():
-    def conditions(**how: Any) -> tuple[bool, bool, bool]:
-        text = code(gradient("dgrad", (2, 16, 16, 16), (16, 16, 4, 4), layout="channels_last", **how))
-        return "a_start0" in text, "bool term" in text, "h1) >= 16" in text or "h2) >= 16" in text
-
-    assert conditions() == (True, False, False)  # beyond the positions there is nothing
-    assert conditions(padding=3) == (False, False, False)  # every tap lies over every element
-    assert conditions(stride=2, padding=1) == (True, False, False)  # two taps a phase
-    assert conditions(stride=3, padding=0) == (True, True, True)  # 2, 1 and 1 taps; 6, 5 and 5 elements
-
-
-def test_rows_are_written_together_where_they_are_neighbours():
-    """NCHW: with a stride along the height alone, elements of a row of the image still lie side by side."""
-    cases = [gradient("dgrad", (2, 6, 9, 16), (4, 6, 3, 3), padding=1, stride=stride) for stride in ((2, 1), (1, 2), 2)]
-    assert [["h2", "store(y"][k] in code(case) for case in cases for k in range(2)] == [False, True, *[True, False] * 2]
-    check_cases(cases, guard=True)
-
-
-def test_phases_without_taps_are_not_computed():
-    text = code(gradient("dgrad", (1, 32, 8, 8), (32, 32, 1, 1), stride=2))
-    assert "if (uint32(b0) < 1 && uint32(b1) < 1) {" in text
-    assert "bool term" not in text
-
-
-def test_golden_source():
-    g = fg.Graph("conv_dgrad_strided")
-    loss, w = g.tensor("loss", (2, 16, 14, 14), layout="NHWC"), g.tensor("w", (16, 24, 3, 3), layout="KRSC")
-    y = g.conv_dgrad(loss, w, size=28, stride=2, padding=1, name="upsampled")
-    g.output(g.relu(y + g.tensor("bias", (24, 1, 1))), name="y")
-    (kernel,) = plan(g).kernels
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        GOLDEN.write_text(kernel.source.code)
-    assert kernel.source.code == GOLDEN.read_text(), "if this is meant, write it with FUSEGRAPH_UPDATE_GOLDEN=1"
-
-
-def test_gradients_of_the_board_are_for_tensor_cores():
-    for kind, how in itertools.product(KINDS, ({"padding": 1}, {"padding": 1, "stride": 2})):
-        for layout in LAYOUTS[1:]:
-            case = gradient(kind, (8, 64, 28, 28), (64, 64, 3, 3), "bfloat16", layout=layout, other=layout, **how)
-            (kernel,) = plan(case.graph).kernels
-            for name in ("sm_80", "sm_90a"):
-                (best, *_) = contraction.schedules(kernel.group.lowered.spec, arch(name))
-                assert not isinstance(best, contraction_simt_schedule.SimtSchedule), (kind, how, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
-def test_kernels_compile_without_spills(name):
-    graphs = [
-        gradient(k, *p[:2], d, **p[2]).graph for k in KINDS for p in PROBLEMS[3:9] for d in ("float32", "float64")
-    ]
-    assert [k.name for k in compile_for(name, share(name, graphs)) if k.spill_bytes] == []
-
-
 def test_torch_agrees():
     pytest.importorskip("torch")
     for kind, dtype in itertools.product(KINDS, ("float32", "bfloat16")):
@@ -510,54 +438,6 @@ def test_torch_agrees():
             case = gradient(kind, image, filters, dtype, **layouts, **how)
             (result,) = compare_engines(case.graph, ["torch"]).engines
             assert (result.status, result.ok) == ("ran", True), (kind, image, filters, how, result)
-
-
-# ---- tf32
-
-
-def tf32(graph: fg.Graph) -> list[str | None]:
-    return [n.attributes["compute_dtype"] for n in graph.nodes if "compute_dtype" in n.attributes]
-
-
-def test_a_graph_or_a_node_asks_for_tf32():
-    def all_three(compute: str, io: str = "float32", **how: Any) -> fg.Graph:
-        g = fg.Graph("tf32", io_dtype=io, compute_dtype=compute)
-        x, w, loss = g.tensor("x", (1, 4, 6)), g.tensor("w", (5, 4, 3)), g.tensor("loss", (1, 5, 4))
-        for y in (g.conv_fprop(x, w, **how), g.conv_dgrad(loss, w, **how), g.conv_wgrad(x, loss, **how)):
-            g.output(g.exp(y))
-        g.output(g.matmul(g.tensor("a", (3, 4)), g.tensor("b", (4, 5)), **how))
-        return g
-
-    assert tf32(all_three("tf32")) == ["tf32"] * 4
-    assert tf32(all_three("float32")) == [None] * 4
-    assert tf32(all_three("tf32", compute_dtype="float32")) == [None] * 4
-    assert tf32(all_three("float32", compute_dtype="tf32")) == ["tf32"] * 4
-    assert tf32(all_three("tf32", "bfloat16")) == tf32(all_three("tf32", "float64")) == [None] * 4
-    asked = all_three("tf32")
-    assert asked.compute_dtype.name == "float32"
-    made = plan(asked)  # simplifying the graph keeps what was asked for
-    assert tf32(made.simplified) == ["tf32"] * 4
-    specs = [k.group.lowered.spec for k in made.kernels if k.group.family == "contraction"]
-    assert specs
-    assert all(s.tf32 for s in specs)
-    check_cases([asked])
-
-
-@pytest.mark.parametrize(("asked", "slack"), [("tf32", True), ("float32", False)])
-def test_factors_may_be_rounded_where_tf32_was_asked_for(asked, slack):
-    """Cutting factors off after 10 bits is within the bound of tf32 and far beyond that of float32."""
-    g = fg.Graph("cut", compute_dtype=asked)
-    g.output(g.conv_wgrad(g.tensor("x", (2, 4, 12)), g.tensor("loss", (2, 5, 10))), name="dw")
-    inputs = random_inputs(g, 1)
-    cut = {n: (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for n, a in inputs.items()}
-    values = bounded(g, cut, Rounding())[g.outputs[0]][0]
-    (result,) = compare(g, inputs, {"dw": values.astype(np.float32)}, Rounding())
-    assert result.ok is slack
-    if slack:  # two bits fewer are too few
-        rough = {n: (a.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for n, a in inputs.items()}
-        values = bounded(g, rough, Rounding())[g.outputs[0]][0]
-        (result,) = compare(g, inputs, {"dw": values.astype(np.float32)}, Rounding())
-        assert not result.ok
 
 
 # ---- on a GPU
