@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
+from benchmarks import torch_bench  # noqa: E402
 from benchmarks import torch_models as models  # noqa: E402
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
@@ -122,3 +125,15 @@ def test_another_batch_size_is_compiled_when_it_comes() -> None:
             torch.testing.assert_close(compiled(x), model(x))
     assert len(fusegraph.torch.report()) == 3, "one for each size"
     assert not _left()
+
+
+@pytest.mark.slow
+def test_what_is_fused_is_what_was_recorded() -> None:
+    """The blocks of transformers, as benchmarks/torch_bench.py writes it for the README."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "results" / "torch"
+    told = json.loads((folder / "fusion.json").read_text())
+    if torch.__version__.partition("+")[0] != told["torch"].partition("+")[0]:
+        pytest.skip(f"recorded with torch {told['torch']}, which traces otherwise than {torch.__version__}")
+    recorded = [row for row in told["rows"] if row["model"].endswith("block")]
+    chosen = [model for model in models.MODELS if model.name.endswith("block")]
+    assert list(torch_bench.fusion(chosen)) == recorded, "run python -m benchmarks.torch_bench --fusion"

@@ -144,6 +144,7 @@ def torch() -> str:
     ]
     lines = [_cells(headings), _cells(["---", *["---:"] * 6])]
     reasons: dict[str, int] = {}
+    pairs: dict[str, str] = {}
     for row in found["rows"]:
         size = "x".join(map(str, row["shape"]))
         declined = {d["reason"]: d["count"] for d in row["declined"]}
@@ -152,10 +153,12 @@ def torch() -> str:
         ends = [str(row["fused"]), str(sum(declined.values()))]
         lines.append(_cells([f"{row['model']} {size}", *counts, *megabytes, *ends]))
         reasons = {r: reasons.get(r, 0) + declined.get(r, 0) for r in (*reasons, *declined)}
-    why = "; ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda x: -x[1]))
+        pairs = {d["reason"]: f"`{d['pair']}` of the {row['model']}" for d in row["declined"]} | pairs
     lines += [
         "",
-        f"Planned for {found['arch']}, traced by torch {found['torch'].partition('+')[0]}. Declined, by reason: {why}.",
+        f"Planned for {found['arch']}, traced by torch {found['torch'].partition('+')[0]}. Pairs declined, by reason:",
+        "",
+        *(f"- {n} x {why}: {pairs[why]}" for why, n in sorted(reasons.items(), key=lambda x: -x[1])),
         "",
     ]
     for path in sorted(TORCH.glob("*.json")):
@@ -166,7 +169,9 @@ def torch() -> str:
 _TORCH_COMMANDS = (
     "```sh",
     "python -m benchmarks.torch_bench --fusion --json benchmarks/results/torch/fusion.json   # needs no GPU",
-    "python -m benchmarks.torch_bench --json benchmarks/results/torch/h200.json && python tools/readme.py",
+    "python -m benchmarks.torch_bench --json benchmarks/results/torch/h200.json",
+    "python -m benchmarks.torch_bench --json benchmarks/results/torch/h200.json --only ResNet-50 --dtypes bf16 "
+    "--engines fusegraph,fusegraph-tuned,eager,compile,compile-max && python tools/readme.py",
     "```",
 )
 
