@@ -3,9 +3,9 @@
 python -m benchmarks.torch_bench --fusion [--json FILE]      kernels and traffic of each model; needs no GPU
 python -m benchmarks.torch_bench [--json FILE] [--only TEXT] [--dtypes bf16,fp32] [--engines fusegraph,eager,...]
 
-The second, on a GPU, in one process and model by model: each engine compiles from nothing (caches on disk are empty, but
-every engine has compiled something before) and is called; the first call's seconds, the device's microseconds with a
-cold L2 cache, those of a call among many, the kernels, and the largest error, relative to the largest result, against
+The second, on a GPU, in one process and model by model: each engine compiles from nothing (caches on disk are empty,
+but every engine has compiled something before) and is called; the first call's seconds, the device's microseconds with
+a cold L2 cache, those of a call among many, the kernels, and the largest error, relative to the largest result, against
 the model in float64.  Engines that time what they choose from take minutes and are not among the default ones:
 fusegraph-tuned and compile-max.  Rows of another run on the same device and commit are kept in the file.
 """
