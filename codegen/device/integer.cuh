@@ -54,12 +54,15 @@ __device__ __forceinline__ T quotient(T a, T b) {
 template <class T>
 __device__ __forceinline__ T shift_left(T a, T b) {
   typedef typename Modular<T>::type U;
-  return b < T(0) || b >= T(8 * sizeof(T)) ? T(0) : T(U(a) << int(b));
+  return U(b) < U(8 * sizeof(T)) ? T(U(a) << int(b)) : T(0);  // a negative b is a large U
 }
 // a >> b, which keeps the sign; where b is not one of the type's bits as if all were shifted out.
 template <class T>
 __device__ __forceinline__ T shift_right(T a, T b) {
-  return b < T(0) || b >= T(8 * sizeof(T)) ? T(a < T(0) ? -1 : 0) : T(a >> int(b));
+  typedef typename Modular<T>::type U;
+  const int most = 8 * int(sizeof(T)) - 1;
+  const bool is_signed = T(-1) < T(0);
+  return U(b) <= U(most) ? T(a >> int(b)) : is_signed ? T(a >> most) : T(0);
 }
 template <class T>
 __device__ __forceinline__ T maximum(T a, T b) {

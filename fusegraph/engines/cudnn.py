@@ -55,6 +55,14 @@ def device_handle(device: int) -> Handle:
         return Handle(lowering.frontend().create_handle(), threading.RLock())
 
 
+@dataclass(frozen=True)
+class _Built:
+    """One cuDNN graph, and which of its plans runs."""
+
+    described: lowering.Described
+    index: int
+
+
 @dataclass
 class _Segment:
     """One cuDNN graph, built: which plan of it runs and where its pointers come from."""
@@ -94,16 +102,15 @@ class CudnnExecutable(Executable):
         self._ordinal = device
         self._handle = device_handle(device)
         simplified = simplify(graph)
-        with self._handle.lock:
-            self.partition = self._partition(simplified.graph, options, partition)
+        with self._handle.lock, driver.using(device):
+            self.partition, built = self._built(simplified.graph, options, partition, autotune)
         memory = plan_memory(self.partition)
         plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory)
         super().__init__(graph, plan, cuda_device(device))
         self._slots = Slots(plan)
         self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)
         self._constant_pointers = tuple(c.pointer for c in self._constants)
-        with self._handle.lock, driver.using(device):
-            self._segments = [self._segment(g, autotune) for g in self.partition.groups]
+        self._segments = [self._segment(*piece) for piece in zip(self.partition.groups, built, strict=True)]
         self.plans = [s.plan for s in self._segments]
         if workspace_limit is not None and self.workspace_bytes > workspace_limit:
             raise WorkspaceError(
@@ -119,8 +126,24 @@ class CudnnExecutable(Executable):
 
     # ---- what cuDNN takes
 
-    def _partition(self, graph: Graph, options: Options, pieces: bool) -> Partition:
+    def _built(self, graph: Graph, options: Options, pieces: bool, autotune: bool) -> tuple[Partition, list[_Built]]:
+        """The pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is refused."""
         target = _Target(self)
+        known: dict[tuple[Node, ...], _Built] = {}
+        while True:
+            partition = self._partition(graph, options, pieces, target)
+            try:
+                for group in partition.groups:
+                    if group.nodes not in known:
+                        known[group.nodes] = self._choose(group, autotune)
+            except NotSupportedError as error:
+                if not pieces:
+                    raise
+                target.refuse(group.nodes, error.reason)
+                continue
+            return partition, [known[group.nodes] for group in partition.groups]
+
+    def _partition(self, graph: Graph, options: Options, pieces: bool, target: _Target) -> Partition:
         if pieces:
             try:
                 return fuse(graph, options, target=target)
@@ -157,10 +180,13 @@ class CudnnExecutable(Executable):
             raise Refusal(_one_line(error)) from None
         return described
 
-    def _segment(self, group: Group, autotune: bool) -> _Segment:
+    def _choose(self, group: Group, autotune: bool) -> _Built:
         described = self.planned(group.lowered.spec)
+        return _Built(described, self._autotuned(group, described) if autotune else self._first(group, described))
+
+    def _segment(self, group: Group, built: _Built) -> _Segment:
+        described, index = built.described, built.index
         graph = described.pygraph
-        index = self._autotuned(group, described) if autotune else self._first(group, described)
         uids = tuple(described.uids.values())
         positions = self._slots.positions(tuple(described.uids))
         plan = CudnnPlan(
@@ -262,6 +288,10 @@ class _Target:
         reason = self._answers[view.members]
         if reason is not None:
             raise Refusal(reason)
+
+    def refuse(self, nodes: Sequence[Node], reason: str) -> None:
+        """Takes back a yes: no plan that cuDNN made for these nodes builds."""
+        self._answers[frozenset(nodes)] = reason
 
     def _ask(self, view: GroupView, options: Options) -> str | None:
         try:
