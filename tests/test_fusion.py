@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kernel_cases import check_cases
+from partitions import check_decisions, groups, partition_of, quotient
 
 import fusegraph as fg
 from fusegraph.errors import GraphError
-from fusegraph.passes.fuse import fuse
-from fusegraph.passes.partition import Decision, Partition, edges
-from fusegraph.passes.simplify import simplify
+from fusegraph.passes.partition import Decision, Partition
 from fusegraph.plan import plan
-
-
-def partition_of(graph: fg.Graph, **options: Any) -> Partition:
-    return plan(graph, **options).partition
-
-
-def groups(partition: Partition) -> list[list[str]]:
-    return [[n.name for n in g.nodes] for g in partition.groups]
 
 
 def decision(partition: Partition, producer: str, consumer: str) -> Decision:
@@ -193,7 +174,7 @@ def test_merges_that_are_legal_one_by_one_but_form_a_cycle_together():
     partition = partition_of(build("ab", "cd"))
     together = [g for g in groups(partition) if len(g) > 1]
     assert together in ([["c", "b"]], [["a", "d"]])
-    assert nx.is_directed_acyclic_graph(_quotient(partition))
+    assert nx.is_directed_acyclic_graph(quotient(partition))
     check_cases([build("ab", "cd")])
 
 
@@ -268,7 +249,7 @@ def example() -> fg.Graph:
 def test_every_edge_has_a_decision_with_fusion_or_without():
     for fusion in (True, False):
         partition = partition_of(example(), fusion=fusion)
-        _every_edge_is_decided(partition)
+        check_decisions(partition)
         assert len(partition.groups) == (3 if fusion else 5)
     assert all(not d.fused for d in partition.decisions)
     assert {d.reason for d in partition.decisions} == {"fusion is switched off"}
@@ -280,23 +261,8 @@ def test_simplified_nodes_have_no_decisions():
     twice = graph.relu(graph.relu(x))
     graph.output(twice + graph.relu(x), name="y")
     partition = partition_of(graph)
-    _every_edge_is_decided(partition)
+    check_decisions(partition)
     assert len(partition.decisions) == 1
-
-
-def _every_edge_is_decided(partition: Partition) -> None:
-    """Each edge once, fused exactly when both ends share a kernel, never without a reason."""
-    place = {n: k for k, g in enumerate(partition.groups) for n in g.nodes}
-    by_name = {n.name: n for n in partition.graph.nodes}
-    decided = [d for d in partition.decisions if d.shared_input is None]
-    assert Counter((d.producer, d.consumer) for d in decided) == Counter(
-        (p.name, c.name) for p, c, _ in edges(partition.graph)
-    )
-    for d in partition.decisions:
-        together = place[by_name[d.producer]] == place[by_name[d.consumer]]
-        assert d.fused == together, d
-        assert d.reason
-        assert (d.bytes_saved > 0) == d.fused or by_name[d.producer].output.nbytes == 0
 
 
 # ---- checks of partitions
@@ -337,188 +303,6 @@ def test_a_group_that_is_not_convex_is_seen():
     for order in ((joined, q_group), (q_group, joined)):
         with pytest.raises(GraphError, match="would run before"):
             replace(partition, groups=order).check()
-
-
-# ---- any graph
-
-OPS: dict[str, Callable[..., fg.Tensor]] = {
-    "relu": lambda g, a, b: g.relu(a),
-    "tanh": lambda g, a, b: g.tanh(a),
-    "add": lambda g, a, b: g.add(a, b),
-    "mul": lambda g, a, b: g.mul(a, b),
-    "select": lambda g, a, b: g.binary_select(a, b, a > b),
-    "index": lambda g, a, b: g.gen_index(a, axis=0),
-    "matmul": lambda g, a, b: g.matmul(a, b),
-}
-Recipe = tuple[list[tuple[int, ...]], list[tuple[str, int, int, bool]]]
-
-
-def build(recipe: Recipe) -> fg.Graph:
-    """A graph from shapes of inputs and (op, first operand, second operand, whether it is an output)."""
-    shapes, nodes = recipe
-    graph = fg.Graph("random")
-    tensors = [graph.tensor(f"x{k}", shape) for k, shape in enumerate(shapes)]
-    for op, first, second, shown in nodes:
-        try:
-            made = OPS[op](graph, tensors[first % len(tensors)], tensors[second % len(tensors)])
-        except GraphError:
-            continue  # shapes that do not fit
-        tensors.append(made)
-        if shown:
-            graph.output(made)
-    used = {t for n in graph.nodes for t in n.inputs}
-    for tensor in tensors[len(shapes) :]:
-        if tensor not in used and tensor not in graph.outputs:
-            graph.output(tensor)
-    if not graph.outputs:
-        graph.output(graph.relu(tensors[0]))
-    return graph
-
-
-recipes = st.tuples(
-    st.lists(st.sampled_from([(4, 4), (1, 4), (4, 1), (4,), (1, 1)]), min_size=1, max_size=4),
-    st.lists(
-        st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 99), st.integers(0, 99), st.booleans()),
-        min_size=1,
-        max_size=24,
-    ),
-)
-
-
-def _quotient(partition: Partition) -> Any:
-    place = {n: k for k, g in enumerate(partition.groups) for n in g.nodes}
-    network = nx.DiGraph()
-    network.add_nodes_from(range(len(partition.groups)))
-    network.add_edges_from((place[p], place[c]) for p, c, _ in edges(partition.graph) if place[p] != place[c])
-    return network
-
-
-def check_partition(partition: Partition) -> None:
-    """Everything a partition promises, found out independently of `Partition.check`."""
-    nodes = [n for g in partition.groups for n in g.nodes]
-    assert Counter(nodes) == Counter(partition.graph.nodes)
-    network = _quotient(partition)
-    assert nx.is_directed_acyclic_graph(network)
-    assert all(a < b for a, b in network.edges())  # they can run in the order given
-    outputs = set(partition.graph.outputs)
-    for group in partition.groups:
-        inside, made = set(group.nodes), {n.output for n in group.nodes}
-        order = {n: k for k, n in enumerate(partition.graph.nodes)}
-        assert [order[n] for n in group.nodes] == sorted(order[n] for n in group.nodes)
-        assert not set(group.reads) & made
-        needed = {t for t in made if t in outputs or set(partition.graph.consumers(t)) - inside}
-        assert set(group.writes) == needed
-        assert len(set(group.writes)) == len(group.writes)
-    _every_edge_is_decided(partition)
-    partition.check()
-
-
-def signature(partition: Partition) -> str:
-    decisions = [f"{d.producer} {d.consumer} {d.fused} {d.reason} {d.bytes_saved}" for d in partition.decisions]
-    families = [f"{g.family} {[t.name for t in (*g.reads, *g.writes)]}" for g in partition.groups]
-    return "\n".join([repr(groups(partition)), *families, *decisions])
-
-
-@settings(max_examples=100, deadline=None)
-@given(recipes)
-def test_partitions_of_random_graphs(recipe):
-    partition = fuse(simplify(build(recipe)).graph)
-    check_partition(partition)
-    assert signature(fuse(simplify(build(recipe)).graph)) == signature(partition)
-    check_partition(fuse(simplify(build(recipe), enabled=False).graph, enabled=False))
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
-@given(recipes)
-def test_partitions_of_many_random_graphs(recipe):
-    partition = fuse(simplify(build(recipe)).graph)
-    check_partition(partition)
-    assert signature(fuse(simplify(build(recipe)).graph)) == signature(partition)
-
-
-def seeded(seed: int, count: int) -> fg.Graph:
-    """A random DAG of about ``count`` nodes."""
-    r = random.Random(seed)
-    shapes = [r.choice([(4, 4), (1, 4), (4, 1), (4, 4)]) for _ in range(8)]
-    nodes = []
-    for k in range(count):
-        first, second = (r.randrange(max(0, k - 30), k + 8) for _ in range(2))
-        nodes.append(
-            (r.choice(["relu", "tanh", "add", "mul", "add", "mul", "matmul"]), first, second, r.random() < 0.05)
-        )
-    return build((shapes, nodes))
-
-
-@pytest.mark.slow
-def test_partitions_do_not_depend_on_hashes_or_addresses():
-    """Sets of nodes and tensors are ordered by addresses, sets of names by the hash seed: neither may show."""
-    script = (
-        "import test_fusion as t, sys\n"
-        "padding = [bytearray(k) for k in range(int(sys.argv[1]))]\n"
-        "print(*(t.signature(t.fuse(t.simplify(t.seeded(k, 50)).graph)) for k in range(5)), sep='\\n')\n"
-    )
-    seen = set()
-    here = Path(__file__).parent
-    for seed in ("1", "4242"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(int(seed) * 3 % 1000)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.count("pointwise ") > 10
-        seen.add(done.stdout)
-    assert len(seen) == 1
-
-
-# ---- large graphs
-
-
-def _network(layers: int) -> fg.Graph:
-    graph = fg.Graph("network")
-    y = graph.tensor("x", (1, 16, 8, 8))
-    for k in range(layers):
-        z = graph.conv_fprop(y, graph.tensor(f"w{k}", (16, 16, 3, 3)), padding=1)
-        z = graph.relu(z + graph.tensor(f"b{k}", (16, 1, 1)))
-        y = z + y if k % 3 == 2 else z
-    graph.output(y, name="y")
-    return graph
-
-
-def _chain(length: int) -> fg.Graph:
-    graph = fg.Graph("chain")
-    y = graph.tensor("x", (64,))
-    for k in range(length // 2):
-        y = graph.tanh(y) + float(k + 1)
-    graph.output(y, name="y")
-    return graph
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("graph", "nodes"),
-    [(_chain(2000), 2000), (seeded(1, 1100), 1000), (_network(150), 450)],
-    ids=["chain", "random", "convolutions"],
-)
-def test_large_graphs_take_seconds(graph, nodes):
-    simplified = simplify(graph).graph
-    assert len(simplified.nodes) >= nodes
-    start = time.perf_counter()
-    partition = fuse(simplified)
-    taken = time.perf_counter() - start
-    assert taken < 20, f"{len(simplified.nodes)} nodes took {taken:.1f} s"
-    check_partition(partition)
-    if nodes == 450:
-        assert len(partition.groups) == 150
-
-
-def test_a_network_is_one_kernel_a_layer():
-    partition = fuse(simplify(_network(12)).graph)
-    check_partition(partition)
-    assert [g.family for g in partition.groups] == ["contraction"] * 12
 
 
 def test_a_wider_cast_is_made_where_it_is_read() -> None:
