@@ -397,5 +397,6 @@ def test_compiles_for_gpus(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_on_the_gpu() -> None:
-    check_on_gpu(gpu_graphs())
+@pytest.mark.parametrize("graph", gpu_graphs(), ids=lambda g: g.name)
+def test_on_the_gpu(graph: fg.Graph) -> None:
+    check_on_gpu([graph])
