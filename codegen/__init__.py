@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from codegen import attention, contraction, pointwise, pool, rows, scan, window, winograd
+from codegen import attention, attention_backward, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
+from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
+from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
@@ -77,4 +79,6 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         s, AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
     ):
         return attention.render(spec, s)
+    if isinstance(spec, AttentionBackwardSpec) and isinstance(s, AttentionBackwardSimtSchedule):
+        return attention_backward.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

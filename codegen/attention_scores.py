@@ -103,11 +103,12 @@ class Scores:
         if self.weight is not None:
             self.weight.scalars()
 
-    def coordinates(self, number: str) -> None:
-        """Writes the coordinates of the batch of this number (a C expression), and the numbers in the bounds."""
-        for d, size in enumerate(self.spec.batch):
+    def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
+        """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
+        sizes = self.spec.batch if batch is None else batch
+        for d, size in enumerate(sizes):
             if size > 1:
-                self.w.line(f"const {self.t} b{d} = {coordinate(number, self.spec.batch, d)};")
+                self.w.line(f"const {self.t} b{d} = {coordinate(number, sizes, d)};")
 
     def bound_numbers(self) -> None:
         """Writes the numbers that bounds read of the batch."""

@@ -11,8 +11,20 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import attention, contraction, pointwise, pool_schedule, rows, scan, window_schedule, winograd
+from codegen import (
+    attention,
+    attention_backward,
+    contraction,
+    pointwise,
+    pool_schedule,
+    rows,
+    scan,
+    window_schedule,
+    winograd,
+)
 from codegen.arch import Arch
+from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
+from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
@@ -37,7 +49,15 @@ from codegen.window_schedule import WindowSchedule
 from codegen.winograd import WinogradSchedule
 
 KernelSpec: TypeAlias = (
-    PointwiseSpec | PoolSpec | RowsSpec | ScanSpec | WindowSpec | ContractionSpec | WinogradSpec | AttentionSpec
+    PointwiseSpec
+    | PoolSpec
+    | RowsSpec
+    | ScanSpec
+    | WindowSpec
+    | ContractionSpec
+    | WinogradSpec
+    | AttentionSpec
+    | AttentionBackwardSpec
 )
 Schedule: TypeAlias = (
     PointwiseSchedule
@@ -53,6 +73,7 @@ Schedule: TypeAlias = (
     | AttentionWgmmaSchedule
     | AttentionMmaSchedule
     | AttentionSimtSchedule
+    | AttentionBackwardSimtSchedule
 )
 
 #: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
@@ -101,6 +122,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return winograd.schedules(spec)[0]
     if isinstance(spec, AttentionSpec):
         return attention.schedules(spec, arch)[0]
+    if isinstance(spec, AttentionBackwardSpec):
+        return attention_backward.schedules(spec, arch)[0]
     return contraction.schedules(spec, arch)[0]
 
 
@@ -120,6 +143,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return winograd.schedules(spec)
     if isinstance(spec, AttentionSpec):
         return _unique(attention.schedules(spec, arch))
+    if isinstance(spec, AttentionBackwardSpec):
+        return _unique(attention_backward.schedules(spec, arch))
     return _unique(contraction.schedules(spec, arch))
 
 

@@ -17,6 +17,7 @@ from fusegraph.lowering.base import Options, Refusal
 from fusegraph.passes import algorithms, order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.attention import Recognised, recognise
+from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
@@ -133,7 +134,9 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
-    recognised = recognise(simplified.graph, options) if fusion else Recognised(same(simplified.graph), ())
+    nothing = Recognised(same(simplified.graph), ())
+    gradients = recognise_backward(simplified.graph, options) if fusion else nothing
+    recognised = recognise(gradients.simplified.graph, options) if fusion else nothing
     attended = recognised.simplified
     in_parts = split_products(attended.graph) if fusion else same(attended.graph)
     side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
@@ -144,6 +147,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     steps, partition = _fused(chosen.graph, options, fusion)
     counterpart = dict(simplified.counterpart)
     early = (
+        gradients.simplified.counterpart,
         attended.counterpart,
         in_parts.counterpart,
         side_by_side.counterpart,
@@ -159,7 +163,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition, copies = recomputed.partition, recomputed.copies
         alive = recomputed.counterpart
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
-    partition = replace(partition, decisions=recognised.decisions + partition.decisions)
+    partition = replace(partition, decisions=gradients.decisions + recognised.decisions + partition.decisions)
     choose = choose or by_cost_model()
     names = Names()
     kernels = []

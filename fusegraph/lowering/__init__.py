@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from codegen.naming import identifier
-from fusegraph.lowering import attention, contraction, movement, pointwise, pool, rows, scan, window, winograd
+from fusegraph.lowering import (
+    attention,
+    attention_backward,
+    contraction,
+    movement,
+    pointwise,
+    pool,
+    rows,
+    scan,
+    window,
+    winograd,
+)
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
@@ -24,6 +35,9 @@ def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
     if attention.attentions(view):
         attention.accept(view, options)
+        return
+    if attention_backward.gradients(view):
+        attention_backward.accept(view, options)
         return
     anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view)]
     moved = next((n for n in view.nodes if n.kind is Kind.MOVEMENT), None)
@@ -59,6 +73,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
     name = kernel_name(view)
     if attention.attentions(view):
         return attention.lower(view, options, name)
+    if attention_backward.gradients(view):
+        return attention_backward.lower(view, options, name)
     if movement.moves(view):
         return movement.lower(view, options, name)
     if scan.scans(view):

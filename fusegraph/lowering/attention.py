@@ -47,7 +47,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("attention", spec, reads, node.outputs)
 
 
-def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
+def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
+    """The kernel of an attention node as it is, and the tensors that it reads."""
     score: Score = node.attributes["score"]
     q, k, v = node.inputs[:3]
     space = score.anchor.output.shape
@@ -116,10 +117,16 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         node.attributes["rounded"],
         weighed,
     )
+    return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
+
+
+def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
+    spec, reads = whole_spec(node, graph, options, name)
+    parts = node.attributes["parts"]
     spec = _one_tile(spec)
     if parts > 1:
         spec = _in_parts(spec, parts, tuple(t.strides[0] for t in node.outputs))
-    return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
+    return spec, reads
 
 
 def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:

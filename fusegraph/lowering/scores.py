@@ -53,7 +53,7 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
     replaced: dict[Tensor, Tensor] = {}
     tensor = graph.outputs[0]
     while (node := graph.producer(tensor)) is not None:
-        if tensor is not graph.outputs[0] and len(_readers(graph, tensor)) > 1:
+        if len(_readers(graph, tensor)) > (tensor is not graph.outputs[0]):
             break
         factor, rest = _factor(node)
         if factor is not None:
@@ -274,7 +274,7 @@ def rebuilt(
         return tensor
 
     needed = {n for n in graph.nodes if n.kind is Kind.CONTRACTION}
-    stack = [resolved(graph.outputs[0])]
+    stack = [resolved(t) for t in graph.outputs]
     while stack:
         tensor = stack.pop()
         node = makers.get(tensor) or graph.producer(tensor)
@@ -288,5 +288,5 @@ def rebuilt(
         if node in needed:
             inputs = tuple(resolved(t) for t in node.inputs)
             result.add_node(node if inputs == node.inputs else Node(node.op, inputs, node.attributes, *node.outputs))
-    result.outputs = [resolved(graph.outputs[0])]
+    result.outputs = [resolved(t) for t in graph.outputs]
     return result

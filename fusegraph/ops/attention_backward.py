@@ -15,7 +15,7 @@ import numpy as np
 from fusegraph.dtypes import float64
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, infer, normalize, present, scored, scores_reference
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 
 Array = np.ndarray[Any, Any]
@@ -73,6 +73,8 @@ def _expand(
             return write("matmul", part, turned(weights, f"{part} weights"), x, dtype=target.dtype)
         each = write("matmul", f"{part} of heads", turned(weights, f"{part} weights"), x, dtype=wide)
         total = write("reduction", f"{part} of groups", each, mode="add", axes=2)
+        if target.dtype != total.dtype:
+            total = write("narrow", f"rounded {part}", total, dtype=target.dtype)
         return write("reshape", part, total, shape=target.shape)
 
     result, gradient = made.headed(o, "result"), made.headed(loss, "gradient of result")
@@ -170,4 +172,31 @@ register(
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
         The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",
     )
+)
+
+
+def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+    raise NotImplementedError("the nodes of attention's gradients are made by a pass")
+
+
+#: (q, k turned, v, dO, shift, delta, others of the score) -> what is wanted of the gradients.  score's graph has a
+#: second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first", "second" and "by_scores"
+#: as in `codegen.attention_backward_spec`; rounded are the names of the tensors that are rounded before they are
+#: multiplied.  Not in the op table: `passes.attention_backward` makes it of products and exponentials.
+ATTENTION_BACKWARD = Op(
+    name="attention_backward",
+    kind=Kind.ATTENTION_BACKWARD,
+    operands=("operand",),
+    variadic=True,
+    attributes={
+        "score": REQUIRED,
+        "factor": REQUIRED,
+        "sloped": REQUIRED,
+        "over": REQUIRED,
+        "results": REQUIRED,
+        "rounded": REQUIRED,
+    },
+    infer=_no_shape,
+    reference=_no_shape,
+    results=("", "second"),
 )

@@ -27,6 +27,7 @@ class Kind(Enum):
     COMPOSITE = "composite"
     TRANSFORM = "transform"
     ATTENTION = "attention"
+    ATTENTION_BACKWARD = "attention_backward"
 
 
 @dataclass(frozen=True)

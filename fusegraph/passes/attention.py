@@ -61,7 +61,7 @@ class _Match:
     zero: bool
 
 
-class _No(Exception):
+class No(Exception):
     """It looks like attention and is none; the text is the reason."""
 
 
@@ -83,14 +83,14 @@ def recognise(graph: Graph, options: Options) -> Recognised:
         if node.op.name != "matmul":
             continue
         try:
-            match = _Matcher(graph, node).match()
+            match = Matcher(graph, node).match()
             if match is None:
                 continue
             if match.members & taken:
-                raise _No("part of it belongs to another attention")
+                raise No("part of it belongs to another attention")
             made = _node(graph, match)
             attention.check(made, graph, options)
-        except (_No, Refusal) as reason:
+        except (No, Refusal) as reason:
             left(node, reason)
             continue
         matches[node] = match, made
@@ -147,39 +147,39 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> Sim
     return rewrite.done()
 
 
-class _Matcher:
+class Matcher:
     """Follows the graph backwards from a product that may be the one with the values."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
         self.members: set[Node] = {node}
 
-    def _made(self, tensor: Tensor, *names: str) -> Node | None:
+    def made_by(self, tensor: Tensor, *names: str) -> Node | None:
         """The node that makes a tensor, if its op is one of these."""
         node = self.graph.producer(tensor)
         return node if node is not None and node.op.name in names else None
 
     def _cast(self, tensor: Tensor) -> Tensor:
         """What a tensor is a float of another dtype of; casts become members."""
-        while (node := self._made(tensor, "identity", NARROW.name)) is not None and node.inputs[0].dtype.is_float:
+        while (node := self.made_by(tensor, "identity", NARROW.name)) is not None and node.inputs[0].dtype.is_float:
             self.members.add(node)
             tensor = node.inputs[0]
         return tensor
 
     def _guard(self, tensor: Tensor, compared: float, instead: float) -> tuple[Tensor, bool]:
         """x, where a tensor is: ``instead`` where x equals ``compared``, else x; and whether it is."""
-        node = self._made(tensor, "binary_select")
+        node = self.made_by(tensor, "binary_select")
         if node is None:
             return tensor, False
         first, second, mask = node.inputs
-        test = self._made(mask, "cmp_eq")
+        test = self.made_by(mask, "cmp_eq")
         if test is None or not _is(first, instead) or test.inputs[0] is not second or not _is(test.inputs[1], compared):
             return tensor, False
         self.members |= {node, test}
         return second, True
 
     def match(self) -> _Match | None:
-        """The attention that ends in the node; None if it does not look like one.  Raises _No."""
+        """The attention that ends in the node; None if it does not look like one.  Raises No."""
         node = self.node
         chain = self._chain(node.inputs[0])
         if chain is None:
@@ -187,65 +187,65 @@ class _Matcher:
         normal = chain[0]
         e, divisor = normal.inputs
         if normal.op.name == "mul":
-            if self._made(e, "reciprocal") is not None:
+            if self.made_by(e, "reciprocal") is not None:
                 e, divisor = divisor, e
-            inverse = self._made(divisor, "reciprocal")
+            inverse = self.made_by(divisor, "reciprocal")
             if inverse is None:
                 return None
             self.members.add(inverse)
             divisor = inverse.inputs[0]
-        exponential = self._made(e, "exp")
+        exponential = self.made_by(e, "exp")
         if exponential is None:
             return None
         self.members |= {*chain, exponential}
         total, zero = self._guard(divisor, 0.0, 1.0)
         whole = total
         sunk = None
-        added = self._made(total, "add")
+        added = self.made_by(total, "add")
         if added is not None:
             total, other = added.inputs
-            sunk = self._made(other, "exp")
+            sunk = self.made_by(other, "exp")
             if sunk is None:
                 return None
             self.members |= {added, sunk}
-        summed = self._made(total, "reduction")
+        summed = self.made_by(total, "reduction")
         if summed is None or summed.attributes["mode"] != "add" or summed.inputs[0] is not e:
             return None
         self._along_keys(summed)
         self.members.add(summed)
-        difference = self._made(exponential.inputs[0], "sub")
+        difference = self.made_by(exponential.inputs[0], "sub")
         if difference is None:
-            raise _No(f"{exponential.name!r} is not of scores less the largest of them")
+            raise No(f"{exponential.name!r} is not of scores less the largest of them")
         self.members.add(difference)
         score, shift = difference.inputs
         most, guarded = self._guard(shift, -inf, 0.0)
         sink = None
         if sunk is not None:
-            moved, larger = self._made(sunk.inputs[0], "sub"), self._made(most, "max")
+            moved, larger = self.made_by(sunk.inputs[0], "sub"), self.made_by(most, "max")
             if (
                 moved is None
                 or larger is None
                 or moved.inputs[1] is not shift
                 or larger.inputs[1] is not moved.inputs[0]
             ):
-                raise _No(f"what is added to the sum of {summed.name!r} is no sink")
+                raise No(f"what is added to the sum of {summed.name!r} is no sink")
             self.members |= {moved, larger}
             most, sink = larger.inputs
-        largest = self._made(most, "reduction")
+        largest = self.made_by(most, "reduction")
         if largest is None or largest.attributes["mode"] != "max" or largest.inputs[0] is not score:
-            raise _No(f"{shift.name!r}, which is taken from the scores, is not the largest of {score.name!r}")
+            raise No(f"{shift.name!r}, which is taken from the scores, is not the largest of {score.name!r}")
         self._along_keys(largest)
         self.members.add(largest)
         if zero and not guarded:
-            raise _No("rows without keys are NaN in one place and 0 in another")
-        product = self._score(score)
+            raise No("rows without keys are NaN in one place and 0 in another")
+        product = self.product_of(score)
         stats = self._stats(whole, shift, zero)
         values = node.inputs[1]
         weight = self._cast(node.inputs[0])
         if not weight.shape == normal.output.shape == score.shape == product.output.shape:
-            raise _No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
+            raise No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
-            raise _No(f"{values.name!r} has batches that the scores have not, or products are in tf32")
+            raise No(f"{values.name!r} has batches that the scores have not, or products are in tf32")
         found = _Match(node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero)
         self._private(found)
         return found
@@ -255,13 +255,13 @@ class _Matcher:
         tensor is no such thing.
         """
         tensor = self._cast(tensor)
-        node = self._made(tensor, "mul", "div", "binary_select")
+        node = self.made_by(tensor, "mul", "div", "binary_select")
         if node is None:
             return None
         first, second = node.inputs[:2]
-        if node.op.name == "div" and self._made(first, "exp") is not None:
+        if node.op.name == "div" and self.made_by(first, "exp") is not None:
             return (node,)
-        if node.op.name == "mul" and any(self._made(t, "reciprocal", "exp") is not None for t in (first, second)):
+        if node.op.name == "mul" and any(self.made_by(t, "reciprocal", "exp") is not None for t in (first, second)):
             return (node,)
         if node.op.name == "binary_select":
             linear = [t for t, other in ((first, second), (second, first)) if _is(other, 0.0)]
@@ -277,9 +277,9 @@ class _Matcher:
 
     def _along_keys(self, node: Node) -> None:
         if node.attributes["axes"] != (node.inputs[0].rank - 1,) or not node.attributes["keepdims"]:
-            raise _No(f"{node.name!r} is not along the keys, which are the last dimension")
+            raise No(f"{node.name!r} is not along the keys, which are the last dimension")
 
-    def _score(self, score: Tensor) -> Node:
+    def product_of(self, score: Tensor) -> Node:
         """The product of queries and keys that scores are made of; what depends on it becomes a member."""
         graph = self.graph
         order = {n: k for k, n in enumerate(graph.nodes)}
@@ -298,10 +298,10 @@ class _Matcher:
                     t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes
                 ]
         if len(products) != 1:
-            raise _No(f"{score.name!r} depends on {len(products)} products of its shape")
+            raise No(f"{score.name!r} depends on {len(products)} products of its shape")
         product = products.pop()
         if product.attributes["compute_dtype"] == "tf32":
-            raise _No(f"{product.name!r} is in tf32")
+            raise No(f"{product.name!r} is in tf32")
         after = {product}
         for node in sorted(cone, key=order.__getitem__):
             if any(graph.producer(t) in after for t in node.inputs):
@@ -316,33 +316,33 @@ class _Matcher:
                 for added in self.graph.consumers(node.output):
                     if added.op.name == "add" and added.inputs == (node.output, shift):
                         if not zero:
-                            raise _No(f"{added.name!r} needs the logarithm of sums that may be those of no key")
+                            raise No(f"{added.name!r} needs the logarithm of sums that may be those of no key")
                         self.members |= {node, added}
                         return added.output
         return None
 
     def _private(self, match: _Match) -> None:
-        """Raises _No if something between is needed elsewhere."""
+        """Raises No if something between is needed elsewhere."""
         kept = {match.out.output, match.stats}
         for node in match.members:
             for tensor in node.outputs:
                 if tensor in kept:
                     continue
                 if tensor in self.graph.outputs:
-                    raise _No(f"{tensor.name!r} is an output of the graph")
+                    raise No(f"{tensor.name!r} is an output of the graph")
                 for other in self.graph.consumers(tensor):
                     shape_only = all(
                         key in other.op.shapes for key, t in zip(other.op.operands, other.inputs) if t is tensor
                     )
                     if other not in match.members and not shape_only:
-                        raise _No(f"{tensor.name!r} is needed by {other.name!r} as well")
+                        raise No(f"{tensor.name!r} is needed by {other.name!r} as well")
 
 
 def _is(tensor: Tensor, number: float) -> bool:
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == number
 
 
-class _Part:
+class Part:
     """A graph of its own made of some of a graph's nodes.
 
     made      tensors of the graph -> those of its own that stand for them.
@@ -394,16 +394,16 @@ def _node(graph: Graph, match: _Match) -> Node:
     product = match.product
     wide = any(t.dtype == float64 for t in (*product.inputs, match.values, match.score))
     compute = float64 if wide else graph.compute_dtype
-    part = _Part(graph, "score", compute)
+    part = Part(graph, "score", compute)
     for tensor in product.inputs:
         if tensor.value is not None and tensor.size == 1:
-            raise _No(f"{tensor.name!r} is a constant")
+            raise No(f"{tensor.name!r} is a constant")
         part.entered(tensor)
     part.copied(product, tuple(part.made[t] for t in product.inputs))
     lead = dict.fromkeys((*product.inputs, match.values, *(() if match.sink is None else (match.sink,))))
     if len(lead) != 3 + (match.sink is not None):
-        raise _No("queries, keys and values are not three tensors")
-    scored = _repeated(graph, match, match.score, product)
+        raise No("queries, keys and values are not three tensors")
+    scored = repeated(graph, match.members, match.score, product)
     part.add(scored)
     part.own.outputs = [part.made[match.score]]
     rest = [t for t in part.operands if t not in lead]
@@ -429,9 +429,9 @@ def _weight(graph: Graph, match: _Match, compute: DType) -> tuple[tuple[Weight, 
     normal, *chain = match.chain
     if not chain:
         return None, set()
-    nodes = _repeated(graph, match, match.weight, normal)
+    nodes = repeated(graph, match.members, match.weight, normal)
     casts = {n for n in nodes if n in match.members and n not in chain}
-    part = _Part(graph, "weight", compute)
+    part = Part(graph, "weight", compute)
     anchor = part.copied(normal, tuple(part.stand_in(t) for t in normal.inputs))
     for node in graph.nodes:
         if node in casts:  # what is in registers only is not rounded
@@ -444,18 +444,18 @@ def _weight(graph: Graph, match: _Match, compute: DType) -> tuple[tuple[Weight, 
         dependent = [t for key, t in zip(keys, node.inputs) if t in linear and key not in node.op.shapes]
         if dependent:
             if len(dependent) > 1 or (node.op.name != "mul" and node.inputs[-1] in linear):
-                raise _No(f"{node.name!r} is not linear in the probabilities")
+                raise No(f"{node.name!r} is not linear in the probabilities")
             linear.add(node.output)
     if any(t in part.operands for n in match.members - {match.out} for t in n.outputs):
-        raise _No(f"{match.weight.name!r} depends on the probabilities in another way as well")
+        raise No(f"{match.weight.name!r} depends on the probabilities in another way as well")
     part.own.outputs = [part.made[match.weight]]
     made = Weight(part.own, anchor, tuple(part.made[t] for t in part.operands))
     return (made, tuple(part.operands)), nodes
 
 
-def _repeated(graph: Graph, match: _Match, last: Tensor, first: Node) -> set[Node]:
+def repeated(graph: Graph, members: Collection[Node], last: Tensor, first: Node) -> set[Node]:
     """The pointwise nodes from one node to a tensor that are evaluated for every score."""
-    rows, keys = match.score.shape[-2:]
+    rows, keys = first.output.shape[-2:]
     found: set[Node] = set()
     stack = [last]
     while stack:
@@ -464,7 +464,7 @@ def _repeated(graph: Graph, match: _Match, last: Tensor, first: Node) -> set[Nod
             continue
         shape = node.output.shape
         whole = len(shape) > 1 and np.prod(shape[-2:]) == rows * keys
-        if node in match.members or whole or node.op.name in _CHEAP:
+        if node in members or whole or node.op.name in _CHEAP:
             found.add(node)
             stack += [t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes]
     return found

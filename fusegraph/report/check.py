@@ -147,6 +147,8 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
     attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
     scaled = frozenset(n.attributes["probabilities"] for n in attentions if n.attributes["rounded"])
+    gradients = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION_BACKWARD]
+    scaled |= {name for n in gradients for name in n.attributes["rounded"]}
     # cuDNN's attention rounds them so as well.
     scaled |= {f"{n.name} rounded" for g in units for n in g.nodes if n.op.name == "sdpa"}
     return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, scaled)

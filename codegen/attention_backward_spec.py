@@ -1,0 +1,112 @@
+"""The specification of the kernels of attention's gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.expr import Operand, Program
+from codegen.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class AttentionBackwardSpec:
+    """Sums over keys of gradients for every query, or over queries for every key.
+
+    With p[i, j] = exp(score[i, j] - shift[i]) and g[i, j] = p[i, j] * (loss[i] . v[j] - delta[i]):
+    over queries  first[i] = factor * sum over j of g[i, j] * slope[i, j] * k[j]; scores[i, j] = g[i, j]
+    over keys     first[j] = factor * sum over i of g[i, j] * slope[i, j] * q[i]; second[j] = sum over i of p[i, j] *
+                  loss[i]
+
+    attention  scores; its ``out`` is the loss.  The program has a second store, the slope, unless that is 1; ranges
+               are not looked at.
+    over       "queries" or "keys".
+    shift      the logarithm of the sum of the scores' exponentials, infinity where there is no score; strides over
+               batch + (row,).
+    delta      strides over batch + (row,).
+    factor     any number.
+    first      strides over batch + (query or key, element of a key); or None.
+    second     strides over batch + (key, element of a value); or None.
+    by_scores  strides over batch + (row, key); or None.
+    shared     whether queries of the last batch dimension share their keys: results of keys are sums over them.
+    """
+
+    name: str
+    attention: AttentionSpec
+    over: str
+    shift: Operand
+    delta: Operand
+    factor: float
+    first: Operand | None
+    second: Operand | None
+    by_scores: Operand | None = None
+    shared: bool = False
+
+    @property
+    def program(self) -> Program:
+        return self.attention.program
+
+    @property
+    def loss(self) -> Operand:
+        return self.attention.out
+
+    @property
+    def queries(self) -> bool:
+        """Whether it is for every query."""
+        return self.over == "queries"
+
+    @property
+    def sloped(self) -> bool:
+        return len(self.program.stores) > 1
+
+    @property
+    def rows(self) -> int:
+        """How many have results."""
+        return self.attention.rows if self.queries else self.attention.keys
+
+    @property
+    def cols(self) -> int:
+        """How many are summed up."""
+        return self.attention.keys if self.queries else self.attention.rows
+
+    @property
+    def held(self) -> tuple[Operand, Operand]:
+        """What a block keeps of its rows: factors of the scores and of the products with the loss."""
+        a = self.attention
+        return (a.q, a.out) if self.queries else (a.k, a.v)
+
+    @property
+    def brought(self) -> tuple[Operand, Operand]:
+        """The other factors."""
+        a = self.attention
+        return (a.k, a.v) if self.queries else (a.q, a.out)
+
+    @property
+    def arguments(self) -> tuple[Operand, ...]:
+        """What the kernel reads beside the program's loads: its first arguments."""
+        a = self.attention
+        return (a.q, a.k, a.v, a.out, self.shift, self.delta)
+
+    @property
+    def written(self) -> tuple[Operand, ...]:
+        return tuple(op for op in (self.first, self.second, self.by_scores) if op is not None)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch dimensions that results have."""
+        return self.attention.batch[:-1] if self.summed > 1 else self.attention.batch
+
+    @property
+    def summed(self) -> int:
+        """Queries that share a key, over which its results are summed up."""
+        return self.attention.batch[-1] if self.shared and not self.queries else 1
+
+    @property
+    def empty(self) -> bool:
+        a = self.attention
+        return not all((prod(a.batch), a.rows, a.keys, a.depth, a.width))
+
+    @property
+    def approximate(self) -> bool:
+        """Whether approximate instructions cannot be seen in the results."""
+        return not self.program.exact and all(op.dtype.itemsize <= 2 for op in self.written)

@@ -1,0 +1,108 @@
+"""A node of attention's gradients (`ops.attention_backward.ATTENTION_BACKWARD`) -> an `AttentionBackwardSpec`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen import attention_backward_simt
+from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.expr import Operand
+from codegen.tiles import Unsupported
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import attention
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import alignment as aligned
+from fusegraph.lowering.program import broadcast_strides
+from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.base import Kind
+
+
+def gradients(view: GroupView) -> list[Node]:
+    return [n for n in view.nodes if n.kind is Kind.ATTENTION_BACKWARD]
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal, with the reason, unless the group is one node of attention's gradients."""
+    node = gradients(view)[0]
+    for other in view.nodes:
+        if other is not node:
+            raise Refusal(f"{node.name!r} is a kernel of its own, without {other.op.name} {other.name!r}")
+
+
+def check(node: Node, graph: Graph, options: Options) -> None:
+    """Raises Refusal, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
+    try:
+        attention_backward_simt.schedules(_spec(node, graph, options, "gradients")[0])
+    except Unsupported as reason:
+        raise Refusal(str(reason)) from None
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    node = gradients(view)[0]
+    spec, reads = _spec(node, view.graph, options, name)
+    return Lowered("attention_backward", spec, reads, node.outputs)
+
+
+def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionBackwardSpec, tuple[Tensor, ...]]:
+    score: Score = node.attributes["score"]
+    q, k, v, loss, shift, delta, *others = node.inputs
+    space: tuple[int, ...] = score.anchor.output.shape
+    batch, (rows, keys) = space[:-2], space[-2:]
+    forward = {
+        "score": score,
+        "probabilities": "",
+        "sink": False,
+        "zero": True,
+        "rounded": True,
+        "weight": None,
+        "parts": 1,
+    }
+    spec, reads = attention.whole_spec(Node(ATTENTION, (q, k, v, *others), forward, loss), graph, options, name)
+    halves = {t.dtype.itemsize for t in (q, k, v, loss)} == {2}
+    spec = replace(spec, rounded=halves and len(node.attributes["rounded"]) > 0)
+    if (score_shape := loss.shape) != (*batch, rows, spec.width):
+        raise Refusal(f"{loss.name!r} {list(score_shape)} has not the batches of the scores")
+
+    def over(tensor: Tensor, *sizes: int) -> Operand:
+        strides = broadcast_strides(tensor, (*batch, *sizes))
+        return Operand(tensor.name, tensor.dtype, strides, aligned(graph, tensor, options))
+
+    def number(tensor: Tensor) -> Operand:
+        found = over(tensor, rows, 1)
+        return replace(found, strides=found.strides[:-1])
+
+    queries = node.attributes["over"] == "queries"
+    made = dict(zip(node.attributes["results"], node.outputs))
+    count = rows if queries else keys
+    shared = _shared(node, made, batch) if not queries else False
+    results = AttentionBackwardSpec(
+        name,
+        spec,
+        node.attributes["over"],
+        number(shift),
+        number(delta),
+        node.attributes["factor"],
+        over(made["first"], count, spec.depth) if "first" in made else None,
+        over(made["second"], count, spec.width) if "second" in made else None,
+        over(made["by_scores"], rows, keys) if "by_scores" in made else None,
+        shared,
+    )
+    if results.by_scores is not None:  # every score's is written, those where no query meets a key, too
+        spec = replace(spec, bounds=(), inside=spec.program, inside_loads=tuple(range(len(spec.program.loads))))
+        results = replace(results, attention=spec)
+    return results, (*node.inputs[:6], *reads[3:])
+
+
+def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool:
+    """Whether the results of keys are sums over the last batch dimension.  Raises Refusal if over others."""
+    found = set()
+    for tensor in made.values():
+        own = tensor.shape[:-2]
+        summed = [d for d, (n, m) in enumerate(zip(batch, own)) if n != m]
+        if len(own) != len(batch) or (summed and summed != [len(batch) - 1]):
+            raise Refusal(f"{tensor.name!r} {list(tensor.shape)} is summed up over batches {list(batch)}")
+        found.add(bool(summed))
+    if len(found) > 1:
+        raise Refusal(f"some results of {node.name!r} are summed up over heads, others not")
+    return found.pop()
