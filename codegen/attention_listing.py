@@ -21,12 +21,8 @@ class Listing:
         self.ranges = Ranges(w, spec, scores.batch, scores.edge.pointers.loads)
 
     def rows(self) -> None:
-        """Writes the extremes of the block's queries, which begin at ``m0``."""
+        """Writes the extents of the block's queries, which begin at ``m0``."""
         self.ranges.rows(self.block_rows)
-
-    def _reads_keys(self) -> bool:
-        loads = self.spec.program.loads
-        return any(loads[load].strides[-1] for bound in self.spec.ranges for load, _ in bound.loads)
 
     def open(self) -> None:
         """Opens the loop over tiles that are met, in lane 0: ``tile``, and ``whole``, whether no range is broken."""
@@ -36,12 +32,10 @@ class Listing:
         w.line("bool met = false, inside = false;")
         w.open("if (mine >= first)")
         stop = f"min((mine + 1) * {keys}, {spec.keys})" if self.scores.ragged else f"(mine + 1) * {keys}"
-        # Where nothing is read of the keys, the first and the last of them say it all.
-        step = "++n" if self._reads_keys() else f"n += max(1, {stop} - 1 - n)"
-        self.ranges.extremes("keys", "n", f"for (int n = mine * {keys}; n < {stop}; {step})", along_keys=True)
+        self.ranges.keys(f"mine * {keys}", stop)
         numbers = range(len(spec.ranges))
-        w.line(f"met = {' && '.join(f'rows_most{n} + keys_most{n} >= 0' for n in numbers)};")
-        w.line(f"inside = {' && '.join(f'rows_least{n} + keys_least{n} >= 0' for n in numbers)};")
+        w.line(f"met = {' && '.join(f'{self.ranges.sum(n)} >= 0' for n in numbers)};")
+        w.line(f"inside = {' && '.join(f'{self.ranges.sum(n, most=False)} >= 0' for n in numbers)};")
         w.close()
         w.line("const uint32 met_tiles = __ballot_sync(0xffffffffu, met);")
         w.line("const uint32 inside_tiles = __ballot_sync(0xffffffffu, inside);")

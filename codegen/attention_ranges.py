@@ -5,20 +5,32 @@ all its queries, or keys, only the least and the largest sum matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, Bound
 
 LANES = 32
-#: Further than any sum of positions and 32-bit integers.
-FAR = "(int64(1) << 40)"
+#: So many neighbours a lane reads at once, where it can, and so many of these are on their way together.
+VECTOR, UNROLL = 4, 8
+
+
+@dataclass(frozen=True)
+class Number:
+    """An integer of a query or key: coefficient * position + sum of coefficient * load, the first of them positive."""
+
+    position: int
+    loads: tuple[tuple[int, int], ...]
 
 
 class Ranges:
-    """Writes the extremes of some of a spec's ranges.  batch are C expressions of the coordinates, pointers C names of
-    the program's loads.  C variables: ``rows_most0``, ``rows_least0`` (if
-    ``least``), ... of each range.
+    """Writes the extents of what some of a spec's ranges add up.  batch are C expressions of the coordinates, pointers C
+    names of the program's loads.
+
+    C variables: ``rows0``, ``rows1``, ... the extents of the numbers of a tile of queries, ``keys0``, ... those of a tile
+    of keys, ``rest0``, ... what a range adds of the batch.
     """
 
     def __init__(
@@ -27,14 +39,18 @@ class Ranges:
         spec: AttentionSpec,
         batch: Sequence[str],
         pointers: Sequence[str],
-        numbers: Sequence[int] | None = None,
-        *,
-        least: bool = True,
+        chosen: Sequence[int] | None = None,
     ) -> None:
         self.w, self.spec, self.batch, self.pointers = w, spec, batch, pointers
-        self.sides = {"most": "max", "least": "min"} if least else {"most": "max"}
-        chosen = range(len(spec.ranges)) if numbers is None else numbers
-        self.ranges = {n: spec.ranges[n] for n in chosen}
+        self.ranges = {n: spec.ranges[n] for n in (range(len(spec.ranges)) if chosen is None else chosen)}
+        #: the numbers of keys (True) or queries, each once, and of each range which one it is, and its sign
+        self._numbers: dict[bool, list[Number]] = {}
+        self._which: dict[bool, dict[int, tuple[int, int]]] = {}
+        for of_keys in (False, True):
+            parts = {n: self._part(bound, of_keys=of_keys) for n, bound in self.ranges.items()}
+            distinct = list(dict.fromkeys(number for number, _ in parts.values()))
+            self._numbers[of_keys] = distinct
+            self._which[of_keys] = {n: (distinct.index(number), sign) for n, (number, sign) in parts.items()}
 
     @staticmethod
     def intervals(spec: AttentionSpec) -> list[int]:
@@ -44,50 +60,108 @@ class Ranges:
             n for n, b in enumerate(spec.ranges) if b.key and not any(loads[load].strides[-1] for load, _ in b.loads)
         ]
 
-    def _part(self, bound: Bound, position: str, *, along_keys: bool) -> str:
-        """What depends on the query (or key) at a position, of a range's sum."""
-        spec = self.spec
-        axis = -1 if along_keys else -2
-        terms = [(f"int64({position})", bound.key if along_keys else bound.row)]
-        for load, coefficient in bound.loads:
-            op = spec.program.loads[load]
-            if op.strides[axis]:
-                place = linear([*zip(self.batch, op.strides), (position, op.strides[axis])])
-                terms.append((f"int64({self.pointers[load]}[{place}])", coefficient))
-        return linear(terms)
+    def _part(self, bound: Bound, *, of_keys: bool) -> tuple[Number, int]:
+        """What a range's sum has of the key (or query), and its sign."""
+        axis = -1 if of_keys else -2
+        position = bound.key if of_keys else bound.row
+        loads = tuple((x, c) for x, c in bound.loads if self._load(x).strides[axis])
+        leading = next((c for c in (position, *(c for _, c in loads)) if c), 1)
+        sign = 1 if leading > 0 else -1
+        return Number(sign * position, tuple((x, sign * c) for x, c in loads)), sign
 
     def _rest(self, bound: Bound) -> str:
-        """What depends on neither."""
-        spec = self.spec
-        terms = []
-        for load, coefficient in bound.loads:
-            op = spec.program.loads[load]
-            if not any(op.strides[-2:]):
-                place = linear(list(zip(self.batch, op.strides)))
-                terms.append((f"int64({self.pointers[load]}[{place}])", coefficient))
+        """What it has of neither."""
+        terms = [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
         return linear(terms, bound.start)
 
-    def extremes(self, prefix: str, position: str, loop: str, *, along_keys: bool) -> None:
-        """Writes the least and the largest over a loop."""
-        w = self.w
-        for n in self.ranges:
-            start = {"most": f"-{FAR}", "least": FAR}
-            w.line(f"int64 {', '.join(f'{prefix}_{side}{n} = {start[side]}' for side in self.sides)};")
-        w.open(loop)
-        for n, bound in self.ranges.items():
-            w.line(f"const int64 part{n} = {self._part(bound, position, along_keys=along_keys)};")
-            for side, function in self.sides.items():
-                w.line(f"{prefix}_{side}{n} = {function}({prefix}_{side}{n}, part{n});")
+    def _load(self, number: int) -> Operand:
+        return self.spec.program.loads[number]
+
+    def _place(self, load: int, position: str, axis: int) -> str:
+        op = self._load(load)
+        return linear([*zip(self.batch, op.strides), (position, op.strides[axis])])
+
+    def _at(self, load: int, position: str = "0", axis: int = -1) -> str:
+        return f"{self.pointers[load]}[{self._place(load, position, axis)}]"
+
+    def _alone(self, number: Number) -> bool:
+        """Whether a number is what one load reads, and an int."""
+        if number.position or [c for _, c in number.loads] != [1]:
+            return False
+        dtype = self._load(number.loads[0][0]).dtype
+        return dtype.itemsize < 4 or dtype.name == "int32"
+
+    def _vectors(self) -> bool:
+        """Whether the numbers of neighbouring keys are read together."""
+        found = [n for n in self._numbers[True] if n.loads]
+        loads = [self._load(n.loads[0][0]) for n in found if self._alone(n)]
+        return (
+            len(loads) == len(found)
+            and self.spec.keys % VECTOR == 0
+            and all(op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 for op in loads)
+            and not any(step % VECTOR for op in loads for step in op.strides[:-2])
+        )
+
+    def _value(self, number: Number, position: str, axis: int) -> str:
+        if self._alone(number):
+            return f"int({self._at(number.loads[0][0], position, axis)})"
+        terms = [(f"int64({position})", number.position)]
+        terms += [(f"int64({self._at(x, position, axis)})", c) for x, c in number.loads]
+        return linear(terms)
+
+    def _extents(self, name: str, start: str, stop: str, *, of_keys: bool) -> None:
+        """Writes the extents of the numbers from position start to stop - 1; of queries a lane looks at each 32nd."""
+        w, axis, letter = self.w, (-1 if of_keys else -2), "n" if of_keys else "m"
+        looped = []
+        for k, number in enumerate(self._numbers[of_keys]):
+            if number.loads or number.position:
+                w.line(f"attention::Extent<{'int' if self._alone(number) else 'int64'}> {name}{k};")
+            if number.loads:
+                looped.append((k, number))
+            elif number.position:  # positions grow: the first and the last say it all
+                for position in (start, f"{stop} - 1"):
+                    w.line(f"{name}{k}.add({linear([(f'int64({position})', number.position)])});")
+        if not looped:
+            return
+        vectors = of_keys and self._vectors()
+        first, step = (start, VECTOR if vectors else 1) if of_keys else (f"{start} + lane", LANES)
+        w.line(f"#pragma unroll {UNROLL}")
+        w.open(f"for (int {letter} = {first}; {letter} < {stop}; {letter} += {step})")
+        for k, number in looped:
+            if vectors:
+                load = number.loads[0][0]
+                place = f"{self.pointers[load]} + {self._place(load, letter, axis)}"
+                w.line(f"const auto part{k} = load<{VECTOR}>({place});")
+                w.line("#pragma unroll")
+                w.line(f"for (int e = 0; e < {VECTOR}; ++e) {name}{k}.add(part{k}[e]);")
+            else:
+                w.line(f"{name}{k}.add({self._value(number, letter, axis)});")
         w.close()
 
     def rows(self, count: int) -> None:
-        """Writes the extremes of ``count`` queries, which begin at ``m0``; all lanes of a warp look at some."""
+        """Writes the extents of ``count`` queries, which begin at ``m0``; all lanes of a warp look at some."""
         w, spec = self.w, self.spec
         end = f"min(m0 + {count}, {spec.rows})" if spec.rows % count else f"m0 + {count}"
-        self.extremes("rows", "m", f"for (int m = m0 + lane; m < {end}; m += {LANES})", along_keys=False)
+        self._extents("rows", "m0", end, of_keys=False)
+        for k, number in enumerate(self._numbers[False]):
+            if number.loads:
+                w.line(f"rows{k}.over_lanes();")
         for n, bound in self.ranges.items():
-            for side, function in self.sides.items():
-                name, op = f"rows_{side}{n}", function.title()
-                rest = self._rest(bound)
-                more = f" + {rest}" if rest != "0" else ""
-                w.line(f"{name} = reduce::lanes<reduce::{op}, {LANES}>({name}){more};")
+            rest = self._rest(bound)
+            if rest != "0":
+                w.line(f"const int64 rest{n} = {rest};")
+
+    def keys(self, start: str, stop: str) -> None:
+        """Writes the extents of the keys from start to stop - 1, which one lane looks at."""
+        self._extents("keys", start, stop, of_keys=True)
+
+    def sum(self, n: int, *, most: bool = True, keys: bool = True) -> str:
+        """The largest (or least) that the sum of a range can be; without ``keys``, that of its other parts."""
+        parts = [f"rest{n}"] if self._rest(self.ranges[n]) != "0" else []
+        for name, of_keys in (("rows", False), ("keys", True))[: 1 + keys]:
+            k, sign = self._which[of_keys][n]
+            number = self._numbers[of_keys][k]
+            if number.loads or number.position:
+                value = f"int64({name}{k}.{'most' if most == (sign > 0) else 'least'})"
+                parts.append(value if sign > 0 else f"-{value}")
+        return " + ".join(parts).replace("+ -", "- ") or "int64(0)"

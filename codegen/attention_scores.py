@@ -15,7 +15,7 @@ from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound
 
 #: What variables are called of which there are several.
-NUMBERED = ("b", "bound", "part", *(f"{x}_{y}" for x in ("rows", "keys") for y in ("most", "least")))
+NUMBERED = ("b", "bound", "part", "rest", "rows", "keys")
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
@@ -149,13 +149,15 @@ class Scores:
         starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
         stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
         intervals = [] if self.listed else Ranges.intervals(spec)
+        ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads, intervals)
         if intervals:
-            Ranges(w, spec, self.batch, self.edge.pointers.loads, intervals, least=False).rows(rows)
+            ranges.rows(rows)
         for n in intervals:
+            furthest = ranges.sum(n, keys=False)
             if spec.ranges[n].key > 0:
-                starts.append(f"int(min(max(-rows_most{n}, int64(0)), int64({spec.keys}))) / {self.keys}")
+                starts.append(f"int(min(max(-({furthest}), int64(0)), int64({spec.keys}))) / {self.keys}")
             else:
-                end = f"max(rows_most{n} + {self.keys}, int64(0))"
+                end = f"max({furthest} + {self.keys}, int64(0))"
                 stops.append(f"int(min({end}, int64({tiles * self.keys}))) / {self.keys}")
         first, last = "0", str(tiles)
         for text in starts:
