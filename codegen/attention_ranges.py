@@ -26,11 +26,11 @@ class Number:
 
 
 class Ranges:
-    """Writes the extents of what some of a spec's ranges add up.  batch are C expressions of the coordinates, pointers C
-    names of the program's loads.
+    """Writes the extents of what some of a spec's ranges add up.  batch are C expressions of the coordinates, pointers
+    C names of the program's loads.
 
-    C variables: ``rows0``, ``rows1``, ... the extents of the numbers of a tile of queries, ``keys0``, ... those of a tile
-    of keys, ``rest0``, ... what a range adds of the batch.
+    C variables: ``rows0``, ``rows1``, ... the extents of the numbers of a tile of queries, ``keys0``, ... those of a
+    tile of keys, ``rest0``, ... what a range adds of the batch.
     """
 
     def __init__(

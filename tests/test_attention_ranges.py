@@ -1,0 +1,90 @@
+"""Attention under masks that depend on data: conditions on integers of queries and keys become ranges, and tiles that
+they rule out are skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all, executables
+from test_attention import written_out
+
+import fusegraph as fg
+from codegen import attention, attention_wgmma_schedule
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen.spec import AttentionSpec
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable, random_inputs, run
+
+
+def packed(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
+    """Queries meet keys of the same document, whose numbers depend on the batch, that are not far behind."""
+    rows, keys = s.shape[-2:]
+    i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
+    of_query, of_key = g.tensor("of query", (2, 1, rows, 1), "int32"), g.tensor("of key", (2, 1, 1, keys), "int32")
+    near = g.logical_and(j > i - 60, g.cmp_eq(of_query, of_key))
+    return g.cast(g.binary_select(s + g.cast(j - i, "float32") * 0.01, -inf, near), "bfloat16")
+
+
+def test_ranges_are_bounds_that_depend_on_data() -> None:
+    g = fg.Graph("packed", io_dtype="bfloat16")
+    g.output(written_out(g, score=packed)[1], name="o")
+    (spec,) = [x.lowered.spec for x in plan(g).partition.groups if x.family == "attention"]
+    assert {(b.row, b.key, len(b.loads)) for b in spec.ranges} == {(0, 0, 2)}
+    assert [(b.row, b.key) for b in spec.bounds] == [(-1, 1)]
+    assert not spec.within.loads
+    assert len(spec.inside.loads) == 2
+
+
+def intervals_of_data(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
+    """Keys between a query's first and last, whose numbers (of 64 bits, and with the position) are no larger."""
+    rows, keys = s.shape[-2:]
+    i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
+    first, reach = (g.tensor(name, (rows, 1), dtype) for name, dtype in (("first", "int32"), ("reach", "int8")))
+    rank, level = (g.tensor(name, (keys,), dtype) for name, dtype in (("rank", "int64"), ("level", "int32")))
+    far = (j >= first) & (j <= i + g.cast(reach, "int32"))
+    met = far & (rank <= 40) & (level + j <= i + 60)
+    return g.binary_select(s, -inf, met)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [96, 101])
+def test_ranges_of_other_numbers(keys: int) -> None:
+    g = fg.Graph("intervals", io_dtype="bfloat16")
+    g.output(written_out(g, score=intervals_of_data, keys=keys)[1], name="o")
+    (spec,) = [x.lowered.spec for x in plan(g).partition.groups if x.family == "attention"]
+    assert len(spec.ranges) >= 3
+    inputs = random_inputs(g)
+    inputs["first"][...] = (np.arange(33) * 2)[:, None]
+    inputs["reach"][...] = 40
+    inputs["rank"][...] = np.arange(keys) % 50
+    inputs["level"][...] = -np.arange(keys) // 2
+    check_all([g], arch="sm_90a", inputs=lambda _: inputs)
+
+
+@pytest.mark.slow
+def test_tiles_that_data_rule_out_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of other documents are NaN: what is skipped does not matter, what is masked in part would."""
+
+    def small(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
+        return tuple(replace(s, groups=1, keys=16, blocks=3) for s in attention_wgmma_schedule.schedules(spec, arch))
+
+    monkeypatch.setitem(attention._FASTEST, "wgmma", small)
+    g = fg.Graph("packed", io_dtype="bfloat16")
+    q, k, v = (g.tensor(name, (2, 3, 192, 32)) for name in "qkv")
+    scores = g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * 0.25
+    g.output(g.softmax(packed(g, scores)) @ v, name="o")
+    (executable,) = executables([g], arch="sm_90a")
+    inputs = random_inputs(g)
+    for key in ("of query", "of key"):
+        inputs[key].reshape(2, 192)[...] = np.arange(192) // 64  # documents begin where tiles do
+    first = {key: array.copy() for key, array in inputs.items()}
+    first["v"][:, :, 64:] = np.nan
+    assert check_executable(executable, inputs).ok
+    found = run(executable, first)["o"].astype(np.float32)
+    assert np.isfinite(found[:, :, :64]).all()
+    assert np.isnan(found[:, :, 64:]).all()
