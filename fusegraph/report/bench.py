@@ -38,8 +38,9 @@ from fusegraph.runtime.timing import ColdTimer
 _T = TypeVar("_T")
 
 PEERS = ("cudnn", "torch", "compile", "compile-max", "cupy", *PARTS)
-#: Host time: batches of calls, at most so many calls a batch, of at most so many microseconds of work.
-HOST_BATCHES, HOST_CALLS, HOST_BATCH_US = 40, 100, 20_000
+#: Host time: batches of calls, at most so many calls a batch, of at most so many microseconds of work; and fewer
+#: batches, but not under ten, where all of them would take longer than so many microseconds.
+HOST_BATCHES, HOST_CALLS, HOST_BATCH_US, HOST_US = 40, 100, 20_000, 100_000
 #: Runs that are not counted.
 WARMUP = 3
 #: An engine that is not built, or not timed, after so many seconds is passed over.
@@ -279,7 +280,7 @@ class Bench:
         """
         calls = max(5, min(HOST_CALLS, int(HOST_BATCH_US / us)))
         times = []
-        for _ in range(HOST_BATCHES):
+        for _ in range(max(10, min(HOST_BATCHES, int(HOST_US / (calls * us))))):
             driver.synchronize(0, self.device)
             began = time.perf_counter()
             for _ in range(calls):

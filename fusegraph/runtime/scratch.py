@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.layout import extent
-from fusegraph.ops.convert import from_reference
+from fusegraph.ops.convert import Array, from_reference
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, cuda_device
 
@@ -21,14 +22,7 @@ def random_array(
 ) -> DeviceArray:
     """An array on a device with these strides (elements) and random values: normal, small integers, coin tosses."""
     count = max(extent(shape, strides), 1)
-    rng = np.random.default_rng(seed)
-    number = min(count, BLOCK)
-    if dtype.is_float:
-        block = from_reference(rng.standard_normal(number), dtype)
-    elif dtype.is_bool:
-        block = rng.random(number) < 0.5
-    else:
-        block = rng.integers(0 if dtype.min == 0 else -9, 10, number).astype(dtype.numpy)
+    block = _block(min(count, BLOCK), dtype, seed)
     nbytes, filled = count * dtype.itemsize, block.nbytes
     buffer = driver.allocate(nbytes, device)
     driver.copy_to_device(buffer.pointer, block.ctypes.data, filled, device)
@@ -38,3 +32,13 @@ def random_array(
         filled += step
     driver.synchronize(0, device)
     return DeviceArray(buffer.pointer, tuple(shape), tuple(strides), dtype, cuda_device(device), buffer)
+
+
+@lru_cache(maxsize=16)
+def _block(number: int, dtype: DType, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    if dtype.is_float:
+        return from_reference(rng.standard_normal(number), dtype)
+    if dtype.is_bool:
+        return rng.random(number) < 0.5
+    return rng.integers(0 if dtype.min == 0 else -9, 10, number).astype(dtype.numpy)
