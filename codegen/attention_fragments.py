@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import e, log2
 
 from codegen.attention_scores import Scores, sink_value
-from codegen.epilogue import Epilogue
+from codegen.epilogue import Epilogue, Run
 from codegen.expr import Index, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
@@ -192,6 +192,9 @@ class Fragments(Scores):
     def store(self, out: str, width: int) -> None:
         """Stores the results from registers: two neighbours at a time where they are one access."""
         w, spec = self.w, self.spec
+        if self.epilogue is not None:
+            self._store_computed(width)
+            return
         op = spec.out
         pairs = op.strides[-1] == 1 and spec.width % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
         pairs = pairs and not any(x % 2 for x in op.strides[:-1])
@@ -215,4 +218,22 @@ class Fragments(Scores):
             value = "o[i] * inverse[i / 2 % 2]"
             value = value if target == "float" else f"convert<{target}>({value})"
             w.line(f"{condition}{out}[{place}] = {value};")
+        w.close()
+
+    def _store_computed(self, width: int) -> None:
+        """Stores what the epilogue makes of the results, two neighbours at a time."""
+        w, spec = self.w, self.spec
+        assert self.epilogue is not None
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {width // 2}; i += 2)")
+        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
+        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
+        tests += [f"n < {spec.width}"] if spec.width % width else []
+        if tests:
+            w.open(f"if ({' && '.join(tests)})")
+        missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
+        run = Run(2, len(spec.batch) + 1, "e", missing)
+        self.epilogue.results([*self.batch, "m", "n"], ["o[i + e] * inverse[i / 2 % 2]"], run)
+        if tests:
+            w.close()
         w.close()

@@ -102,7 +102,7 @@ class _Renderer:
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
-        self.written = [self.names.unique(op.name) for op in spec.written]
+        self.written = self.scores.written(self.names)
         self.element = spec.q.dtype.ctype
         self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
         self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
@@ -120,7 +120,7 @@ class _Renderer:
             w,
             f"{spec.name}: {len(program.notes)} nodes in one kernel",
             program,
-            headers(program, *more, programs=[spec.weight]),
+            headers(program, *more, programs=[spec.weight, spec.epilogue]),
             details,
         )
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
@@ -168,7 +168,7 @@ class _Renderer:
         self._multiply_values()
         w.line("__syncthreads();  // the tile has been used")
         w.close()
-        self.scores.finish(self.written[1] if spec.stats is not None else "")
+        self.scores.finish(self.written[-1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
         w.close()
         passed = len(spec.arguments) + len(spec.loads) + len(spec.written)

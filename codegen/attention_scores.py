@@ -21,7 +21,7 @@ NUMBERED = ("b", "bound", "part", "rest", "rows", "keys")
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    programs = (spec.program, spec.inside, spec.within, *(() if spec.weight is None else (spec.weight,)))
+    programs = (spec.program, spec.inside, spec.within, *(p for p in (spec.weight, spec.epilogue) if p is not None))
     plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
     every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
     lead = int(spec.parts > 1)  # parts stay the first dimension
@@ -34,12 +34,12 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
 
     q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
     sink = None if spec.sink is None else moved(spec.sink)
-    out = moved(spec.out)
+    results = [moved(op) for op in spec.results]
     stats = None if spec.stats is None else moved(spec.stats)
     loads = [tuple(moved(op) for op in p.loads) for p in programs]
     indices = [tuple(next(new) for _ in p.indices) for p in programs]
     nowhere = (0,) * (len(batch) + 2)
-    program, inside, within, *weight = (
+    program, inside, within, *others = (
         replace(
             p,
             loads=loads[n],
@@ -48,8 +48,13 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
         )
         for n, p in enumerate(programs)
     )
-    spec = replace(spec, program=program, inside=inside, within=within, weight=weight[0] if weight else None)
-    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=out, stats=stats)
+    epilogue = None
+    if spec.epilogue is not None:
+        epilogue = others.pop()
+        epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
+    spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
+    spec = replace(spec, epilogue=epilogue, out=results[0])
+    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats)
 
 
 class Scores:
@@ -70,6 +75,10 @@ class Scores:
         self.weight: Epilogue | None = None
         if spec.weight is not None:
             self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
+        self.epilogue: Epilogue | None = None
+        if spec.epilogue is not None:
+            real = spec.program.real
+            self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
         #: whether tiles differ: some lie outside of bounds, or at the end
         self.differ = bool(spec.bounds) or self.ragged or listed
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
@@ -77,8 +86,9 @@ class Scores:
     def _reach(self) -> bool:
         spec = self.spec
         operands = [*spec.loads, *spec.written]
-        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in spec.written[:1]]
-        places += [extent(spec.space, op.strides) for op in spec.loads]
+        after = () if spec.epilogue is None else spec.epilogue.loads
+        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in (*spec.results, *after)]
+        places += [extent(spec.space, op.strides) for op in spec.loads[: len(spec.loads) - len(after)]]
         tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
         tiles += [
             extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
@@ -92,16 +102,22 @@ class Scores:
 
     def parameters(self) -> list[str]:
         """Those of what the programs read."""
-        names = [*self.edge.pointers.loads, *([] if self.weight is None else self.weight.pointers.loads)]
+        names = [n for e in (self.edge, self.weight, self.epilogue) if e is not None for n in e.pointers.loads]
         return [parameter(op, name) for op, name in zip(self.spec.loads, names)]
+
+    def written(self, names: Names) -> list[str]:
+        """The C names of what is written."""
+        results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
+        return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
     def scalars(self) -> None:
         """Writes operands with one value; once, outside of all loops."""
         self.edge.scalars()
         if not self.plain:
             self.inner.scalars()
-        if self.weight is not None:
-            self.weight.scalars()
+        for epilogue in (self.weight, self.epilogue):
+            if epilogue is not None:
+                epilogue.scalars()
 
     def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
         """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
@@ -242,6 +258,6 @@ def kernel_details(spec: AttentionSpec) -> list[str]:
 
 def approximated(spec: AttentionSpec) -> Program:
     """The program as the heading of a kernel sees it: stored in the dtype of the result."""
-    stores = tuple(Store(replace(spec.out, strides=s.operand.strides), s.value) for s in spec.program.stores)
+    stores = tuple(Store(op, spec.program.stores[0].value) for op in spec.results)
     exact = spec.program.exact or spec.stats is not None
     return replace(spec.program, stores=stores, exact=exact)

@@ -71,7 +71,7 @@ class _Renderer:
             epilogue.pointers.stores = ["score"]
         if self.scores.weight is not None:
             self.scores.weight.pointers.stores = ["weighted"]
-        self.written = [self.names.unique(op.name) for op in spec.written]
+        self.written = self.scores.written(self.names)
         self.real = spec.program.real
         self.each = -(-spec.width // LANES)
 
@@ -84,7 +84,7 @@ class _Renderer:
             w,
             f"{spec.name}: {len(program.notes)} nodes in one kernel",
             program,
-            headers(program, *more, programs=[spec.weight]),
+            headers(program, *more, programs=[spec.weight, spec.epilogue]),
             details,
         )
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
@@ -200,6 +200,21 @@ class _Renderer:
         w.close()
         w.close()
 
+    def _store(self) -> None:
+        """Stores an element of a result, if it exists."""
+        w, spec, scores = self.w, self.spec, self.scores
+        test = f"if (n < {spec.width}) " if spec.width % LANES else ""
+        if scores.epilogue is None:
+            op = spec.out
+            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+            w.line(f"{test}{self.written[0]}[{place}] = {stored(op, 'o[r][c] * inverse', self.real)};")
+            return
+        if test:
+            w.open(test.rstrip())
+        scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
+        if test:
+            w.close()
+
     def _results(self) -> None:
         w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
         w.line("#pragma unroll")
@@ -215,15 +230,13 @@ class _Renderer:
         w.line("#pragma unroll")
         w.open(f"for (int c = 0; c < {self.each}; ++c)")
         w.line(f"const {scores.t} n = c * {LANES} + lane;")
-        place = linear([*zip(scores.batch, spec.out.strides), ("m", spec.out.strides[-2]), ("n", spec.out.strides[-1])])
-        test = f"if (n < {spec.width}) " if spec.width % LANES else ""
-        w.line(f"{test}{self.written[0]}[{place}] = {stored(spec.out, 'o[r][c] * inverse', real)};")
+        self._store()
         w.close()
         if spec.stats is not None:
             place = linear([*zip(scores.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
             value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"
             text = f"(sum == 0 ? -infinity<{real}>() : {value})"
-            w.line(f"if (lane == 0) {self.written[1]}[{place}] = {stored(spec.stats, text, real)};")
+            w.line(f"if (lane == 0) {self.written[-1]}[{place}] = {stored(spec.stats, text, real)};")
         w.close()
 
 

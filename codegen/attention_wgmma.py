@@ -73,12 +73,14 @@ class _Renderer:
         number = len(spec.arguments) + len(spec.loads)
         self.out_map: TensorMap | None = None
         try:
-            if spec.out.dtype.itemsize == 2:
+            if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
                 self.out_map = box(spec, spec.out, number, spec.rows, spec.width, ROWS)
         except Unsupported:
             pass
-        self.out = self.names.unique(spec.out.name, "_map" if self.out_map else "")
-        self.stats = self.names.unique(spec.stats.name) if spec.stats is not None else ""
+        self.out, self.stats = self.names.unique(spec.out.name, "_map"), ""
+        self.written = self.scores.written(self.names)
+        if spec.stats is not None:
+            self.stats = self.written[-1]
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
 
@@ -91,7 +93,7 @@ class _Renderer:
             f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k16, m64n{self.width}k16)",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, "attention.cuh", programs=[spec.weight])
+        needed = headers(program, *more, "attention.cuh", programs=[spec.weight, spec.epilogue])
         heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         for n in dict.fromkeys((s.keys, self.width)):
             w.line(f"FUSEGRAPH_WGMMA({n})")
@@ -101,9 +103,8 @@ class _Renderer:
         if spec.sink is not None:
             parameters.append(parameter(spec.sink, self.sink))
         parameters += self.scores.parameters()
-        parameters.append(constant + self.out if self.out_map else parameter(spec.out, self.out, written=True))
-        if spec.stats is not None:
-            parameters.append(parameter(spec.stats, self.stats, written=True))
+        written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        parameters += [constant + self.out, *written[1:]] if self.out_map else written
         signature(w, spec.name, s.threads, parameters, s.resident)
         self._shared()
         self._barriers()
@@ -394,7 +395,7 @@ class _Renderer:
             self._store_tiles()
         else:
             self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
-            self.scores.store(self.out, self.width)
+            self.scores.store(self.written[0], self.width)
 
     def _store_tiles(self) -> None:
         w, s, spec = self.w, self.s, self.spec

@@ -443,6 +443,8 @@ class AttentionSpec:
     inside             the program where no bound is broken, and for each of its loads which one of the program's it is.
     within             the same where no bound and no range is broken.
     out                strides over batch + (row, element of a value).
+    epilogue           None, or a program on the results, over the space of ``out``, which is the operand of its first
+                       store then.
     stats              the logarithm of the sum of the scores' exponentials, strides over batch + (row,); or None.
     sink               a score of one key more, whose value is 0; strides over batch.  Or None.
     zero               whether rows of which every score is minus infinity are 0; else NaN.
@@ -475,6 +477,7 @@ class AttentionSpec:
     zero: bool = True
     rounded: bool = True
     weight: Program | None = None
+    epilogue: Program | None = None
     parts: int = 1
 
     @property
@@ -485,7 +488,8 @@ class AttentionSpec:
     @property
     def approximate(self) -> bool:
         """Whether approximate instructions cannot be seen in the result."""
-        return not self.program.exact and self.out.dtype.itemsize <= 2 and self.stats is None
+        small = all(op.dtype.is_float and op.dtype.itemsize <= 2 for op in self.results)
+        return not self.program.exact and small and self.stats is None
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
@@ -495,11 +499,16 @@ class AttentionSpec:
     @property
     def loads(self) -> tuple[Operand, ...]:
         """What it reads then: the loads of the programs."""
-        return (*self.program.loads, *(() if self.weight is None else self.weight.loads))
+        return tuple(op for p in (self.program, self.weight, self.epilogue) if p is not None for op in p.loads)
+
+    @property
+    def results(self) -> tuple[Operand, ...]:
+        """What is stored of the results."""
+        return (self.out,) if self.epilogue is None else tuple(s.operand for s in self.epilogue.stores)
 
     @property
     def written(self) -> tuple[Operand, ...]:
-        return (self.out, *(() if self.stats is None else (self.stats,)))
+        return (*self.results, *(() if self.stats is None else (self.stats,)))
 
     @property
     def space(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.base import alignment as aligned
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+from fusegraph.lowering.pointwise import check_size
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
-from fusegraph.lowering.views import alias
+from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention import Score, Weight
 from fusegraph.ops.base import Kind
 
@@ -26,10 +28,35 @@ def attentions(view: GroupView) -> list[Node]:
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Refusal, with the reason, unless the group is one attention node."""
-    node = attentions(view)[0]
-    for other in view.nodes:
-        if other is not node:
-            raise Refusal(f"attention {node.name!r} is a kernel of its own, without {other.op.name} {other.name!r}")
+    node, *more = attentions(view)
+    if more:
+        raise Refusal(f"attention {node.name!r} and {more[0].name!r} are two kernels")
+    rest = [other for other in view.nodes if other is not node]
+    if not rest:
+        return
+    out, *stats = node.outputs
+    if node.attributes["parts"] > 1:
+        raise Refusal(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
+    after: set[Node] = {node}
+    for other in rest:
+        what = f"{other.op.name} {other.name!r}"
+        if other.kind is not Kind.POINTWISE:
+            raise Refusal(f"{what} is not pointwise")
+        if not broadcasts_to(other.output.shape, out.shape):
+            raise Refusal(
+                f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
+                f"{list(out.shape)}"
+            )
+        if other.output in node.inputs or any(view.graph.producer(t) in view.members for t in node.inputs):
+            raise Refusal(f"attention {node.name!r} computes nothing in front of its operands, as {what} is")
+        if any(t in stats for t in other.inputs):
+            raise Refusal(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
+        if any(view.graph.producer(t) in after for t in other.inputs):
+            after.add(other)
+    for tensor in view.writes:
+        if tensor not in stats and (view.graph.producer(tensor) not in after or tensor.shape != out.shape):
+            raise Refusal(f"{tensor.name!r} is written and is no result of attention {node.name!r}")
+    check_size(view)
 
 
 def check(node: Node, graph: Graph, options: Options) -> None:
@@ -43,8 +70,24 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The kernel of a group that `accept` takes."""
     node = attentions(view)[0]
-    spec, reads = _spec(node, view.graph, options, name)
-    return Lowered("attention", spec, reads, node.outputs)
+    out, *stats = node.outputs
+    if len(view.nodes) == 1:
+        spec, reads = _spec(node, view.graph, options, name)
+        return Lowered("attention", spec, reads, node.outputs)
+    batch = node.attributes["score"].anchor.output.shape[:-2]
+    space = (*batch, *out.shape[-2:])
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        """Over the batch of the scores, in which heads may have two dimensions."""
+        found = divided_strides(out.shape, broadcast_strides(tensor, out.shape), space)
+        assert found is not None
+        return found
+
+    own = _Whole(view.graph, view.nodes, [t for t in view.writes if t not in stats])
+    program, more, writes = ProgramBuilder(own, options, strides, node).build()
+    program = replace(program, notes=tuple(describe(n) for n in view.nodes if n is not node))
+    spec, reads = _spec(node, view.graph, options, name, program)
+    return Lowered("attention", spec, (*reads, *more), (*writes, *stats))
 
 
 def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
@@ -73,7 +116,7 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         return alias(tensor, tensor.name, tensor.shape[1:], tensor.strides[1:], 0)
 
     def program(of: Graph, anchor: Node = score.anchor) -> tuple[Program, tuple[Tensor, ...]]:
-        view = _Whole(of)
+        view = _Whole(of, of.nodes, of.outputs)
         builder = ProgramBuilder(view, options, lambda t: broadcast_strides(own.get(t, t), space), anchor)
         made, reads, _ = builder.build()
         loads = tuple(operand(own[t], op.strides) for t, op in zip(reads, made.loads))
@@ -110,7 +153,7 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         tuple(numbers[t] for t in inside_reads),
         within,
         tuple(numbers[t] for t in within_reads),
-        over(part(node.outputs[0]), rows, v.shape[-1]),
+        over(_spread(part(node.outputs[0]), (*batch, rows, v.shape[-1])), rows, v.shape[-1]),
         _stats(part(node.outputs[1]), over, rows) if len(node.outputs) > 1 else None,
         operand(node.inputs[3], broadcast_strides(node.inputs[3], (*batch, 1, 1))[:-2]) if first == 4 else None,
         node.attributes["zero"],
@@ -120,13 +163,26 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
     return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
 
 
-def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
+def _spec(
+    node: Node, graph: Graph, options: Options, name: str, epilogue: Program | None = None
+) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
     spec, reads = whole_spec(node, graph, options, name)
     parts = node.attributes["parts"]
+    if epilogue is not None:
+        notes = (*spec.program.notes, *epilogue.notes)
+        out = epilogue.stores[0].operand
+        spec = replace(spec, epilogue=epilogue, out=out, program=replace(spec.program, notes=notes))
     spec = _one_tile(spec)
     if parts > 1:
         spec = _in_parts(spec, parts, tuple(t.strides[0] for t in node.outputs))
     return spec, reads
+
+
+def _spread(out: Tensor, space: tuple[int, ...]) -> Tensor:
+    """The result with the batch of the scores, in which heads may have two dimensions."""
+    strides = divided_strides(out.shape, out.strides, space)
+    assert strides is not None
+    return alias(out, out.name, space, strides, 0)
 
 
 def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:
@@ -173,6 +229,7 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         inside=scored(spec.inside),
         within=scored(spec.within),
         weight=None if spec.weight is None else scored(spec.weight),
+        epilogue=None if spec.epilogue is None else scored(spec.epilogue),
         bounds=tuple(replace(b, row=0) for b in spec.bounds),
         ranges=tuple(replace(b, row=0) for b in spec.ranges),
         out=head(spec.out),
@@ -209,8 +266,8 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
 
 
 class _Whole(GroupView):
-    """All nodes of a graph of scores."""
+    """Nodes of a graph in their order, and what is written of them."""
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-        self.writes = tuple(graph.outputs)
+    def __init__(self, graph: Graph, nodes: Sequence[Node], writes: Sequence[Tensor]) -> None:
+        super().__init__(graph, nodes, {n: k for k, n in enumerate(nodes)})
+        self.writes = tuple(writes)

@@ -126,3 +126,33 @@ def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, 
         groups.append((range(first, i), range(second, j)))
     assert prod(shape) == prod(target)
     return groups
+
+
+def divided(coarse: Sequence[int], fine: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+    """For each dimension of a shape those of a finer one that it is divided into, None if it is not finer."""
+    if len(fine) <= len(coarse) or 0 in coarse:
+        return None
+    left, result = list(fine), []
+    for size in coarse:
+        part: list[int] = []
+        while left and (not part or prod(part) < size):
+            part.append(left.pop(0))
+        if prod(part) != size:
+            return None
+        result.append(tuple(part))
+    if any(n != 1 for n in left) or not result:
+        return None
+    return (*result[:-1], (*result[-1], *left))
+
+
+def divided_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides, 0 among them, over a shape whose dimensions are another one's divided; None if they are not."""
+    if tuple(shape) == tuple(target):
+        return tuple(strides)
+    parts = divided(shape, target)
+    if parts is None:
+        return None
+    found: list[int] = []
+    for sizes, step in zip(parts, strides):
+        found += [step * prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    return tuple(found)

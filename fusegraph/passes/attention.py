@@ -18,6 +18,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import broadcasts_to, describe
+from fusegraph.lowering.views import divided
 from fusegraph.ops.attention import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
@@ -43,13 +44,15 @@ class Recognised:
 
 @dataclass(frozen=True)
 class _Match:
-    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one.
+    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one, which is
+    the product with the values or a reshape of that.
 
     weight is what the values are multiplied with, chain the nodes that make it of probabilities, the first of which is
     the one that divides exponentials by what they add up to.
     """
 
     out: Node
+    second: Node
     values: Tensor
     weight: Tensor
     chain: tuple[Node, ...]
@@ -93,7 +96,7 @@ def recognise(graph: Graph, options: Options) -> Recognised:
         except (No, Refusal) as reason:
             left(node, reason)
             continue
-        matches[node] = match, made
+        matches[match.out] = match, made
         taken |= match.members
     while matches and (found := _counted_along(graph, matches)) is not None:
         left(found[0], f"{found[1].name!r} counts along it and is needed elsewhere")
@@ -246,7 +249,9 @@ class Matcher:
             raise No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
             raise No(f"{values.name!r} has batches that the scores have not, or products are in tf32")
-        found = _Match(node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero)
+        found = _Match(
+            self._joined(stats), node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero
+        )
         self._private(found)
         return found
 
@@ -320,6 +325,25 @@ class Matcher:
                         self.members |= {node, added}
                         return added.output
         return None
+
+    def _joined(self, stats: Tensor | None) -> Node:
+        """The product with the values, or the reshape that joins its batch dimensions again, as grouped heads are, if
+        it is for nothing else.
+        """
+        graph, node = self.graph, self.node
+        if node.output in graph.outputs or len(others := graph.consumers(node.output)) != 1:
+            return node
+        (joined,) = others
+        shape, target = node.output.shape, joined.output.shape
+        if joined.op.name != "reshape" or shape[-2:] != target[-2:] or divided(target, shape) is None:
+            return node
+        # Nothing that takes another result may come before the last one.
+        order = {n: k for k, n in enumerate(graph.nodes)}
+        early = () if stats is None else graph.consumers(stats)
+        if any(order[n] < order[joined] for n in early):
+            return node
+        self.members.add(joined)
+        return joined
 
     def _private(self, match: _Match) -> None:
         """Raises No if something between is needed elsewhere."""
@@ -410,7 +434,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     weight, weighed = _weight(graph, match, compute)
     notes = tuple(describe(n) for n in graph.nodes if n in match.members or n in scored or n in weighed)
     score = Score(part.own, tuple(part.made[t] for t in (*product.inputs, *rest)), notes)
-    weights, values = match.out.inputs
+    weights, values = match.second.inputs
     attributes = {
         "score": score,
         "probabilities": weights.name,

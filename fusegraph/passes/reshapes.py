@@ -8,12 +8,11 @@ tensors are in memory: there they are views.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Iterator
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
-from fusegraph.lowering.views import reshaped
+from fusegraph.lowering.views import divided, reshaped
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
@@ -21,23 +20,6 @@ from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, s
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.
 _ANCHORS = frozenset({Kind.CONTRACTION, Kind.WINDOW, Kind.TRANSFORM})
-
-
-def divided(coarse: Sequence[int], fine: Sequence[int]) -> tuple[Shape, ...] | None:
-    """For each dimension of a shape those of a finer one that it is divided into, None if it is not finer."""
-    if len(fine) <= len(coarse) or 0 in coarse:
-        return None
-    left, result = list(fine), []
-    for size in coarse:
-        part: list[int] = []
-        while left and (not part or prod(part) < size):
-            part.append(left.pop(0))
-        if prod(part) != size:
-            return None
-        result.append(tuple(part))
-    if any(n != 1 for n in left) or not result:
-        return None
-    return (*result[:-1], (*result[-1], *left))
 
 
 def move_reshapes(graph: Graph) -> Simplified:

@@ -71,7 +71,9 @@ def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Ten
     def write(op: str, *operands: Any, **attributes: Any) -> Tensor:
         return graph.apply(TABLE[op], operands, attributes)
 
-    results, stats = tensor("of parts", (parts, *out.shape)), tensor("stats of parts", (parts, *out.shape[:-1], 1))
+    space = node.attributes["score"].anchor.output.shape[:-1]  # heads may have two dimensions, and one in the result
+    shape = (*space, out.shape[-1])
+    results, stats = tensor("of parts", (parts, *shape)), tensor("stats of parts", (parts, *space, 1))
     attributes = {**node.attributes, "parts": parts, "zero": True}
     graph.add_node(Node(ATTENTION, inputs, attributes, results, stats))
     most = write("reduction", stats, mode="max", axes=0)
@@ -82,7 +84,12 @@ def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Ten
     divisor = total
     if node.attributes["zero"]:
         divisor = write("binary_select", 1.0, total, write("cmp_eq", total, 0.0))
-    graph.add_node(Node(NARROW, (value / divisor,), {"dtype": out.dtype}, out))
+    combined = out
+    if shape != out.shape:
+        combined = intermediate(graph, node.name, "combined", shape, packed_strides(shape), out.dtype)
+    graph.add_node(Node(NARROW, (value / divisor,), {"dtype": out.dtype}, combined))
+    if combined is not out:
+        graph.add_node(Node(TABLE["reshape"], (combined,), {"shape": out.shape}, out))
     if len(outputs) > 1:
         log = write("log", total) + write("reduction", shift, mode="add", axes=0, keepdims=False)
         graph.add_node(Node(NARROW, (log,), {"dtype": outputs[1].dtype}, outputs[1]))

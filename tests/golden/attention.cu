@@ -1,4 +1,4 @@
-// causal_attention_o_attended_kernel: 18 nodes in one kernel
+// causal_attention_o_kernel: 19 nodes in one kernel
 //     o products = matmul(o queries, o keys turned, dtype='float32')
 //     o scaled = mul(o products, 0.0883883461356163)
 //     o row = gen_index(o scaled, axis=3)
@@ -17,6 +17,7 @@
 //     o probabilities = mul(o exponentials, o inverse)
 //     o rounded = narrow(o probabilities, dtype=bfloat16)
 //     o attended = matmul(o rounded, o values, dtype=bfloat16)
+//     o = reshape(o attended, shape=(1, 16, 2048, 128))
 // 16 x 2048 queries and 2048 keys of 128 elements, values of 128, bfloat16
 // 64 queries a block, 16 a warp, tiles of 64 keys in 2 stages (cp.async)
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
@@ -29,11 +30,11 @@
 #include "pipeline.cuh"
 #include "attention.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) causal_attention_o_attended_kernel(
+extern "C" __global__ void __launch_bounds__(128) causal_attention_o_kernel(
     const bfloat16* __restrict__ o_queries,
     const bfloat16* __restrict__ o_keys_turned,
     const bfloat16* __restrict__ o_values,
-    bfloat16* __restrict__ o_attended)
+    bfloat16* __restrict__ o_2)
 {
     struct Shared {
         alignas(16) bfloat16 queries[64][136];
@@ -141,6 +142,6 @@ extern "C" __global__ void __launch_bounds__(128) causal_attention_o_attended_ke
         Vector<bfloat16, 2> v;
         v[0] = convert<bfloat16>(o[i] * inverse[i / 2 % 2]);
         v[1] = convert<bfloat16>(o[i + 1] * inverse[i / 2 % 2]);
-        store(o_attended + b0 * 1048576 + b1 * 262144 + m * 128 + n, v);
+        store(o_2 + b0 * 1048576 + b1 * 262144 + m * 128 + n, v);
     }
 }
