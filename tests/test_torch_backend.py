@@ -227,3 +227,23 @@ def test_factors_of_normalisation_are_computed_together() -> None:
     (graph,) = import_module(model, torch.zeros(2, 4, 5, 5)).graphs
     assert _ops(graph).count("rsqrt") == 3, "six of a kind, two more, and one without scale and bias"
     assert len(plan(graph).kernels) == 8 + 3
+
+
+NEAREST = [{"scale_factor": 2.0}, {"size": (9, 7)}, {"scale_factor": (1.0, 1.7)}]
+LINEAR = [
+    *({**how, "mode": "bilinear"} for how in NEAREST),
+    {"size": (9, 1), "mode": "bilinear", "align_corners": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [*NEAREST, *LINEAR])
+def test_interpolation_of_programs(how: dict[str, Any]) -> None:
+    """torch.export keeps the operators that torch.compile writes out."""
+
+    x = torch.randn(2, 3, 5, 4)
+    imported = _imported(lambda x: torch.nn.functional.interpolate(x, **how), x)
+    (graph,) = imported.graphs
+    assert not imported.left
+    assert "mode" in how or {node.op.name for node in graph.nodes} == {"gather"}
+    torch.testing.assert_close(graph.compile("reference")(x), torch.nn.functional.interpolate(x, **how))

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import int64
+from fusegraph.dtypes import float32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, free
 from fusegraph.graph import Tensor
 from fusegraph.layout import extent, overlaps, stride_order
+from fusegraph.resampling import interpolation, resample
 
 # ---- views
 
@@ -337,3 +338,24 @@ def _upsample_nearest_vec(
     c: Call, x: Tensor, size: Sequence[int] | None, scales: Sequence[float] | None = None
 ) -> Tensor:
     return _upsample_nearest(c, x, c.form.shape[2:], *(scales or ()))
+
+
+@aten("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def _upsample_linear(
+    c: Call,
+    x: Tensor,
+    size: Sequence[int] | None,
+    align_corners: bool,
+    scales: Sequence[float] | None = None,
+) -> Tensor:
+    """Between the elements around positions (i + 0.5) / scale - 0.5, or on a line between the outermost ones."""
+    result = c.cast(x, float32) if x.dtype.itemsize < 4 else x  # 16-bit floats are rounded once
+    for axis, (new, scale) in enumerate(zip(c.form.shape[2:], scales or (None,) * (x.rank - 2)), start=2):
+        old = x.shape[axis]
+        if align_corners:
+            positions = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0.0)
+        else:
+            step = 1 / scale if scale and size is None else old / new
+            positions = np.maximum((np.arange(new) + 0.5) * step - 0.5, 0.0)
+        result = resample(c.graph, result, axis, *interpolation(positions, old))
+    return c.cast(result)

@@ -130,6 +130,16 @@ def _batch_norm(
     return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
 
 
+@aten("_native_batch_norm_legit.no_stats")
+def _batch_norm_alone(
+    c: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
+) -> tuple[Tensor | None, ...]:
+    """Without running statistics: of the batch, whether it is training or not."""
+    factors = (_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x)))
+    y, *vectors = c.graph.batchnorm(x, *factors, epsilon=epsilon, momentum=momentum)
+    return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
+
+
 def _whole(x: Tensor) -> Tensor:
     return x.reshape(-1)
 

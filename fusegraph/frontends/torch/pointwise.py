@@ -34,6 +34,7 @@ _UNARY = {
     "sin": "sin",
     "cos": "cos",
     "tan": "tan",
+    **{name: name for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "trunc")},
     "erf": "erf",
     "relu": "relu",
 }
@@ -95,6 +96,25 @@ def _mul(c: Call, a: Any, b: Any) -> Tensor:
 @aten("div.Tensor", "div.Scalar")
 def _div(c: Call, a: Any, b: Any) -> Tensor:
     return c.apply("div", a, b)
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode")
+def _div_rounded(c: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    """floor is Python's: what the remainder of the divisor's sign leaves, divided."""
+    if rounding_mode is None:
+        return _div(c, a, b)
+    exact = c.dtype.is_float
+    if rounding_mode == "trunc":
+        return c.cast(c.graph.trunc(c.apply("div", a, b))) if exact else c.apply("quotient", a, b)
+    a, b = (c.operand(x, c.dtype) for x in (a, b))
+    rest = c.graph.mod(a, b)
+    below = c.graph.logical_and(c.graph.cmp_neq(rest, 0), c.graph.cmp_neq(rest < 0, b < 0))
+    if not exact:
+        return c.graph.sub(c.graph.quotient(a, b), c.cast(below))
+    quotient = c.graph.sub((a - rest) / b, c.graph.cast(below, a.dtype))
+    whole = c.graph.floor(quotient)
+    nearest = c.graph.add(whole, c.graph.cast(c.graph.cmp_gt(quotient - whole, 0.5), a.dtype))
+    return c.cast(c.graph.binary_select(a / b, nearest, c.graph.cmp_eq(b, 0)))
 
 
 @aten("pow.Tensor_Scalar")
@@ -203,20 +223,28 @@ def _softplus(c: Call, x: Tensor, beta: float = 1, threshold: float = 20) -> Ten
 
 
 def _truth(op: str) -> Any:
-    def handler(c: Call, *operands: Tensor) -> Tensor:
-        if not all(x.dtype.is_bool for x in operands) and not op.startswith("logical"):
-            raise NotSupportedError(f"bits of {operands[0].dtype}")
-        return getattr(c.graph, op if op.startswith("logical") else _BITS[op])(*operands)
+    return lambda c, *operands: getattr(c.graph, op)(*operands)
+
+
+HANDLERS.update({f"aten.{op}.default": _truth(op) for op in ("logical_and", "logical_or", "logical_not")})
+
+
+def _bits(op: str) -> Any:
+    """An op on the bits of integers, and of bools as they are."""
+
+    def handler(c: Call, *operands: Any) -> Tensor:
+        given = [x if isinstance(x, Tensor) else c.graph.constant(x, dtype=c.dtype) for x in operands]
+        return getattr(c.graph, op)(*(c.cast(x) for x in given))
 
     return handler
 
 
-_BITS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
-for _name in ("logical_and", "logical_or", "logical_not"):
-    HANDLERS[f"aten.{_name}.default"] = _truth(_name)
-HANDLERS["aten.bitwise_and.Tensor"] = _truth("bitwise_and")
-HANDLERS["aten.bitwise_or.Tensor"] = _truth("bitwise_or")
-HANDLERS["aten.bitwise_not.default"] = _truth("bitwise_not")
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    HANDLERS |= {f"aten.{_name}.{kind}": _bits(_name) for kind in ("Tensor", "Scalar")}
+for _name, _op in (("left", "shift_left"), ("right", "shift_right")):
+    HANDLERS |= {f"aten.bitwise_{_name}_shift.{kind}": _bits(_op) for kind in ("Tensor", "Tensor_Scalar")}
+    HANDLERS |= {f"aten.__{_name[0]}shift__.{kind}": _bits(_op) for kind in ("Tensor", "Scalar")}
+HANDLERS["aten.bitwise_not.default"] = _bits("bitwise_not")
 
 
 @aten("logical_xor.default")
