@@ -313,7 +313,6 @@ class _Renderer:
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else "last - 1")
         self.scores.softmax(s.chains)
-        w.line("barrier_wait(shared.values_full[stage.index], stage.parity);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
@@ -329,19 +328,22 @@ class _Renderer:
             w.line("if (tile < 0) break;")
         self._turn(begin=True)
         self._multiply_keys("stage")
+        w.line("barrier_wait(shared.values_full[previous.index], previous.parity);")
         self._multiply_values("previous")
         self._turn(begin=False)
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        self.scores.softmax(s.chains)
-        w.line("barrier_wait(shared.values_full[stage.index], stage.parity);")
+        # The other consumers' products run meanwhile; what follows may be done in any order, rounding while the units
+        # for exponentials are busy, only once nothing reads the probabilities of the tile before.
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
+        self.scores.softmax(s.chains)
         w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         w.close()
         latest = "previous" if self.listing else "stage"
+        w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
         self._multiply_values(latest)
         w.line("wgmma_wait<0>();")
         w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")

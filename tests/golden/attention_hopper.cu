@@ -168,7 +168,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                 if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
                 scores(last - 1);
                 attention::softmax<2>(s, rows, unit, rescale);
-                barrier_wait(shared.values_full[stage.index], stage.parity);
                 attention::round_to_fragments<bfloat16>(s, probability);
                 for (int tile = last - 2; tile >= first; --tile) {
                     const Ring<2> previous = stage;
@@ -183,6 +182,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                             matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
                     }
                     wgmma_commit();
+                    barrier_wait(shared.values_full[previous.index], previous.parity);
                     wgmma_fence();
                     #pragma unroll
                     for (int kk = 0; kk < 11; ++kk) {
@@ -194,13 +194,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                     wgmma_wait<1>();  // the scores are there
                     if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
                     scores(tile);
-                    attention::softmax<2>(s, rows, unit, rescale);
-                    barrier_wait(shared.values_full[stage.index], stage.parity);
                     wgmma_wait<0>();
                     if (t == 0) barrier_arrive(shared.values_empty[previous.index]);
+                    attention::softmax<2>(s, rows, unit, rescale);
                     attention::scale(o, rescale);
                     attention::round_to_fragments<bfloat16>(s, probability);
                 }
+                barrier_wait(shared.values_full[stage.index], stage.parity);
                 wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 11; ++kk) {
