@@ -100,15 +100,13 @@ def composite(
     optional: int = 0,
     integers: tuple[str, ...] = (),
     broadcasts: tuple[str, ...] | None = None,
-    needs_elements: bool = False,
     keeps_layout: bool = True,
     cudnn: str | None = None,
 ) -> None:
     """Registers a composite of floats; all operands (or those called broadcasts, and x, y and loss) broadcast to the
     first; those called x, y or loss have its shape.
 
-    needs_elements: whether rows of no elements have no result.  The other arguments are `Op`'s; NumPy's floating-point
-    warnings are off while the reference runs.
+    The other arguments are `Op`'s; NumPy's floating-point warnings are off while the reference runs.
     """
 
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,10 +117,6 @@ def composite(
 
     def inferred(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
         x, normal = types[0], normalize(types, values)
-        axes = normal.get("axes", (normal.get("axis"),))
-        for d in axes if needs_elements else ():
-            if x.shape[d] == 0:
-                raise ShapeError(f"{name} of no elements: axis {d} has size 0")
         for key, other in zip(operands[1:], types[1:]):
             if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):
                 continue
@@ -171,12 +165,19 @@ def _padded(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[tuple[int, 
 # ---- softmax and its logarithm
 
 
+def _greatest(x: Array, axes: Any) -> Array:
+    """The maximum along axes, which stay: minus infinity of no elements."""
+    return np.asarray(x.max(axis=axes, keepdims=True, initial=-inf))
+
+
 def _softmax_reference(x: Array, axis: int) -> Array:
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    e = np.exp(x - _greatest(x, axis))
     return np.asarray(e / e.sum(axis=axis, keepdims=True))
 
 
 def _softmax(write: Writing, x: Any, axis: int) -> Any:
+    if x.shape[axis] == 0:  # there is no maximum of no elements, and nothing to make of it
+        return write("exp", "", x)
     shifted = write("sub", "shifted", x, write("reduction", "max", x, mode="max", axes=axis))
     e = write("exp", "exp", shifted)
     total = write("reduction", "sum", e, mode="add", axes=axis)
@@ -190,17 +191,18 @@ composite(
     _softmax_reference,
     _softmax,
     """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
-    infinity, as this formula gives in NumPy; ShapeError for rows of no elements.""",
-    needs_elements=True,
+    infinity, as this formula gives in NumPy; of no elements there are none.""",
 )
 
 
 def _log_softmax_reference(x: Array, axis: int) -> Array:
-    shifted = x - x.max(axis=axis, keepdims=True)
+    shifted = x - _greatest(x, axis)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
 
 
 def _log_softmax(write: Writing, x: Any, axis: int) -> Any:
+    if x.shape[axis] == 0:
+        return write("exp", "", x)
     shifted = write("sub", "shifted", x, write("reduction", "max", x, mode="max", axes=axis))
     total = write("reduction", "sum", write("exp", "exp", shifted), mode="add", axes=axis)
     return write("sub", "", shifted, write("log", "log", total))
@@ -213,12 +215,11 @@ composite(
     _log_softmax_reference,
     _log_softmax,
     """The logarithm of softmax along an axis, without overflow or underflow; not finite where softmax is NaN.""",
-    needs_elements=True,
 )
 
 
 def _logsumexp_reference(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    most = x.max(axis=axes, keepdims=True)
+    most = _greatest(x, axes)
     shift = np.where(np.isfinite(most), most, 0.0)
     result = shift + np.log(np.exp(x - shift).sum(axis=axes, keepdims=True))
     return np.asarray(result if keepdims else result.squeeze(axes))
@@ -231,6 +232,8 @@ def _logsumexp(write: Writing, x: Any, axes: tuple[int, ...], keepdims: bool) ->
         finite = write("cmp_lt", f"finite{name}", write("abs", f"magnitude{name}", most), inf)
         return write("binary_select", f"shift{name}", most, 0.0, finite)
 
+    if any(x.shape[d] == 0 for d in axes):
+        return write("log", "", write("reduction", "sum", x, mode="add", axes=axes, keepdims=keepdims))
     before = shift(True, "")
     e = write("exp", "exp", write("sub", "shifted", x, before))
     total = write("reduction", "sum", e, mode="add", axes=axes, keepdims=keepdims)
@@ -243,10 +246,9 @@ composite(
     {"axes": -1, "keepdims": True},
     _logsumexp_reference,
     _logsumexp,
-    """log(sum(exp(x))) along axes (None: all), without overflow.  Minus infinity for rows of nothing else; ShapeError
-    for rows of no elements.  keepdims as in a reduction.""",
+    """log(sum(exp(x))) along axes (None: all), without overflow.  Minus infinity for rows of nothing else, and for those
+    of no elements.  keepdims as in a reduction.""",
     infer=lambda types, at: reduced(types[0], at["axes"], at["keepdims"]),
-    needs_elements=True,
     keeps_layout=False,
 )
 
