@@ -46,10 +46,27 @@ def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blo
 
 def from_the_end(source: KernelSource) -> KernelSource:
     """A kernel of a grid with one dimension that begins where it would end: its first block takes the last's place."""
-    head, include, rest = source.code.rpartition("#include ")
-    first, _, body = rest.partition("\n")
-    code = f'{head}{include}{first}\n#include "order.cuh"\n{body.replace("blockIdx.x", "block_from_the_end()")}'
-    return replace(source, code=code)
+    head, body = _ordered(source.code)
+    return replace(source, code=head + body.replace("blockIdx.x", "block_from_the_end()"))
+
+
+def in_sequence(source: KernelSource, *, first: bool, last: bool) -> KernelSource:
+    """A kernel that is launched after another, or before one, or both: what begins and ends a launch overlaps."""
+    if first and last:
+        return source
+    head, body = _ordered(source.code)
+    calls = ["grid_dependency_launch"] * (not last) + ["grid_dependency_wait"] * (not first)
+    at = body.index("\n{\n", body.index('extern "C" __global__')) + len("\n{\n")
+    code = head + body[:at] + "".join(f"    {call}();\n" for call in calls) + body[at:]
+    return replace(source, code=code, dependent=not first)
+
+
+def _ordered(code: str) -> tuple[str, str]:
+    """A kernel's code up to its last include, of order.cuh, and the rest."""
+    head, include, rest = code.rpartition("#include ")
+    last, _, body = rest.partition("\n")
+    own = '"order.cuh"'
+    return f"{head}{include}{last}\n" + ("" if last == own else f"#include {own}\n"), body
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:

@@ -54,6 +54,7 @@ class KernelSource:
     parameters            the kernel's parameters: a tensor map, or n for the address of the n-th argument.  None: the
                           addresses of all arguments in order.
     cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
+    dependent             whether it may be launched before the kernel before it is done: it waits for that itself.
     """
 
     name: str
@@ -64,6 +65,7 @@ class KernelSource:
     uses_barriers: bool = False
     parameters: tuple[int | TensorMap, ...] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)
+    dependent: bool = False
 
 
 @dataclass(frozen=True)

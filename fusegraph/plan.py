@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.arch import Arch
-from codegen.kernel import from_the_end
+from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
@@ -168,12 +168,13 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     names = Names()
     kernels = []
     turned = order.from_the_end(partition) if fusion else frozenset()
-    for group in partition.groups:
-        if group.family == "view":
-            continue
+    launched = [group for group in partition.groups if group.family != "view"]
+    for group in launched:
         spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
         choice = choose(spec, group)
         source = render(spec, choice.schedule)
-        kernels.append(Kernel(group, from_the_end(source) if group in turned else source, choice))
+        source = from_the_end(source) if group in turned else source
+        source = in_sequence(source, first=group is launched[0], last=group is launched[-1])
+        kernels.append(Kernel(group, source, choice))
     memory = plan_memory(partition)
     return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)

@@ -100,6 +100,7 @@ def arrivals() -> Case:
 
 
 _NAMED = """
+#include "order.cuh"
 #include "warpgroup.cuh"
 
 // The first warp announces what it wrote and goes on; the others wait for it.

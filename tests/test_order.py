@@ -1,4 +1,6 @@
-"""Kernels that begin at the end of memory, where what the kernel before had last is still in the cache."""
+"""Kernels that begin at the end of memory, where what the kernel before had last is still in the cache; and those that
+begin before the kernel before has ended.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +71,17 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {k.group.family for g in graphs for k, t in zip(plan(g).kernels, turned(g)) if t}
     assert kinds == order.FAMILIES
     check_all(graphs)
+
+
+def test_launches_overlap() -> None:
+    """A kernel waits for the one before where it begins, not where that is launched; one alone has neither."""
+    found = plan(batchnorm_relu((64, 256, 56, 56))).kernels
+    launch, wait = "grid_dependency_launch();", "grid_dependency_wait();"
+    for kernel, expected in zip(found, ([launch], [launch, wait], [wait]), strict=True):
+        body = kernel.source.code.partition("\n{\n")[2].split()
+        assert body[: len(expected)] == expected
+        assert sum("grid_dependency" in word for word in body) == len(expected)
+        assert kernel.source.dependent == (wait in expected)
+    (alone,) = plan(batchnorm_relu((1, 256, 1, 1))).kernels
+    assert "grid_dependency" not in alone.source.code
+    assert not alone.source.dependent

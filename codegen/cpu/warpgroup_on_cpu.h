@@ -40,6 +40,3 @@ inline void named_barrier_arrive(int id, int threads, FUSEGRAPH_WHERE) {
     fusegraph_cpu::check_named_barrier(id, threads, "named_barrier_arrive", file, line);
     fusegraph_cpu::named_barrier_arrive(unsigned(id), unsigned(threads), file, line);
 }
-
-inline void grid_dependency_wait() {}
-inline void grid_dependency_launch() {}

@@ -30,13 +30,4 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// For kernels launched to overlap the one before (programmatic dependent launch): waits until that has ended and its
-// results can be seen.
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next kernel start when all blocks have called this or ended.
-__device__ __forceinline__ void grid_dependency_launch() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 #endif

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.schedule import target
 from codegen.spec import KernelSource
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Queue
@@ -98,7 +99,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._compile(plan)
         slots = Slots(plan)
-        index = self.device.index
+        index, has_pdl = self.device.index, target(self.arch).has_pdl
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
@@ -114,6 +115,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
                 len(positions),
                 source.parameters,
                 cluster=source.cluster,
+                dependent=source.dependent and has_pdl,
             )
             steps.append((launch, positions))
         constants = tuple(to_device(t.value, index) for t in slots.constants)

@@ -246,7 +246,7 @@ composite(
     {"axes": -1, "keepdims": True},
     _logsumexp_reference,
     _logsumexp,
-    """log(sum(exp(x))) along axes (None: all), without overflow.  Minus infinity for rows of nothing else, and for those
+    """log(sum(exp(x))) along axes (None: all), without overflow.  Minus infinity for rows of nothing else, and for rows
     of no elements.  keepdims as in a reduction.""",
     infer=lambda types, at: reduced(types[0], at["axes"], at["keepdims"]),
     keeps_layout=False,

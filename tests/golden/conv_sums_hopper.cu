@@ -16,6 +16,7 @@
 #include "wgmma.cuh"
 #include "pipeline.cuh"
 #include "reduce.cuh"
+#include "order.cuh"
 
 FUSEGRAPH_WGMMA(64)
 
@@ -26,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
     const __grid_constant__ TensorMap y_map,
     float* __restrict__ sums_parts)
 {
+    grid_dependency_launch();
     struct Shared {
         alignas(1024) bfloat16 a[8][128][64];  // tiles of x: stages first, rows swizzled
         alignas(1024) bfloat16 b[8][64][64];

@@ -24,6 +24,7 @@
 #include "reduce.cuh"
 #include "async_copy.cuh"
 #include "warpgroup.cuh"
+#include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_4096_bfloat16_dx_kernel(
     const bfloat16* __restrict__ loss,
@@ -35,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     float* __restrict__ dx_dbias_parts,
     bfloat16* __restrict__ dx)
 {
+    grid_dependency_launch();
     const uint32 lane = threadIdx.x % 256, sub = threadIdx.x / 256;
     const uint32 part = blockIdx.x;
     const uint32 begin = part * 125;
