@@ -52,6 +52,8 @@ def functions(torch: Any) -> dict[str, Any]:
         "relu_sums": lambda x: torch.relu(x).sum(-1, keepdim=True, dtype=torch.float32),
         "layernorm_mul": lambda x, w, b: f.layer_norm(x, x.shape[-1:], w, b) * x,
         "add_rmsnorm": lambda x, residual, w: f.rms_norm(x + residual, x.shape[-1:], w),
+        "groupnorm": lambda x, w, b: f.group_norm(x, 32, w.reshape(-1), b.reshape(-1)),
+        "dropout": lambda x: f.dropout(x, 0.1),
         "transpose": lambda x: x.t().contiguous(),
         "slice": lambda x: x[1024:-1024, 64:-64].contiguous(),
         "concatenate": lambda a, b: torch.cat((a, b), 1),

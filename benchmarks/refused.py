@@ -69,6 +69,18 @@ def _add_rmsnorm(g: Graph, x: Tensor, residual: Tensor, weight: Tensor) -> Tenso
     return g.rmsnorm(x + residual, weight)
 
 
+def _groupnorm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return g.groupnorm(x, weight, bias, groups=32)
+
+
+def _max_pool(g: Graph, x: Tensor) -> Tensor:
+    return g.max_pool(x, 3, 2, 1)
+
+
+def _dropout(g: Graph, x: Tensor) -> Tensor:
+    return g.dropout(x, 2026, 0, probability=0.1)
+
+
 def _transpose(g: Graph, x: Tensor) -> Tensor:
     return g.transpose(x)
 
@@ -121,6 +133,10 @@ def refused() -> Iterator[Workload]:
     yield Workload("layernorm * x 16384x4096", dtype, (rows, *weights), ROWS, "layernorm_mul", _layernorm_mul)
     operands = (rows, Input("residual", ROWS), weights[0])
     yield Workload("rmsnorm(x + residual) 16384x4096", dtype, operands, ROWS, "add_rmsnorm", _add_rmsnorm)
+    operands = (Input("x", IMAGE), Input("weight", (256, 1, 1)), Input("bias", (256, 1, 1)))
+    yield Workload("groupnorm of 32 groups 64x256x56x56 NCHW", dtype, operands, IMAGE, "groupnorm", _groupnorm)
+    yield Workload("max pool 3x3 stride 2 64x256x56x56 NHWC", dtype, (x,), (64, 256, 28, 28), "maxpool", _max_pool)
+    yield Workload("dropout 16384x4096", dtype, (rows,), ROWS, "dropout", _dropout)
 
     yield Workload("transpose 8192x8192", dtype, (square,), SQUARE, "transpose", _transpose)
     part = (8192 - 2 * 1024, 8192 - 2 * 64)
