@@ -103,7 +103,8 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     vectors = max(1, -(-space.length // vector))
     clusters = _clusters(arch) if space.chunk is None else [1]
     count = prod(space.outer)
-    found = list(_in_registers(arch, clusters, vector, vectors, read, count)) if space.length else []
+    once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]
+    found = list(_in_registers(arch, clusters, vector, vectors, read, once, count)) if space.length else []
     lanes = min(MAX_THREADS, _power(vectors))
     if shared and space.chunk is None and lanes >= 128:
         found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
@@ -118,11 +119,20 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _in_registers(
-    arch: Arch, clusters: Sequence[int], vector: int, vectors: int, read: Sequence[Operand], count: int
+    arch: Arch,
+    clusters: Sequence[int],
+    vector: int,
+    vectors: int,
+    read: Sequence[Operand],
+    once: Sequence[Operand],
+    count: int,
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Rows in registers: (how bad they are thought to be, schedule), for so many rows."""
+    """Rows in registers: (how bad they are thought to be, schedule), for so many rows.
+
+    read, once  the loads that are kept, and those of a later stage: a compiler has all of these under way at once.
+    """
     itemsize = sum(op.dtype.itemsize for op in read) or 4
-    words = sum(max(1, op.dtype.itemsize // 4) for op in read) or 1
+    words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
     for cluster in clusters:
         for power in range(11):
             lanes = 1 << power
