@@ -50,12 +50,16 @@ def from_the_end(source: KernelSource) -> KernelSource:
     return replace(source, code=head + body.replace("blockIdx.x", "block_from_the_end()"))
 
 
-def in_sequence(source: KernelSource, *, first: bool, last: bool) -> KernelSource:
-    """A kernel that is launched after another, or before one, or both: what begins and ends a launch overlaps."""
-    if first and last:
+def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSource:
+    """A kernel of several that are launched one after the other: what begins and ends a launch overlaps.
+
+    first  whether none of them is launched before it.
+    early  whether the next one's blocks may come in as soon as all of its own have begun.
+    """
+    calls = ["grid_dependency_launch"] * early + ["grid_dependency_wait"] * (not first)
+    if not calls:
         return source
     head, body = _ordered(source.code)
-    calls = ["grid_dependency_launch"] * (not last) + ["grid_dependency_wait"] * (not first)
     at = body.index("\n{\n", body.index('extern "C" __global__')) + len("\n{\n")
     code = head + body[:at] + "".join(f"    {call}();\n" for call in calls) + body[at:]
     return replace(source, code=code, dependent=not first)

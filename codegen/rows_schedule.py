@@ -51,7 +51,8 @@ class RowsSchedule:
     itype    C type of positions and offsets.
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
-    stages   of a walk, the rows (or ``rows`` rows each) that are in shared memory or on their way to it.
+    stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
+    walked   rows that a block, or a cluster of them, walks where the spec does not say it; 0: it has its own rows only.
     """
 
     form: str
@@ -63,6 +64,7 @@ class RowsSchedule:
     cluster: int = 1
     resident: int = 0
     stages: int = 1
+    walked: int = 0
 
     @property
     def threads(self) -> int:

@@ -1,13 +1,17 @@
-"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, in one look at what is read.
+"""Rows kernels whose blocks walk many rows: those that combine columns as well, as a norm's gradient and those of its
+weights, in one look at what is read; and those of long rows.
 
-A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine of each
-column stays in registers all the while, and is stored once, at the end: a row for each part.  The next rows are on
-their way into shared memory meanwhile, which hides how long they take from a block that waits for a row's reductions.
+A block, or a cluster of them, walks the rows of a part one after the other, or some of them side by side.  What its
+threads combine of each column stays in registers all the while, and is stored once, at the end: a row for each part.
+The next rows are on their way into shared memory meanwhile, which hides how long they take from a block that waits for
+a row's reductions.  Where a row that has arrived is kept in registers, the next one follows it piece by piece into the
+same place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.expr import Index, Load, Reduced, ctype_of
@@ -18,19 +22,21 @@ from codegen.rows_along import AlongRenderer
 from codegen.rows_renderer import combiner, identity
 from codegen.rows_schedule import RowsSchedule
 from codegen.rows_space import repeated, streamed
-from codegen.spec import RowsSpec
+from codegen.spec import RowsSpec, Walk
 
 #: Variables that number rows, beside ``row``.
 _POSITIONS = ("first", "fetched", "after")
 
 
 class WalkRenderer(AlongRenderer):
-    """Kernels whose blocks walk many rows and combine their columns."""
+    """Kernels whose blocks walk many rows, and combine their columns."""
 
     taken = (*AlongRenderer.taken, "begin", "end", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
     positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        if spec.walk is None:
+            spec = replace(spec, walk=Walk(len(spec.outer), schedule.walked, ()))
         super().__init__(spec, schedule)
         walk = self.space.walk
         assert walk is not None
@@ -41,6 +47,10 @@ class WalkRenderer(AlongRenderer):
         self.parts = -(-self.walked // walk.chunk)
         #: rows that are on their way while one is worked on
         self.ahead = schedule.stages - 1
+        #: whether the next row takes the place of what has gone on to registers
+        self.follows = schedule.form == "registers" and self.ahead > 0
+        #: elements of a row, of one tensor, that a block has in shared memory
+        self.room = self._kept_elements() if self.follows or schedule.cluster > 1 else self.length
         if self.ahead:
             self.kept = streamed(self.space)
         repeats = repeated(self.space)
@@ -66,10 +76,13 @@ class WalkRenderer(AlongRenderer):
     def _headers(self) -> list[str]:
         ring = ["async_copy.cuh"] if self.ahead else []
         barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
-        return [*ring, *barriers]
+        cluster = ["cluster.cuh", "reduce_cluster.cuh"] if self.s.cluster > 1 else []
+        return [*ring, *barriers, *cluster]
 
     def _details(self) -> list[str]:
-        walked = f"A block walks {min(self.walk.chunk, self.walked)} rows, combining their columns meanwhile"
+        walker = "A block walks" if self.s.cluster == 1 else "The blocks of a cluster walk"
+        walked = f"{walker} {min(self.walk.chunk, self.walked)} rows"
+        walked += ", combining their columns meanwhile" if self.walk.sums else ""
         beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
         ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
         return [*super()._details(), walked + beside + ahead + "."]
@@ -88,18 +101,25 @@ class WalkRenderer(AlongRenderer):
         rows = "end - begin" if s.rows == 1 else "steps"
         if s.rows > 1:
             w.line(f"const {s.itype} steps = (end - begin + {s.rows - 1}) / {s.rows};")
+        if s.cluster > 1:
+            w.line("cluster_sync();  // all blocks have begun: their shared memory can be written")
+        if self.follows:
+            self._first_rows(rows)
+        late = self.ahead if not self.follows else 0  # a row is worked on so many steps after its copies began
         w.line("#pragma unroll 1")
-        w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {self.ahead}' if self.ahead else ''}; ++step)")
-        if self.ahead:
+        w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)")
+        if late:
             self._fetch(rows)
-        behind = f" - {self.ahead}" if self.ahead else ""
+        behind = f" - {late}" if late else ""
         self._position("row", f"begin + step{behind}" if s.rows == 1 else f"begin + {self._steps(behind)} + sub")
-        if self.ahead:
-            w.line(f"const uint32 at = {self._slot('(step + 1)')};")
+        if late:
+            w.line(f"const uint32 at = {self._slot('(step + 1)', s.stages)};")
         if s.lanes > 32:
             w.line("const uint32 turn = step % 2;")
         self._row_values()
-        if s.form == "registers":
+        if self.follows:
+            self._take_over(rows)
+        elif s.form == "registers":
             self._keep_in_registers()
         self._stages()
         w.close()
@@ -122,14 +142,17 @@ class WalkRenderer(AlongRenderer):
 
     def _place(self) -> None:
         w, s = self.w, self.s
-        if s.rows == 1:
+        if s.cluster > 1:
+            w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
+        elif s.rows == 1:
             w.line("const uint32 lane = threadIdx.x;")
         else:
             w.line(f"const uint32 lane = threadIdx.x % {s.lanes}, sub = threadIdx.x / {s.lanes};")
         single = self.count == self.walked
-        part = "blockIdx.x" if single else f"blockIdx.x % {self.parts}"
+        block = "blockIdx.x" if s.cluster == 1 else f"blockIdx.x / {s.cluster}"
+        part = block if single else f"{block} % {self.parts}"
         w.line(f"const {s.itype} part = {part};")
-        group = "" if single else f"blockIdx.x / {self.parts} * {s.itype}({self.walked})"
+        group = "" if single else f"{block} / {self.parts} * {s.itype}({self.walked})"
         start = linear([("part", self.walk.chunk)])
         w.line(f"const {s.itype} begin = {f'{group} + {start}' if group else start};")
         end = f"begin + {self.walk.chunk}"
@@ -181,7 +204,8 @@ class WalkRenderer(AlongRenderer):
             for k, reduction in enumerate(self.program.reductions):
                 if k not in self._own:
                     self._exchanged[k] = self.names.unique(reduction.name, "_parts")
-                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
+                    size = s.threads // 32 * s.cluster
+                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{size}];")
 
     @property
     def _real(self) -> str:
@@ -210,32 +234,98 @@ class WalkRenderer(AlongRenderer):
             name = self._arriving[n] = self.names.unique(operand.name, "_s")
             start = f"shared + {used}" if used else "shared"
             w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
-            used += -(-s.stages * s.rows * self.length * operand.dtype.itemsize // 16) * 16
+            slots = self.ahead if self.follows else s.stages
+            used += -(-slots * s.rows * self.room * operand.dtype.itemsize // 16) * 16
         return used
 
-    def _slot(self, step: str) -> str:
+    def _slot(self, step: str, slots: int) -> str:
         """Where the row of a step lies in shared memory: the number of its first element."""
+        rows = self.s.rows
+        slot = f"{step} % {slots}" if slots > 1 else "0"
+        if rows > 1:
+            slot = f"({slot} * {rows} + sub)" if slots > 1 else "sub"
+        return f"{slot} * {self.room}" if slot != "0" else "0"
+
+    def _copies(self, into: str) -> None:
+        """Copies of a vector of each tensor begin."""
+        for n in self.kept:
+            operand, name, pointer = self.program.loads[n], self._arriving[n], self.pointers.loads[n]
+            offset = self._offset(operand.strides)
+            nbytes = self.s.vector * operand.dtype.itemsize
+            for start in range(0, nbytes, 16):
+                more = f" + {start // operand.dtype.itemsize}" if start else ""
+                source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
+                self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {source});")
+
+    def _fetched(self, step: str) -> None:
+        """The number of a row whose copies begin."""
+        rows, terms = self.s.rows, ["begin"]
+        if step != "0":
+            terms.append(step if rows == 1 else f"({step}) * {rows}" if " " in step else f"{step} * {rows}")
+        self._position("fetched", " + ".join([*terms, *(["sub"] if rows > 1 else [])]))
+        self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
+
+    @property
+    def _mine(self) -> str:
+        """Where a thread's vector lies in the block's part of a row."""
         s = self.s
-        slot = f"{step} % {s.stages}"
-        return f"{slot} * {self.length}" if s.rows == 1 else f"({slot} * {s.rows} + sub) * {self.length}"
+        if s.cluster == 1 and not (self.follows and self.ragged):
+            return "col"
+        lane = "threadIdx.x" if s.cluster > 1 else "lane" if s.lanes > 1 else "0"
+        vector = lane if self.unroll == 1 else f"(u * {s.lanes} + {lane})" if s.lanes > 1 else "u"
+        return vector if s.vector == 1 else f"{vector} * {s.vector}"
+
+    def _first_rows(self, rows: str) -> None:
+        """Copies of the first rows begin."""
+        w, several = self.w, self.ahead > 1
+        w.line("// A thread reads back what it copied itself.")
+        w.open(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else "")
+        at = self._slot("step", self.ahead)
+        self._fetched("step" if several else "0")
+        self._open_vectors(loading=True)
+        if several:
+            w.open(f"if (step < {rows})")
+        self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
+        if several:
+            w.close()
+        w.line("copy_async_commit();")
+        self._close_vectors()
+        w.close()
+
+    def _take_over(self, rows: str) -> None:
+        """What has arrived of a row goes on to registers, and copies of a later one begin in its place."""
+        w, own = self.w, self.rows
+        for n in self.kept:
+            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
+            many = f"[{self.unroll}]" if self.unroll > 1 else ""
+            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+        at = self._slot("step", self.ahead)
+        if at != "0":
+            w.line(f"const uint32 at = {at};")
+        place = self._mine if at == "0" else f"at + {self._mine}"
+        self._fetched(f"step + {self.ahead}")
+        self._open_vectors(loading=True)
+        w.line(f"copy_async_wait<{self.ahead * self.unroll - 1}>();")
+        for n in self.kept:
+            target, source = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}", self._arriving[n]
+            wide = f"load_shared<{self.s.vector}>({source} + {place})"
+            w.line(f"{target} = {wide if self.s.vector > 1 else f'{source}[{place}]'};")
+        w.open(f"if (step + {self.ahead} < {rows})")
+        self._copies(place)
+        w.close()
+        w.line("copy_async_commit();")
+        self._close_vectors()
+        self.rows = own
 
     def _fetch(self, rows: str) -> None:
         """Copies of the rows of a later step begin."""
         w, s = self.w, self.s
         w.line("// A thread reads back what it copied itself.")
         w.open(f"if (step < {rows})")
-        w.line(f"const uint32 into = {self._slot('step')};")
-        self._position("fetched", "begin + step" if s.rows == 1 else f"begin + step * {s.rows} + sub")
-        self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
+        w.line(f"const uint32 into = {self._slot('step', s.stages)};")
+        self._fetched("step")
         self._open_vectors()
-        for n in self.kept:
-            operand, name, pointer = self.program.loads[n], self._arriving[n], self.pointers.loads[n]
-            offset = self._offset(operand.strides)
-            nbytes = s.vector * operand.dtype.itemsize
-            for start in range(0, nbytes, 16):
-                more = f" + {start // operand.dtype.itemsize}" if start else ""
-                source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
-                w.line(f"copy_async<{min(nbytes, 16)}>({name} + into + col{more}, {source});")
+        self._copies(f"into + {self._mine}")
         self._close_vectors()
         w.close()
         w.line("copy_async_commit();")
@@ -248,34 +338,16 @@ class WalkRenderer(AlongRenderer):
             return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
         if n not in self._arriving or n in self.kept_names:
             return super()._held(n)
-        return self._arrived(n, "const ", self._vector(n))
+        return self._arrived(n)
 
-    def _arrived(self, n: int, const: str, name: str) -> str:
+    def _arrived(self, n: int) -> str:
         """Reads what has arrived of a row; returns the C expression of an element."""
-        vector, source = self.s.vector, f"{self._arriving[n]} + at + col"
+        vector, source = self.s.vector, f"{self._arriving[n]} + at + {self._mine}"
         if vector == 1:
-            return f"{self._arriving[n]}[at + col]"
-        kind = f"{const}{vector_type(self.program.loads[n], vector)} " if const else ""
-        self.w.line(f"{kind}{name} = load_shared<{vector}>({source});")
+            return f"{self._arriving[n]}[at + {self._mine}]"
+        name = self._vector(n)
+        self.w.line(f"const {vector_type(self.program.loads[n], vector)} {name} = load_shared<{vector}>({source});")
         return f"{name}[e]"
-
-    def _keep_in_registers(self) -> int:
-        if not self.ahead:
-            return super()._keep_in_registers()
-        w = self.w
-        for n in self.kept:
-            name = self.names.unique(self.program.loads[n].name, "_v")
-            many = f"[{self.unroll}]" if self.unroll > 1 else ""
-            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
-            self.kept_names[n] = name
-        self._open_vectors()
-        for n in self.kept:
-            target = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}"
-            text = self._arrived(n, "", target)
-            if self.s.vector == 1:
-                w.line(f"{target} = {text};")
-        self._close_vectors()
-        return 0
 
     # ---- a row
 
@@ -301,6 +373,15 @@ class WalkRenderer(AlongRenderer):
             super()._combined(parts)
             return
         w, s, warps = self.w, self.s, self.s.lanes // 32
+        if s.cluster > 1:
+            for k, part in parts.items():
+                reduction = self.program.reductions[k]
+                name = self.names.unique(reduction.name)
+                how = f"{combiner(reduction)}, {warps}, {s.cluster}"
+                text = f"reduce::cluster<{how}>({part}, {self._exchanged[k]}[turn])"
+                w.line(f"const {reduction.ctype} {name} = {text};")
+                self.terms[Reduced(k)] = name
+            return
         for k, part in parts.items():
             w.line(f"reduce::give<{combiner(self.program.reductions[k])}>({part}, {self._exchanged[k]}[turn]);")
         w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
@@ -317,6 +398,8 @@ class WalkRenderer(AlongRenderer):
     def _finish(self) -> None:
         """Combines what the rows side by side have of each column, and stores it."""
         w, s, n = self.w, self.s, len(self.space.outer)
+        if not self.walk.sums:
+            return
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
             exchanges: dict[str, str] = {}

@@ -168,13 +168,16 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     names = Names()
     kernels = []
     turned = order.from_the_end(partition) if fusion else frozenset()
-    launched = [group for group in partition.groups if group.family != "view"]
-    for group in launched:
+    for group in partition.groups:
+        if group.family == "view":
+            continue
         spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
         choice = choose(spec, group)
         source = render(spec, choice.schedule)
         source = from_the_end(source) if group in turned else source
-        source = in_sequence(source, first=group is launched[0], last=group is launched[-1])
         kernels.append(Kernel(group, source, choice))
+    for n, kernel in enumerate(kernels):
+        early = n + 1 < len(kernels) and order.may_come_in_early(kernels[n + 1].group, kernels[n + 1].choice.schedule)
+        kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=early))
     memory = plan_memory(partition)
     return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)

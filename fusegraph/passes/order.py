@@ -1,9 +1,11 @@
 """The order in which kernels walk through memory: one that reads a large tensor which the kernel before has just read
-or written begins with what that had last, which is still in the L2 cache.
+or written begins with what that had last, which is still in the L2 cache.  And how early a kernel's blocks may begin.
 """
 
 from __future__ import annotations
 
+from codegen import Schedule
+from codegen.rows_schedule import RowsSchedule
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
 
@@ -29,3 +31,15 @@ def from_the_end(partition: Partition) -> frozenset[Group]:
         if sum(t.nbytes for t in moved.values()) >= FEW_BYTES:
             recent = dict.fromkeys(moved, group in found)
     return frozenset(found)
+
+
+def may_come_in_early(group: Group, schedule: Schedule) -> bool:
+    """Whether a kernel's blocks may come in while those of the kernel before end, where these leave room.
+
+    They are spread over the GPU unevenly then: that costs nothing where they wait for memory, and as much as a second
+    wave where each of them computes, or walks, for as long as the kernel takes.
+    """
+    if group.family not in FAMILIES:
+        return False
+    walks = getattr(group.lowered.spec, "walk", None) is not None
+    return not (walks or (isinstance(schedule, RowsSchedule) and schedule.walked))

@@ -57,27 +57,23 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     __shared__ float dx_g_mean_add_parts[2][16];
     FUSEGRAPH_DYNAMIC_SHARED(shared);
     bfloat16* const loss_s = reinterpret_cast<bfloat16*>(shared);
-    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 32768);
+    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 16384);
     const uint32 steps = (end - begin + 1) / 2;
-    #pragma unroll 1
-    for (uint32 step = 0; step < steps + 1; ++step) {
-        // A thread reads back what it copied itself.
-        if (step < steps) {
-            const uint32 into = (step % 2 * 2 + sub) * 4096;
-            const uint32 fetched = min(begin + step * 2 + sub, end - 1);
-            #pragma unroll
-            for (int u = 0; u < 2; ++u) {
-                const uint32 col = (u * 256 + lane) * 8;
-                copy_async<16>(loss_s + into + col, loss + fetched * 4096 + col);
-                copy_async<16>(x_s + into + col, x + fetched * 4096 + col);
-            }
+    // A thread reads back what it copied itself.
+    {
+        const uint32 fetched = min(begin + sub, end - 1);
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            const uint32 col = (u * 256 + lane) * 8;
+            copy_async<16>(loss_s + sub * 4096 + col, loss + fetched * 4096 + col);
+            copy_async<16>(x_s + sub * 4096 + col, x + fetched * 4096 + col);
+            copy_async_commit();
         }
-        copy_async_commit();
-        if (step < 1) continue;
-        copy_async_wait<1>();
-        const bool inside = begin + (step - 1) * 2 + sub < end;
-        const uint32 row = inside ? begin + (step - 1) * 2 + sub : end - 1;
-        const uint32 at = ((step + 1) % 2 * 2 + sub) * 4096;
+    }
+    #pragma unroll 1
+    for (uint32 step = 0; step < steps; ++step) {
+        const bool inside = begin + step * 2 + sub < end;
+        const uint32 row = inside ? begin + step * 2 + sub : end - 1;
         const uint32 turn = step % 2;
         const float mean_r = mean_next;
         const float inverse_r = inverse_next;
@@ -86,11 +82,19 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
         inverse_next = inverse[after];
         Vector<bfloat16, 8> loss_v[2];
         Vector<bfloat16, 8> x_v[2];
+        const uint32 at = sub * 4096;
+        const uint32 fetched = min(begin + (step + 1) * 2 + sub, end - 1);
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             const uint32 col = (u * 256 + lane) * 8;
+            copy_async_wait<1>();
             loss_v[u] = load_shared<8>(loss_s + at + col);
             x_v[u] = load_shared<8>(x_s + at + col);
+            if (step + 1 < steps) {
+                copy_async<16>(loss_s + at + col, loss + fetched * 4096 + col);
+                copy_async<16>(x_s + at + col, x + fetched * 4096 + col);
+            }
+            copy_async_commit();
         }
         float dx_product_mean_add_part = 0.0f;
         float dx_g_mean_add_part = 0.0f;

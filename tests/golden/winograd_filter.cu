@@ -4,13 +4,11 @@
 #include "types.cuh"
 #include "memory.cuh"
 #include "winograd.cuh"
-#include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 1) winograd_conv_filter_kernel(
     const float* __restrict__ w,
     float* __restrict__ conv_filter)
 {
-    grid_dependency_launch();
     const int32 t = blockIdx.x * 256 + threadIdx.x;
     const int32 filter = t / 256;
     const int32 channel = t % 256;

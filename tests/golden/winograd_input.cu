@@ -10,7 +10,6 @@ extern "C" __global__ void __launch_bounds__(256, 1) winograd_conv_input_kernel(
     const float* __restrict__ x,
     float* __restrict__ conv_input)
 {
-    grid_dependency_launch();
     grid_dependency_wait();
     const int32 t = blockIdx.x * 256 + threadIdx.x;
     const int32 image = t / 50176;
