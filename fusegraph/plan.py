@@ -177,7 +177,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         source = from_the_end(source) if group in turned else source
         kernels.append(Kernel(group, source, choice))
     for n, kernel in enumerate(kernels):
-        early = n + 1 < len(kernels) and order.may_come_in_early(kernels[n + 1].group, kernels[n + 1].choice.schedule)
-        kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=early))
+        after = kernels[n + 1] if n + 1 < len(kernels) else None
+        room = after is not None and order.may_come_in_early(after.group, after.choice.schedule)
+        kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=room))
     memory = plan_memory(partition)
     return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)
