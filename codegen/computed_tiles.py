@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.contraction_mma_schedule import ELEMENTS, orders, product_types
 from codegen.dtypes import ALL
 from codegen.expr import Load, Program, Store
 from codegen.filled_tiles import as_it_lies
@@ -18,6 +17,7 @@ from codegen.iteration import collapse
 from codegen.packed import packed
 from codegen.spec import ContractionSpec, Gather, Image, Strides, TensorMap
 from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
+from codegen.ways import ELEMENTS, orders, product_types
 
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16

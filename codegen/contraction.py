@@ -24,6 +24,7 @@ from codegen.contraction_simt_schedule import SimtSchedule
 from codegen.contraction_wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tiles import ROW_BYTES, Unsupported
+from codegen.ways import product_types
 
 #: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
 #: estimates are as good as that.
@@ -118,7 +119,7 @@ def coarse_products(spec: ContractionSpec, schedule: Any) -> int | None:
         if contraction_wgmma_schedule.adds_up_stages(spec, types):
             return ROW_BYTES
     elif isinstance(schedule, MmaSchedule):
-        types = contraction_mma_schedule.product_types(spec, schedule.widen)
+        types = product_types(spec, schedule.widen)
     else:
         return None
     return 0 if types[0].startswith("float8") else None

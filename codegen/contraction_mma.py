@@ -9,7 +9,7 @@ sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
-from codegen.contraction_mma_schedule import MmaSchedule, ring_bytes, shared_bytes, ways
+from codegen.contraction_mma_schedule import MmaSchedule, ring_bytes, shared_bytes
 from codegen.fragments import Fragments, Staging, space, staging
 from codegen.iteration import index_type, linear
 from codegen.kernel import headers, heading, signature
@@ -20,6 +20,7 @@ from codegen.rows_renderer import combiner
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader, own_names
 from codegen.tiles import Unsupported
+from codegen.ways import ways
 
 DIRECT = 2  # most fragments of a warp that are written straight from registers
 

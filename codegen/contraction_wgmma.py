@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 
 from codegen.computed_tiles import Computed
-from codegen.contraction_mma_schedule import Way
 from codegen.contraction_wgmma_computed import GRID_CONSTANT, ComputedFactor
 from codegen.contraction_wgmma_computed import own_names as computed_names
 from codegen.contraction_wgmma_layout import (
@@ -38,6 +37,7 @@ from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
 from codegen.tile_loader import TileLoader, own_names
 from codegen.tiles import ROW_BYTES, Gathered, Side
+from codegen.ways import Way
 
 
 def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:

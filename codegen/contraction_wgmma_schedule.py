@@ -10,7 +10,6 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.computed_tiles import Computed, computed
-from codegen.contraction_mma_schedule import ELEMENTS, Way, held_registers, product_types
 from codegen.contraction_wgmma_layout import (
     BAND,
     GROUP,
@@ -25,8 +24,10 @@ from codegen.contraction_wgmma_layout import (
 )
 from codegen.expr import Program
 from codegen.filled_tiles import filled
+from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors, gathered
+from codegen.ways import ELEMENTS, Way, held_registers, product_types
 
 
 def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
@@ -62,12 +63,12 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
     other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Unsupported with a reason.
     """
-    ranked = _ranked(spec, arch)
-    ways: dict[tuple[bool | int, ...], WgmmaSchedule] = {}
-    for cycles, s in ranked:
-        if cycles <= HOPELESS * ranked[0][0]:
-            ways.setdefault((s.gather, s.fillers, s.computes, s.turns, s.split > 1), s)
-    return tuple(dict.fromkeys([*(s for _, s in ranked[:BEST]), *ways.values(), *(s for _, s in ranked)]))
+    return in_order(
+        _ranked(spec, arch),
+        lambda s: (s.gather, s.fillers, s.computes, s.turns, s.split > 1),
+        first=BEST,
+        hopeless=HOPELESS,
+    )
 
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
-from codegen.contraction_mma_schedule import Way, orders, product_types, way_of
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather
 from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
+from codegen.ways import Way, orders, product_types, way_of
 
 
 def filled(spec: ContractionSpec) -> Factors:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from math import prod
 
-from codegen.contraction_mma_schedule import ACROSS_BYTES
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.prologue import Source
 from codegen.spec import Gather
 from codegen.tile_pieces import TilePieces
+from codegen.ways import ACROSS_BYTES
 
 STEP = 32  # bytes of the reduction that one mma multiplies
 #: Names of a factor's variables, after its letter and a "_".

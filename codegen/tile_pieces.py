@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.contraction_mma_schedule import ACROSS_BYTES, Way
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
+from codegen.ways import ACROSS_BYTES, Way
 
 
 @dataclass(frozen=True)

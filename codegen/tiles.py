@@ -20,7 +20,7 @@ from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_l
 
 if TYPE_CHECKING:
     from codegen.computed_tiles import Computed
-    from codegen.contraction_mma_schedule import Way
+    from codegen.ways import Way
 
 ROW_BYTES = 128
 #: A panel of so many bytes loads at this share of the rate of a full one.
