@@ -257,7 +257,9 @@ class _Renderer(Producer, Results):
                 for n, term in enumerate(side.terms)
             )
         width = box[0] * self.itemsize
-        return replace(side.map, box=box, swizzle=width if width >= 32 else 0)
+        # Tensor cores cut floats off to tf32; the copy engine rounds them, for nothing.
+        element = "tf32" if self.types[0] == "tf32" else side.map.element
+        return replace(side.map, element=element, box=box, swizzle=width if width >= 32 else 0)
 
     def _ring_bytes(self) -> int:
         return self.s.stages * ring_bytes(self.parts, self.s, self.spec.products)

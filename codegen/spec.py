@@ -17,7 +17,7 @@ class TensorMap:
 
     argument   the kernel's argument (the n-th tensor it reads or writes) whose address the map holds.
     offset     bytes from that address to the first element of the map.
-    element    C type of an element, as in ``codegen.dtypes``.
+    element    C type of an element, as in ``codegen.dtypes``; or "tf32": floats that loads round to tf32.
     sizes      of the dimensions, innermost first, 2 to 5 of them.
     strides    bytes from one index to the next of every dimension but the innermost (whose elements are neighbours):
                multiples of 16.

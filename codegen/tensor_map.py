@@ -11,8 +11,8 @@ from math import prod
 from codegen.dtypes import ALL
 from codegen.spec import TensorMap
 
-#: Bytes of an element of each C type.
-ELEMENT_BYTES = {dtype.ctype: dtype.itemsize for dtype in ALL}
+#: Bytes of an element of each C type, and of floats that loads round to tf32.
+ELEMENT_BYTES = {dtype.ctype: dtype.itemsize for dtype in ALL} | {"tf32": 4}
 
 #: Addresses, strides and rows of a box are multiples of this many bytes.
 UNIT = 16

@@ -351,16 +351,27 @@ class TileLoader(TilePieces):
         same = way.gather.operand.dtype.ctype == way.element
         for product in range(self.products):
             to, pieces = f"reinterpret_cast<{way.element}*>({self._piece(product)})", self._next(product)
-            if same and self.vectors == 1:
+            if same and self.vectors == 1 and not self._rounds:
                 w.line(f"store_shared({to}, {pieces});")
                 continue
             value = f"{pieces}{self._element}"
-            value = value if same else f"convert<{way.element}>({value})"
+            value = self._multiplied(value)
             name = f"piece{product or ''}"
             w.line(f"Vector<{way.element}, {way.piece}> {name};")
             w.line("#pragma unroll")
             w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
             w.line(f"store_shared({to}, {name});")
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether elements are rounded to tf32 here: tensor cores that read tiles themselves would cut them off."""
+        return self.way.held and self.way.product == "tf32" and self.way.gather.operand.dtype.name == "float32"
+
+    def _multiplied(self, value: str) -> str:
+        """An element as it is multiplied."""
+        if self.way.gather.operand.dtype.ctype != self.way.element:
+            return f"convert<{self.way.element}>({value})"
+        return f"bits_float(to_tf32({value}))" if self._rounds else value
 
     @property
     def _element(self) -> str:
@@ -390,9 +401,7 @@ class TileLoader(TilePieces):
             elif not source.pointer and self._apart(source) and number != "0":
                 text = linear([(text, 1), (number, self._apart(source))])
             read[source.value] = text
-        text = self.prologue.element(read)
-        if way.gather.operand.dtype.ctype != way.element:
-            text = f"convert<{way.element}>({text})"
+        text = self._multiplied(self.prologue.element(read))
         if self.guarded and several:
             text = f"kept({text}, {self.label}_kept{piece}{part})"
         w.line(f"piece[e] = {text};")

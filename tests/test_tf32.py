@@ -46,12 +46,12 @@ def test_a_graph_or_a_node_asks_for_tf32():
 
 @pytest.mark.parametrize(("asked", "slack"), [("tf32", True), ("float32", False)])
 def test_factors_may_be_rounded_where_tf32_was_asked_for(asked, slack):
-    """Cutting factors off after 10 bits is within the bound of tf32 and far beyond that of float32."""
-    g = fg.Graph("cut", compute_dtype=asked)
+    """Factors rounded to 10 bits are within the bound of tf32 and far beyond that of float32."""
+    g = fg.Graph("rounded", compute_dtype=asked)
     g.output(g.conv_wgrad(g.tensor("x", (2, 4, 12)), g.tensor("loss", (2, 5, 10))), name="dw")
     inputs = random_inputs(g, 1)
-    cut = {n: (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for n, a in inputs.items()}
-    values = bounded(g, cut, Rounding())[g.outputs[0]][0]
+    rounded = {n: (a.view(np.uint32) + 0x1000 & np.uint32(0xFFFFE000)).view(np.float32) for n, a in inputs.items()}
+    values = bounded(g, rounded, Rounding())[g.outputs[0]][0]
     (result,) = compare(g, inputs, {"dw": values.astype(np.float32)}, Rounding())
     assert result.ok is slack
     if slack:  # two bits fewer are too few

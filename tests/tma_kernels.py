@@ -70,8 +70,19 @@ def _take(array: Array, index: Sequence[int]) -> Any:
     return array[tuple(index)] if inside else array.dtype.type(0)
 
 
+def in_tf32(values: Array) -> Array:
+    """Floats rounded to 11 significant bits (fewer below the smallest normal number), ties to the even one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mantissa, exponent = np.frexp(values.astype(np.float64))
+        places = 11 - np.maximum(-125 - exponent, 0)
+        rounded = np.ldexp(np.rint(np.ldexp(mantissa, places)), exponent - places).astype(np.float32)
+    rounded.view(np.uint32)[np.isnan(values)] = 0x7FFFE000
+    return rounded
+
+
 def tile(array: Array, at: Sequence[int], described: TensorMap) -> Array:
     """The dense box of a tiled load at coordinates ``at``, innermost first."""
+    array = in_tf32(array) if described.element == "tf32" else array
     shape, steps, start = described.box[::-1], described.steps[::-1], tuple(at)[::-1]
     box = np.zeros(shape, array.dtype)
     for index in itertools.product(*map(range, shape)):
@@ -81,6 +92,7 @@ def tile(array: Array, at: Sequence[int], described: TensorMap) -> Array:
 
 def pixels(array: Array, at: Sequence[int], offsets: Sequence[int], described: TensorMap) -> Array:
     """The dense box (pixels, channels) of an im2col load; coordinates and offsets innermost first."""
+    array = in_tf32(array) if described.element == "tf32" else array
     assert described.lower is not None
     assert described.upper is not None
     channels, count = described.box
@@ -346,6 +358,14 @@ def load_cases() -> Iterator[Case]:
         array = sample((20, 128), dtype)
         box = (128 // array.itemsize, 16)
         yield load(f"tile_{dtypes.BY_NUMPY[array.dtype].name}", array, describe(array, box, 128), [(0, 0), (112, 9)])
+    every = np.random.default_rng(0).integers(0, 2**32, (20, 64), np.uint32)
+    every[0, :32] = every[0, :32] >> 9 | 0x3F800000  # above 1
+    every[1, :32] = every[1, :32] >> 9  # subnormal
+    every[2, :32] = every[2, :32] & 0xFFFFE000 | 0x1000  # ties
+    every[3, :8] = 0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC01234, 0x7F7FFFFF, 0xFF7FF000
+    floats = every.view(np.float32)
+    rounds = replace(describe(floats, (32, 16), 128), element="tf32")
+    yield load("tile_tf32", floats, rounds, [(0, 0), (32, 0), (40, 9)])
     deep = sample((5, 9, 40), np.float32)
     yield load("tile_3d", deep, describe(deep, (32, 4, 2), 128), [(0, 0, 0), (-8, 7, 4), (20, -3, -1), (36, 8, 4)])
     deep = sample((3, 4, 5, 48), np.float16)

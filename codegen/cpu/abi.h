@@ -69,7 +69,8 @@ struct TensorMapFields {
     unsigned char steps[5];
     unsigned char rank, element_bytes, swizzle;  // bytes
     unsigned char im2col;                        // 0 or 1
-    char sum;                                    // what an addition adds: f(loat), h(alf), b(float16), i(nt), 0: none
+    char kind;                                   // what an addition adds: f(loat), h(alf), b(float16), i(nt), 0: none;
+                                                 // t(f32): floats that loads round to it
 };
 constexpr unsigned long long kTensorMapMagic = 0x70616d726f736e74;  // "tnsormap", little-endian
 

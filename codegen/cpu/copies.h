@@ -139,6 +139,21 @@ inline unsigned short to_bfloat(float value) {
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
+// What a load of a map of tf32 does to a row: rounds to 10 bits of mantissa, ties to the even one, subnormal numbers too;
+// what is too large becomes infinite, every NaN the same one.
+inline void round_to_tf32(unsigned char* row, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+        unsigned bits;
+        memcpy(&bits, row + 4 * i, 4);
+        if ((bits & 0x7fffffffu) > 0x7f800000u)
+            bits = 0x7fffffffu;
+        else
+            bits += 0xfffu + (bits >> 13 & 1u);
+        bits &= 0xffffe000u;
+        memcpy(row + 4 * i, &bits, 4);
+    }
+}
+
 template <class Bits, class Sum>
 void add_atomically(unsigned char* to, const unsigned char* from, Sum sum) {
     Bits value, seen = __atomic_load_n(reinterpret_cast<Bits*>(to), __ATOMIC_RELAXED);
@@ -151,12 +166,12 @@ void add_atomically(unsigned char* to, const unsigned char* from, Sum sum) {
 // Adds `count` elements.  The sum of two 16-bit floats is exact enough in float for its rounding to be the right one.
 inline void add_elements(const TensorMapFields& map, unsigned char* to, const unsigned char* from, unsigned count) {
     for (unsigned i = 0; i < count; ++i, to += map.element_bytes, from += map.element_bytes) {
-        if (map.sum == 'f')
+        if (map.kind == 'f')
             add_atomically<unsigned>(to, from, [](unsigned a, unsigned b) { return bits_of(float_of(a) + float_of(b)); });
-        else if (map.sum == 'h')
+        else if (map.kind == 'h')
             add_atomically<unsigned short>(
                 to, from, [](unsigned short a, unsigned short b) { return to_half(from_half(a) + from_half(b)); });
-        else if (map.sum == 'b')
+        else if (map.kind == 'b')
             add_atomically<unsigned short>(to, from, [](unsigned short a, unsigned short b) {
                 return to_bfloat(float_of(unsigned(a) << 16) + float_of(unsigned(b) << 16));
             });

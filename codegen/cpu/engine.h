@@ -47,7 +47,7 @@ inline unsigned Worker::check_copy(Thread* self, const Copy& copy, TensorMapFiel
     if (copy.coordinates[0] % unit)
         fail_format(self, nullptr, "%s at %s:%d: coordinate 0 is %d; it must be a multiple of %d (16 bytes)", where.what,
                     where.file, where.line, copy.coordinates[0], unit);
-    if (copy.kind == kStoreAdd && !map.sum) refuse("elements of this type cannot be added");
+    if (copy.kind == kStoreAdd && (!map.kind || map.kind == 't')) refuse("elements of this type cannot be added");
     aligned(copy.shared, kTileAlignment, "shared");
     if (map.im2col)
         for (int d = 0; d < map.rank - 2; ++d)
@@ -112,6 +112,7 @@ inline void Worker::finish_load(const Load& load) {
             alignas(16) unsigned char row[256 * 8] = {};
             const unsigned size = load.map.element_bytes, bytes = load.map.box[0] * size;
             memcpy(row + first * size, from, (last - first) * size);
+            if (load.map.kind == 't') round_to_tf32(row, load.map.box[0]);
             for (unsigned unit = 0; unit < bytes; unit += 16)
                 memcpy(swizzled(to + unit, load.map.swizzle), row + unit, 16);
             to += bytes;

@@ -38,8 +38,8 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
-#: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded or cut off.
-TF32_UNIT = 2.0**-10
+#: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
+TF32_UNIT = 2.0**-11
 
 
 @dataclass(frozen=True)

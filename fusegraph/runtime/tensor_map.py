@@ -17,11 +17,12 @@ from fusegraph.runtime.entry_points import entry_point, failure
 
 BYTES, ALIGNMENT = 128, 64
 
-#: C type of an element -> CUtensorMapDataType.  What a type means matters only to reductions into memory: types that
-#: TMA does not have are copied as integers of their size.
+#: Type of an element -> CUtensorMapDataType.  What a type means matters only to reductions into memory, and to loads of
+#: TFLOAT32, which round: types that TMA does not have are copied as integers of their size.
 _DATA_TYPES = {
     "double": "FLOAT64",
     "float": "FLOAT32",
+    "tf32": "TFLOAT32",
     "float16": "FLOAT16",
     "bfloat16": "BFLOAT16",
     "float8_e4m3": "UINT8",
@@ -33,8 +34,8 @@ _DATA_TYPES = {
     "int64": "INT64",
 }
 
-#: What an addition to memory adds, as TensorMapFields has it; the other types have none.
-_SUMS = {"float": b"f", "float16": b"h", "bfloat16": b"b", "int32": b"i", "int64": b"i"}
+#: Types of which a copy does more than move them, as TensorMapFields has them: what an addition adds, or tf32.
+_KINDS = {"float": b"f", "float16": b"h", "bfloat16": b"b", "int32": b"i", "int64": b"i", "tf32": b"t"}
 _MAGIC = b"tnsormap"
 _FIELDS = struct.Struct("<8sQ4Q5I5H3h3h5BBBBBc")
 
@@ -107,7 +108,7 @@ def encode_for_cpu(described: TensorMap, address: int, kernel: str) -> bytes:
         ELEMENT_BYTES[described.element],
         described.swizzle,
         described.lower is not None,
-        _SUMS.get(described.element, b"\0"),
+        _KINDS.get(described.element, b"\0"),
     )
     return fields.ljust(BYTES, b"\0")
 

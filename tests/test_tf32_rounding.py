@@ -1,0 +1,83 @@
+"""Factors in tf32 are rounded to nearest, whoever brings them: tensor cores alone would cut them off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_on_gpu
+from kernel_cases import Case, check_cases
+
+import fusegraph as fg
+from codegen import arch as archs
+from codegen import contraction_mma_schedule, contraction_wgmma_schedule
+from fusegraph.report.check import random_inputs, run
+
+#: 1 + 3/4 of the distance between neighbours in tf32, which becomes the upper one of them.
+BETWEEN, ROUNDED = 1 + 0.75 * 2.0**-10, 1 + 2.0**-10
+
+Chooser = Callable[[Any], Any]
+
+
+def wgmma(**wanted: bool) -> Chooser:
+    """The first schedule of that form that has all of these, or none."""
+
+    def choose(spec: Any) -> Any:
+        every = contraction_wgmma_schedule.schedules(spec, archs.arch("sm_90a"))
+        return next(s for s in every if all(bool(getattr(s, name)) == value for name, value in wanted.items()))
+
+    return choose
+
+
+def mma(spec: Any) -> Any:
+    return contraction_mma_schedule.schedules(spec, archs.arch("sm_80"))[0]
+
+
+def product(schedule: Chooser, front: bool = False) -> Case:
+    g = fg.Graph("product", compute_dtype="tf32")
+    a, b = g.tensor("a", (70, 40)), g.tensor("b", (40, 48), strides=(1, 40))
+    g.output((g.relu(a) if front else a) @ b, name="y")
+    return Case(g, "contraction", schedule=schedule, arch="sm_90a")
+
+
+def windows(channels: int, schedule: Chooser) -> Case:
+    g = fg.Graph("windows", compute_dtype="tf32")
+    x, w = g.tensor("x", (2, channels, 9, 9), layout="NHWC"), g.tensor("w", (16, channels, 3, 3), layout="NHWC")
+    g.output(g.conv_fprop(x, w, padding=1), name="y")
+    return Case(g, "contraction", schedule=schedule, arch="sm_90a")
+
+
+def given(graph: fg.Graph, number: int) -> dict[str, Any]:
+    """Inputs of ones, but for one of them."""
+    arrays = random_inputs(graph, 0)
+    for n, tensor in enumerate(graph.inputs):
+        np.copyto(arrays[tensor.name], BETWEEN if n == number else 1.0)
+    return arrays
+
+
+@pytest.mark.slow
+def test_factors_are_rounded():
+    cases = [
+        product(wgmma(fillers=False)),
+        product(wgmma(fillers=True), front=True),
+        product(mma),
+        windows(32, wgmma(fillers=False)),
+        windows(12, wgmma(fillers=False)),
+        windows(12, wgmma(fillers=True)),
+        windows(12, mma),
+    ]
+    for case, exe in zip(cases, check_cases(cases)):
+        products = 40 if case.graph.name == "product" else 9 * exe.graph.inputs[0].shape[1]
+        for number in (0, 1):
+            y = run(exe, given(case.graph, number))["y"]
+            assert y.max() == products * ROUNDED, (case.graph.name, number)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [0, 1])
+def test_factors_are_rounded_on_a_gpu(number):
+    """Cutting them off would be an error of 1.5 times the bound."""
+    cases = [product(mma), product(mma, front=True), windows(3, mma), windows(12, mma), windows(32, mma)]
+    check_on_gpu([case.graph for case in cases], inputs=lambda graph: given(graph, number))
