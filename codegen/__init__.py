@@ -6,6 +6,7 @@ from codegen import attention, attention_backward, contraction, pointwise, pool,
 from codegen.arch import Arch
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
@@ -79,6 +80,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         s, AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
     ):
         return attention.render(spec, s)
-    if isinstance(spec, AttentionBackwardSpec) and isinstance(s, AttentionBackwardSimtSchedule):
+    if isinstance(spec, AttentionBackwardSpec) and isinstance(
+        s, AttentionBackwardWgmmaSchedule | AttentionBackwardSimtSchedule
+    ):
         return attention_backward.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

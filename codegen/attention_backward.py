@@ -1,5 +1,6 @@
 """The family of attention's gradients, in the fastest form an architecture has.
 
+wgmma  all products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention_backward_wgmma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention_backward_simt`).
 """
 
@@ -8,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen import attention_backward_simt
+from codegen import attention_backward_simt, attention_backward_wgmma, attention_backward_wgmma_schedule
 from codegen.arch import Arch
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.spec import KernelSource
 from codegen.tiles import Unsupported
 
-AttentionBackwardSchedule: TypeAlias = AttentionBackwardSimtSchedule
+AttentionBackwardSchedule: TypeAlias = AttentionBackwardWgmmaSchedule | AttentionBackwardSimtSchedule
 
-_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackwardSchedule, ...]]] = {}
+_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackwardSchedule, ...]]] = {
+    "wgmma": attention_backward_wgmma_schedule.schedules,
+}
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardSchedule, ...]:
@@ -48,4 +52,6 @@ def declined(spec: AttentionBackwardSpec, arch: Arch) -> dict[str, str]:
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
+    if isinstance(schedule, AttentionBackwardWgmmaSchedule):
+        return attention_backward_wgmma.render(spec, schedule)
     return attention_backward_simt.render(spec, schedule)

@@ -38,7 +38,7 @@ class BackwardScores(Scores):
         self.differ = bool(spec.attention.bounds) or self.ragged
         if spec.sloped:
             for epilogue in (self.edge, self.inner):
-                epilogue.pointers.stores = ["score", "slope"]
+                epilogue.pointers.stores = ["score", "slope_of"]
         else:
             for epilogue in (self.edge, self.inner):
                 epilogue.pointers.stores = ["score"]
@@ -116,7 +116,7 @@ class BackwardScores(Scores):
         guarded = not inside and self.ragged
         if count == 1:
             start = f"-infinity<{real}>()" if guarded else ""
-            w.line(f"{real} score[1] = {{{start}}}{', slope[1] = {}' if spec.sloped else ''};")
+            w.line(f"{real} score[1] = {{{start}}}{', slope_of[1] = {}' if spec.sloped else ''};")
             if guarded:
                 w.open(f"if ({n} < {a.keys})")
             if not spec.queries and a.rows % self.width and any(op.strides[-2] for op in loads):
@@ -128,14 +128,14 @@ class BackwardScores(Scores):
         start = f" = {{{{{', '.join([f'-infinity<{real}>()'] * count)}}}}}" if guarded else ""
         w.line(f"Vector<{real}, {count}> score{start};")
         if spec.sloped:
-            w.line(f"Vector<{real}, {count}> slope{' = {}' if guarded else ''};")
+            w.line(f"Vector<{real}, {count}> slope_of{' = {}' if guarded else ''};")
         along = len(a.batch) + int(spec.queries)
         missing = (lambda e: f"{n} + {e} >= {a.keys}") if guarded else None
         clamped = None
         if not spec.queries and a.rows % self.width and any(op.strides[-2] for op in loads):
             missing, clamped = (lambda e: f"{m} + {e} >= {a.rows}"), f"min({m} + e, {self.t}({a.rows - 1}))"
         run = Run(count, along, "e", missing, clamped)
-        epilogue.results([*self.batch, m, n], [product], run, staged=["score", "slope"][: 1 + spec.sloped])
+        epilogue.results([*self.batch, m, n], [product], run, staged=["score", "slope_of"][: 1 + spec.sloped])
 
     def query_place(self, op: Operand, query: str) -> str:
         """Where a number of a query lies."""

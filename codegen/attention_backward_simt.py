@@ -57,7 +57,7 @@ def schedules(spec: AttentionBackwardSpec) -> tuple[AttentionBackwardSimtSchedul
 TAKEN = frozenset(
     """
     Shared block by_p by_s c c0 column d g held_first held_second i j lane last first m memory n other_first
-    other_second p r r0 row s score second shared slope t tile unit x y shift_ delta_
+    other_second p r r0 row s score second shared slope_of t tile unit x y shift_ delta_
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -197,7 +197,7 @@ class _Renderer:
             condition = f"if ({' && '.join(tests)}) " if tests else ""
             w.line(f"{condition}{self.written[-1]}[{place}] = {stored(op, 'd[r]', real)};")
         if spec.sloped:
-            w.line("d[r] *= slope[0];")
+            w.line("d[r] *= slope_of[0];")
         w.close()
         w.open(f"for (int j = 0; j < {LANES}; ++j)")
         w.line("#pragma unroll")

@@ -25,6 +25,7 @@ from codegen import (
 from codegen.arch import Arch
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.attention_mma import AttentionMmaSchedule
 from codegen.attention_simt import AttentionSimtSchedule
 from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
@@ -73,6 +74,7 @@ Schedule: TypeAlias = (
     | AttentionWgmmaSchedule
     | AttentionMmaSchedule
     | AttentionSimtSchedule
+    | AttentionBackwardWgmmaSchedule
     | AttentionBackwardSimtSchedule
 )
 
