@@ -10,10 +10,13 @@ import pytest
 from graphs import check_all
 
 import fusegraph as fg
+from codegen.arch import arch as arch_of
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
 
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
 
@@ -115,7 +118,7 @@ def test_forms(arch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_variants(arch: str) -> None:
     graphs = [made(**how) for how in (*QUICK, *VARIANTS)]
     for graph in graphs:
@@ -125,6 +128,21 @@ def test_variants(arch: str) -> None:
         assert families.count("attention_backward") == 2 * whole, graph.name
         assert ("contraction" in families) != whole, graph.name
     check_all(graphs, arch=arch)
+
+
+@pytest.mark.slow
+def test_registers() -> None:
+    """The kernels of usual sizes keep everything in registers, and their products are not serialised."""
+    chosen = by_cost_model(arch_of("sm_90a"))
+    sources = []
+    for depth in (64, 128, 256):
+        graph = made(name=f"d{depth}", rows=4096, heads=16, depth=depth, forward=False, **CAUSAL)
+        kernels = [k for k in plan(graph, choose=chosen).kernels if k.group.family == "attention_backward"]
+        assert all(type(k.choice.schedule).__name__ == "AttentionBackwardWgmmaSchedule" for k in kernels)
+        sources += [k.source for k in kernels]
+    for compiled in nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()):
+        assert not compiled.spill_bytes, compiled.name
+        assert not compiled.warnings, compiled.warnings
 
 
 def test_reference() -> None:
