@@ -28,18 +28,9 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import (
-    AttentionSpec,
-    ContractionSpec,
-    KernelSource,
-    PointwiseSpec,
-    PoolSpec,
-    RowsSpec,
-    ScanSpec,
-    WindowSpec,
-    WinogradSpec,
-)
+from codegen.spec import AttentionSpec, ContractionSpec, KernelSource, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
 from codegen.window_schedule import WindowSchedule
+from codegen.window_spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
 
 __all__ = [

@@ -17,7 +17,7 @@ from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, KernelSource
+from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.tiles import Unsupported
 
 WARP_ROWS, PAD = 16, 8  # queries of a warp, elements behind each row
@@ -83,8 +83,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
 TAKEN = frozenset(
     """
     Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
-    memory met n n0 o piece probability queries r rescale row rows s score scores shared stage sunk t tile total
-    unit v valid values warp weigh weighted
+    memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t tile
+    total unit v valid values warp weigh weighted
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -142,16 +142,17 @@ class _Renderer:
         self.scores.place("at.row", "at.col")
         self.scores.unit()
         self.scores.scalars()
-        self.scores.state(self.arguments[3] if spec.sink is not None else "", self.wide)
+        self.scores.state(self.arguments[-1] if spec.sink is not None else "", self.wide)
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
         self.scores.define()
         w.open("const auto fill = [&](int tile, int stage)")
         w.line(f"const int n0 = tile * {s.keys};")
-        self._fill("keys[stage]", spec.k, self.arguments[1], "n0", s.keys, spec.keys, spec.depth, self.deep)
-        self._fill("values[stage]", spec.v, self.arguments[2], "n0", s.keys, spec.keys, spec.width, self.wide)
+        pages = spec.pages or (None, None)
+        self._fill("keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0])
+        self._fill("values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1])
         w.close("};")
-        self._fill("queries", spec.q, self.arguments[0], "m0", s.rows, spec.rows, spec.depth, self.deep)
+        self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
         w.line("if (first < last) fill(last - 1, 0);" if spec.some_meet_none else "fill(last - 1, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
@@ -183,13 +184,23 @@ class _Renderer:
         )
 
     def _fill(
-        self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int, padded: int
+        self,
+        what: str,
+        op: Operand,
+        number: int,
+        first: str,
+        size: int,
+        total: int,
+        elements: int,
+        padded: int,
+        pages: Pages | None = None,
     ) -> None:
-        """Writes the copies of a tile's rows; what does not exist is 0."""
-        w, t = self.w, self.scores.t
+        """Writes the copies of a tile's rows, of the argument of this number; what does not exist is 0."""
+        w, t, name = self.w, self.scores.t, self.arguments[number]
         whole = total % size == 0
         aligned = op.strides[-1] == 1 and op.alignment % 16 == 0 and elements % VECTOR == 0
         aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
+        aligned = aligned and (pages is None or pages.step % VECTOR == 0)
         each = VECTOR if aligned else 1
         pieces = padded // each
         w.open(f"for (int i = t; i < {size * pieces}; i += {self.threads})")
@@ -198,8 +209,8 @@ class _Renderer:
         tests = [] if whole else [f"{first} + r < {total}"]
         tests += [f"d < {elements}"] if elements != padded else []
         exists = " && ".join(tests)
-        row = f"{t}({first} + r)"
-        place = linear([*zip(self.scores.batch, op.strides), (row, op.strides[-2]), ("d", op.strides[-1])])
+        table = self.arguments[number + 2] if pages is not None else ""
+        place = linear([*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])])
         to = f"shared.{what}[r][d]"
         if each > 1:
             if exists:

@@ -12,7 +12,7 @@ from codegen.expr import Anchor, Operand, Program, Store, literal
 from codegen.iteration import collapse, coordinate, extent, index_type, linear
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, Bound
+from codegen.spec import AttentionSpec, Bound, Pages
 
 #: What variables are called of which there are several.
 NUMBERED = ("b", "bound", "part", "rest", "rows", "keys")
@@ -33,6 +33,10 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
         return replace(op, strides=next(new))
 
     q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
+    pages = spec.pages
+    if pages is not None:
+        k_table, v_table = (moved(p.table) for p in pages)
+        pages = replace(pages[0], table=k_table), replace(pages[1], table=v_table)
     sink = None if spec.sink is None else moved(spec.sink)
     results = [moved(op) for op in spec.results]
     stats = None if spec.stats is None else moved(spec.stats)
@@ -54,7 +58,7 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
         epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
     spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
     spec = replace(spec, epilogue=epilogue, out=results[0])
-    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats)
+    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats, pages=pages)
 
 
 class Scores:
@@ -93,12 +97,27 @@ class Scores:
         tiles += [
             extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
         ]
+        tiles += [p.blocks * p.step for p in spec.pages or ()]
         return bool(operands) and index_type(*(2 * n for n in (*places, *tiles))) == "uint32"
 
     @property
     def plain(self) -> bool:
         """Whether the score where no bound is broken is the product itself."""
         return self.inner.program.stores[0].value == Anchor(0)
+
+    def page(self, pages: Pages, table: str, number: str) -> str:
+        """The block that is a page, by its number (a C expression of one that exists)."""
+        place = linear([*zip(self.batch, pages.table.strides), (f"({number})", pages.table.strides[-1])])
+        return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
+
+    def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
+        """The terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken for it."""
+        terms = list(zip(self.batch, op.strides))
+        if pages is None:
+            return [*terms, (row, op.strides[-2])]
+        self.w.line(f"const {self.t} known = min({row}, {self.t}({total - 1}));")
+        self.w.line(f"const {self.t} page = {self.page(pages, table, f'known / {pages.size}')};")
+        return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
 
     def parameters(self) -> list[str]:
         """Those of what the programs read."""

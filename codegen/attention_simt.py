@@ -13,7 +13,7 @@ from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, KernelSource
+from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.tiles import Unsupported
 
 WARPS, LANES = 4, 32
@@ -49,8 +49,8 @@ def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Rows Shared attention block c d first i inverse j keys largest last lane m m0 memory n n0 o p r rescale row rows s
-    score shared shift sunk t tile total unit values weight weighted what queries
+    Rows Shared attention block c d first i inverse j keys largest last lane m m0 memory known n n0 o page p r
+    rescale row rows s score shared shift sunk t tile total unit values weight weighted what queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -106,13 +106,14 @@ class _Renderer:
         self.scores.bound_numbers()
         self.scores.scalars()
         self.scores.keys_met("m0", s.rows)
-        self._fill("queries", spec.q, self.arguments[0], "m0", s.rows, spec.rows, spec.depth)
+        self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth)
         self._state()
         w.open("for (int tile = first; tile < last; ++tile)")
         w.line(f"const int n0 = tile * {LANES};")
         w.line("__syncthreads();  // the tile before has been used")
-        self._fill("keys", spec.k, self.arguments[1], "n0", LANES, spec.keys, spec.depth)
-        self._fill("values", spec.v, self.arguments[2], "n0", LANES, spec.keys, spec.width)
+        pages = spec.pages or (None, None)
+        self._fill("keys", spec.k, 1, "n0", LANES, spec.keys, spec.depth, pages[0])
+        self._fill("values", spec.v, 2, "n0", LANES, spec.keys, spec.width, pages[1])
         w.line("__syncthreads();")
         self._tile()
         w.close()
@@ -129,11 +130,22 @@ class _Renderer:
             parameters=tuple(range(passed)),
         )
 
-    def _fill(self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int) -> None:
-        w = self.w
+    def _fill(
+        self,
+        what: str,
+        op: Operand,
+        number: int,
+        first: str,
+        size: int,
+        total: int,
+        elements: int,
+        pages: Pages | None = None,
+    ) -> None:
+        w, name = self.w, self.arguments[number]
         w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
         w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
-        place = linear([*zip(self.scores.batch, op.strides), ("r", op.strides[-2]), ("d", op.strides[-1])])
+        table = self.arguments[number + 2] if pages is not None else ""
+        place = linear([*self.scores.row_terms(op, pages, table, "r", total), ("d", op.strides[-1])])
         value = converted(op, f"{name}[{place}]", self.real)
         value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
         w.line(f"shared.{what}[i / {elements}][d] = {value};")
@@ -144,7 +156,7 @@ class _Renderer:
         w.line(f"{real} o[{s.queries}][{self.each}] = {{}}, largest[{s.queries}], total[{s.queries}];")
         start, have = f"-infinity<{real}>()", "0"
         if spec.sink is not None:
-            start = sink_value(w, spec, self.arguments[3], self.scores.batch, real)
+            start = sink_value(w, spec, self.arguments[-1], self.scores.batch, real)
             have = "lane == 0"
         w.line("#pragma unroll")
         w.open(f"for (int r = 0; r < {s.queries}; ++r)")

@@ -33,9 +33,10 @@ from codegen.tiles import Unsupported
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse inside j kk keys lane last
-    m m_real n_real m0 memory n n0 o probability query rescale row rows s score scores shared stage step stats sunk
-    t tile total unit values weigh weighted work met tiles whole mine end left number met_tiles inside_tiles
+    keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
+    inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
+    score scores shared stage step stats sunk t tile total unit values weigh weighted work met tiles whole mine end
+    left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -54,7 +55,8 @@ class _Renderer:
         )
         arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
-        self.sink = arguments[3] if spec.sink is not None else ""
+        self.sink = arguments[-1] if spec.sink is not None else ""
+        self.pointers = arguments[3:]
         top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
         self.scores = Fragments(
             self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
@@ -65,8 +67,8 @@ class _Renderer:
         self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
         self.maps = [
             box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
-            box(spec, spec.k, 1, spec.keys, spec.depth, schedule.keys),
-            box(spec, spec.v, 2, spec.keys, spec.width, schedule.keys),
+            self._box(spec.k, 1, spec.depth),
+            self._box(spec.v, 2, spec.width),
         ]
         self.element = spec.q.dtype.ctype
         self.width = columns(spec.width)
@@ -100,8 +102,7 @@ class _Renderer:
         w.line()
         constant = "const __grid_constant__ TensorMap "
         parameters = [constant + name for name in (self.q, self.k, self.v)]
-        if spec.sink is not None:
-            parameters.append(parameter(spec.sink, self.sink))
+        parameters += [parameter(op, name) for op, name in zip(spec.arguments[3:], self.pointers)]
         parameters += self.scores.parameters()
         written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         parameters += [constant + self.out, *written[1:]] if self.out_map else written
@@ -186,6 +187,41 @@ class _Renderer:
                 found.append(f"b{d}")
         return ", ".join(found)
 
+    def _box(self, op: Operand, number: int, elements: int) -> TensorMap:
+        """The map of keys or values, a tile's, or what of it lies in one page."""
+        spec, keys = self.spec, self.s.keys
+        if spec.pages is None:
+            return box(spec, op, number, spec.keys, elements, keys)
+        pages = spec.pages[number - 1]
+        return box(spec, op, number, pages.size, elements, min(keys, pages.size), pages)
+
+    def _load_rows(self, name: str, number: int, elements: int) -> None:
+        """Writes the loads of a tile of keys or values."""
+        spec, keys, w = self.spec, self.s.keys, self.w
+        op, map_ = ((spec.k, self.k), (spec.v, self.v))[number]
+        full, tile, count = f"shared.{name}_full[stage.index]", f"shared.{name}[stage.index]", panels(elements)
+        if spec.pages is None:
+            self._load(name, tile, keys, count, op, map_, full, "n0")
+            return
+        pages = spec.pages[number]
+        height = min(keys, pages.size)
+        w.line(f"barrier_expect({full}, {count * keys * PANEL * 2});")
+        if height < keys:
+            w.open(f"for (int r = 0; r < {keys}; r += {height})")
+        row, page = "(n0 + r)" if height < keys else "n0", f"{name}_page"
+        block = self.scores.page(pages, self.pointers[number], f"{row} / {pages.size}")
+        # What lies behind the last page is what the copy engine brings from outside of the container: zeros.
+        w.line(f"const int {page} = {row} < {pages.pages * pages.size} ? {block} : {pages.blocks};")
+        first = f"{row} % {pages.size}" if height < pages.size else "0"
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        at = f"{self._coordinates(op, first)}, {page}"
+        part = "[r]" if height < keys else ""
+        w.line(f"tma_load({tile}[i]{part}, {map_}, {full}, i * {PANEL}, {at});")
+        w.close()
+        if height < keys:
+            w.close()
+
     def _load(
         self, name: str, tile: str, rows: int, count: int, op: Operand, map_: str, barrier: str, first: str
     ) -> None:
@@ -239,16 +275,13 @@ class _Renderer:
         w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
         if self.listing:
             w.line("shared.tiles[stage.index] = tile * 2 + whole;")
-        deep, wide = panels(spec.depth), panels(spec.width)
-        full = "shared.keys_full[stage.index]"
-        self._load("keys", "shared.keys[stage.index]", s.keys, deep, spec.k, self.k, full, "n0")
+        self._load_rows("keys", 0, spec.depth)
         if not self.listing:
             w.open("if (tile == last - 1)")
             self._load_queries()
             w.close()
         w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
-        full = "shared.values_full[stage.index]"
-        self._load("values", "shared.values[stage.index]", s.keys, wide, spec.v, self.v, full, "n0")
+        self._load_rows("values", 1, spec.width)
 
     def _end_list(self) -> None:
         """Tells the consumers that there is no further tile."""

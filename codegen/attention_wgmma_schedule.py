@@ -9,7 +9,7 @@ from codegen.arch import Arch
 from codegen.attention_fragments import check_types
 from codegen.attention_scores import merged
 from codegen.expr import Operand
-from codegen.spec import AttentionSpec, TensorMap
+from codegen.spec import AttentionSpec, Pages, TensorMap
 from codegen.tensor_map import MOST_RANK, refusal
 from codegen.tiles import Unsupported
 
@@ -92,7 +92,9 @@ def registers_held(spec: AttentionSpec, keys: int) -> int:
     return keys // 2 + keys // 4 + columns(spec.width) // 2
 
 
-def box(spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int) -> TensorMap:
+def box(
+    spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
+) -> TensorMap:
     """The map of queries, keys, values or results: a box has 64 elements of ``height`` rows."""
     size = op.dtype.itemsize
     *batch, row, element = op.strides
@@ -105,6 +107,9 @@ def box(spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: in
         if n > 1 and step:
             sizes.append(n)
             strides.append(step * size)
+    if pages is not None:
+        sizes.append(pages.blocks)
+        strides.append(pages.step * size)
     if len(sizes) > MOST_RANK:
         raise Unsupported(f"{op.name} has more than {MOST_RANK} dimensions in memory")
     boxed = (PANEL, height, *(1 for _ in sizes[2:]))
@@ -127,11 +132,22 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Unsupported("there is nothing to multiply")
     spec = merged(spec)
-    for n, (op, rows, elements) in enumerate(
-        ((spec.q, spec.rows, spec.depth), (spec.k, spec.keys, spec.depth), (spec.v, spec.keys, spec.width))
-    ):
-        box(spec, op, n, rows, elements, 64)
+    box(spec, spec.q, 0, spec.rows, spec.depth, 64)
+    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
+        pages = None if spec.pages is None else spec.pages[n]
+        if pages is not None and pages.size % 8:
+            raise Unsupported(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
+        box(spec, op, n + 1, spec.keys if pages is None else pages.size, elements, 8, pages)
     return spec
+
+
+def tile_keys(spec: AttentionSpec, most: int) -> int:
+    """The keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one; or 0."""
+    found = min(most, max(16, -(-spec.keys // 16) * 16))
+    if spec.pages is None:
+        return found
+    sizes = [p.size for p in spec.pages]
+    return max((n for n in range(16, most + 1, 16) if all(n % s == 0 or s % n == 0 for s in sizes)), default=0)
 
 
 def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, ...]:
@@ -167,7 +183,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     blocks = MOST_BLOCKS if spec.ranges or (sides and tall > 192) else arch.sm_count_hint
     found = []
     for groups, keys in dict.fromkeys(preferred):
-        keys = min(keys, max(16, -(-spec.keys // 16) * 16))
+        keys = tile_keys(spec, keys)
+        if not keys:
+            continue
         deeper = ((3, 1),) if groups == 1 else ()  # few queries: what counts are the bytes on their way
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             chains = 1 if groups > 2 else 2
@@ -175,7 +193,11 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
-    if tall <= 64 and not (reads or spec.ranges or spec.inside.instructions or spec.weight) and spec.rows > 64:
+    if (
+        tall <= 64
+        and not (spec.pages or reads or spec.ranges or spec.inside.instructions or spec.weight)
+        and spec.rows > 64
+    ):
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
         two = AttentionWgmmaSchedule(2, 64, 2, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
         if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:

@@ -36,17 +36,9 @@ from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool_schedule import PoolSchedule
 from codegen.rows_schedule import RowsSchedule
 from codegen.scan import ScanSchedule
-from codegen.spec import (
-    AttentionSpec,
-    ContractionSpec,
-    PointwiseSpec,
-    PoolSpec,
-    RowsSpec,
-    ScanSpec,
-    WindowSpec,
-    WinogradSpec,
-)
+from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
 from codegen.window_schedule import WindowSchedule
+from codegen.window_spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
 
 KernelSpec: TypeAlias = (

@@ -342,81 +342,6 @@ class ContractionSpec:
 
 
 @dataclass(frozen=True)
-class WindowSpec:
-    """A direct convolution with few channels a group: every input element is read into a halo tile once.
-
-    images, groups           N and the number of groups.
-    in_channels, filters     channels and filters of one group.
-    sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and
-                             2-D).
-    stride, dilation, before per spatial dimension; before is the padding in front.
-    flip                     true convolution rather than cross-correlation.
-    x                        strides over (image, group, channel, 3 spatial).
-    w                        strides over (group, filter, channel, 3 taps).
-    program                  over the space (image, group, filter, 3 spatial).
-    """
-
-    name: str
-    images: int
-    groups: int
-    in_channels: int
-    filters: int
-    sizes: tuple[int, int, int]
-    out: tuple[int, int, int]
-    taps: tuple[int, int, int]
-    stride: tuple[int, int, int]
-    dilation: tuple[int, int, int]
-    before: tuple[int, int, int]
-    flip: bool
-    x: Operand
-    w: Operand
-    accumulate: str
-    result: str
-    program: Program
-
-
-@dataclass(frozen=True)
-class WinogradSpec:
-    """One of the three linear transforms of Winograd's convolution, of patches of an image, a filter or products.
-
-    transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
-    tile              M, the results a side of a tile: 2 or 4.
-    images, channels  of an input or output, or the filters and channels of a filter.
-    tiles             rows and columns of tiles of an image; (1, 1) for filters.
-    source            strides over (image, channel, tile row, tile column, patch row, patch column), in elements.
-    start             the element of the source at the origin of all of them.
-    window            input: for rows and columns (before, size); element i of the patch of tile t is t * tile + i -
-                      before of the image, 0 outside of its size.  Else None: there is every element.
-    results           output: rows and columns of results; those of tiles beyond are not written.  Else None.
-    program           on every element of the transformed patch, over (image, channel, tile row, tile column, row,
-                      column).
-    """
-
-    name: str
-    transform: str
-    tile: int
-    images: int
-    channels: int
-    tiles: tuple[int, int]
-    source: Operand
-    start: int
-    window: tuple[tuple[int, int], tuple[int, int]] | None
-    results: tuple[int, int] | None
-    program: Program
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Elements a side of a patch, before and after."""
-        whole = self.tile + 2
-        return {"input": (whole, whole), "filter": (3, whole), "output": (whole, self.tile)}[self.transform]
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        """Sizes of the program's space."""
-        return (self.images, self.channels, *self.tiles, self.sides[1], self.sides[1])
-
-
-@dataclass(frozen=True)
 class Bound:
     """A condition on queries and keys that meet: row * i + key * j + start + sum of coefficient * load >= 0.
 
@@ -428,6 +353,24 @@ class Bound:
     key: int
     start: int
     loads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table says.
+
+    table   strides over batch + (page,).
+    size    rows of a page, which is a block.
+    pages   of a batch.
+    blocks  that there are; other numbers in the table are clamped.
+    step    elements from one block to the next.
+    """
+
+    table: Operand
+    size: int
+    pages: int
+    blocks: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -453,6 +396,7 @@ class AttentionSpec:
     rounded            whether p may be rounded to the dtype of v.
     weight             None, or a program over the space of scores that is linear in its anchor, an element of p: its
                        one store, without memory, is what is multiplied with v instead.
+    pages              of the keys and of the values, whose strides are then those within a block; or None.
     parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
     """
 
@@ -480,6 +424,7 @@ class AttentionSpec:
     rounded: bool = True
     weight: Program | None = None
     epilogue: Program | None = None
+    pages: tuple[Pages, Pages] | None = None
     parts: int = 1
 
     @property
@@ -496,7 +441,8 @@ class AttentionSpec:
     @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the kernel reads beside the program's loads: its first arguments."""
-        return (self.q, self.k, self.v, *(() if self.sink is None else (self.sink,)))
+        tables = () if self.pages is None else tuple(p.table for p in self.pages)
+        return (self.q, self.k, self.v, *tables, *(() if self.sink is None else (self.sink,)))
 
     @property
     def loads(self) -> tuple[Operand, ...]:

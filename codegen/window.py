@@ -19,7 +19,7 @@ from math import prod
 
 from codegen.epilogue import Run, factor
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.spec import KernelSource, WindowSpec
+from codegen.spec import KernelSource
 from codegen.window_renderer import Renderer
 from codegen.window_ring import Ring
 from codegen.window_ring_schedule import RingSchedule
@@ -34,6 +34,7 @@ from codegen.window_schedule import (
     pitch,
     tile_sizes,
 )
+from codegen.window_spec import WindowSpec
 from codegen.window_strips import Strips
 
 #: Products a thread's code spells out; loops whose bodies add up to more stay loops, so that the code fits the caches.

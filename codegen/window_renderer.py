@@ -9,8 +9,9 @@ from codegen.epilogue import Epilogue
 from codegen.iteration import linear, unsigned
 from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
-from codegen.spec import KernelSource, WindowSpec
+from codegen.spec import KernelSource
 from codegen.window_schedule import WindowSchedule
+from codegen.window_spec import WindowSpec
 
 #: C names that the kernels use themselves.
 _TAKEN = """

@@ -13,10 +13,10 @@ from math import prod
 
 from codegen.epilogue import Run, factor
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.spec import WindowSpec
 from codegen.window_renderer import Renderer
 from codegen.window_ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
 from codegen.window_schedule import SM_REGISTERS, element_bytes
+from codegen.window_spec import WindowSpec
 
 
 class Ring(Renderer):

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.arch import Arch
-from codegen.spec import WindowSpec
+from codegen.window_spec import WindowSpec
 
 #: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
 MAX_WEIGHTS = 100

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from codegen.arch import Arch
 from codegen.iteration import extent, index_type
-from codegen.spec import WindowSpec
 from codegen.window_ring_schedule import RingSchedule, ring_schedules
+from codegen.window_spec import WindowSpec
 
 SHARED_LIMIT = 48 * 1024
 THREADS = 256

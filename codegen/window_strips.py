@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from codegen.epilogue import Run, factor
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.spec import WindowSpec
 from codegen.window_renderer import Renderer
 from codegen.window_schedule import StripsSchedule, halo
+from codegen.window_spec import WindowSpec
 
 
 class Strips(Renderer):

@@ -12,6 +12,8 @@ from test_attention import BOTTOM, CAUSAL, FORMS, made
 import fusegraph as fg
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.lowering import cudnn_attention
+from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import plan
@@ -106,6 +108,12 @@ def test_keys_of_other_sequences_are_not_read(arch: str) -> None:
 def test_refusals(error: type[Exception], text: str, extra: Any) -> None:
     with pytest.raises(error, match=text):
         made(extra=extra)
+
+
+def test_cudnn_is_not_asked() -> None:
+    (node,) = packed().nodes
+    with pytest.raises(Refusal, match="packed batches"):
+        cudnn_attention.check(node)
 
 
 def test_one_batch_of_all_tokens() -> None:

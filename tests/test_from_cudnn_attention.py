@@ -70,6 +70,37 @@ def test_attention(told, meant, stats):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_attention_to_pages():
+    g = pygraph(DATA.BFLOAT16)
+    q = g.tensor([2, 4, 1, 16], name="q")
+    k, v = (g.tensor([9, 2, 8, 16], name=n) for n in "kv")
+    tables = {f"paged_attention_{n}_table": g.tensor([2, 1, 3, 1], name=n * 2, data_type=DATA.INT32) for n in "kv"}
+    lengths = {n: g.tensor([2, 1, 1, 1], name=n, data_type=DATA.INT32) for n in ("seq_len_q", "seq_len_kv")}
+    how = {"use_padding_mask": True, "paged_attention_max_seq_len_kv": 20, "attn_scale": 0.25}
+    g.sdpa(q=q, k=k, v=v, **tables, **lengths, **how)[0].set_output(True)
+    graph = from_cudnn(g)
+    arrays: dict[str, Any] = {t.name: normal(t.shape, t.dtype.numpy, len(t.name)) for t in graph.inputs}
+    arrays |= {
+        n: np.array([1, size], np.int32).reshape(2, 1, 1, 1) for n, size in (("seq_len_q", 1), ("seq_len_kv", 11))
+    }
+    arrays |= {
+        "kk": np.arange(6, dtype=np.int32).reshape(2, 1, 3, 1),
+        "vv": np.arange(6, 0, -1, np.int32).reshape(2, 1, 3, 1),
+    }
+    (found,) = execute(graph, arrays)
+    whole = {
+        n: arrays[n][arrays[n * 2].reshape(2, 3)].swapaxes(1, 2).reshape(2, 2, 24, 16)[:, :, :20].copy() for n in "kv"
+    }
+    ours = fg.Graph("ours", io_dtype="bfloat16")
+    shapes = {"q": (2, 4, 1, 16), "k": (2, 2, 20, 16), "v": (2, 2, 20, 16)}
+    at = {n: ours.tensor(n, (2,), "int32") for n in lengths}
+    ours.output(ours.sdpa(**{n: ours.tensor(n, s) for n, s in shapes.items()}, **at, attn_scale=0.25), name="o")
+    (wanted,) = run(
+        ours.compile("reference"), {**arrays, **whole, **{n: arrays[n].reshape(2) for n in lengths}}
+    ).values()
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_attention_that_there_is_nothing_for():
     g, *_ = attention_of(score_mod=lambda graph, scores: scores, attn_scale=0.5)
     with pytest.raises(NotSupportedError, match=r"cannot be read: sdpa 'sdpa\.0': score_mod$"):

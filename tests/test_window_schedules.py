@@ -15,7 +15,7 @@ from test_window import LAYOUTS, activated, direct, spec_of
 
 import fusegraph as fg
 from codegen import best_schedule
-from codegen.spec import KernelSource, WindowSpec
+from codegen.spec import KernelSource
 from codegen.window_schedule import (
     SHARED_LIMIT,
     ChannelsSchedule,
@@ -25,6 +25,7 @@ from codegen.window_schedule import (
     shared_bytes,
     tile_sizes,
 )
+from codegen.window_spec import WindowSpec
 from fusegraph.lowering.window import suits
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from codegen import attention_simt
 from codegen.expr import Operand, Program, Store
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, Pages
 from codegen.tiles import Unsupported
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
@@ -96,7 +96,8 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
     q, k, v = node.inputs[:3]
     space = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
-    first, parts = 3 + node.attributes["sink"], node.attributes["parts"]
+    paged, parts = node.attributes["paged"], node.attributes["parts"]
+    first = 3 + 2 * paged + node.attributes["sink"]
     weight: Weight | None = node.attributes["weight"]
     rest = len(score.operands) - 2
     own = dict(zip(score.operands, (q, k, *node.inputs[first:])))
@@ -133,8 +134,19 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
     within, within_reads = program(innermost)
     weighed, weight_reads = (None, ()) if weight is None else program(weight.graph, weight.anchor)
     numbers = {t: n for n, t in enumerate(reads)}
-    turned = over(k, k.shape[-2], keys)
-    depth = k.shape[-2]
+    depth, sink = q.shape[-1], node.inputs[first - 1]
+    pages = None
+    if paged:
+        k_op, v_op = (operand(t, (*container_strides(t, len(batch)), *t.strides[-2:])) for t in (k, v))
+        k_pages, v_pages = (
+            Pages(operand(t, _table_strides(t, len(batch))), x.shape[2], t.shape[1], x.shape[0], x.strides[0])
+            for t, x in zip(node.inputs[3:5], (k, v))
+        )
+        pages = k_pages, v_pages
+    else:
+        turned = over(k, k.shape[-2], keys)
+        k_op = replace(turned, strides=(*turned.strides[:-2], turned.strides[-1], turned.strides[-2]))
+        v_op = over(v, keys, v.shape[-1])
     spec = AttentionSpec(
         name,
         batch,
@@ -143,8 +155,8 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         depth,
         v.shape[-1],
         over(q, rows, depth),
-        replace(turned, strides=(*turned.strides[:-2], turned.strides[-1], turned.strides[-2])),
-        over(v, keys, v.shape[-1]),
+        k_op,
+        v_op,
         scale,
         whole,
         tuple(c.bound(numbers) for c in static),
@@ -155,10 +167,11 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         tuple(numbers[t] for t in within_reads),
         over(_spread(part(node.outputs[0]), (*batch, rows, v.shape[-1])), rows, v.shape[-1]),
         _stats(part(node.outputs[1]), over, rows) if len(node.outputs) > 1 else None,
-        operand(node.inputs[3], broadcast_strides(node.inputs[3], (*batch, 1, 1))[:-2]) if first == 4 else None,
+        operand(sink, broadcast_strides(sink, (*batch, 1, 1))[:-2]) if node.attributes["sink"] else None,
         node.attributes["zero"],
         node.attributes["rounded"],
         weighed,
+        pages=pages,
     )
     return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
 
@@ -193,7 +206,21 @@ def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:
 def shares_keys(node: Node) -> bool:
     """Whether the queries of the last batch dimension of an attention share their keys and values."""
     batch = node.attributes["score"].anchor.output.shape[:-2]
+    if node.attributes["paged"]:
+        return all(container_strides(t, len(batch))[-1] == 0 for t in node.inputs[1:3])
     return all(broadcast_strides(t, (*batch, 1, 1))[-3] == 0 for t in node.inputs[1:3])
+
+
+def _table_strides(table: Tensor, rank: int) -> tuple[int, ...]:
+    """The strides of a table of pages over such dimensions, and over pages."""
+    batches = table.strides[0] if table.shape[0] > 1 else 0
+    return (batches, *(0,) * (rank - 1), table.strides[1])
+
+
+def container_strides(container: Tensor, rank: int) -> tuple[int, ...]:
+    """The strides of a container of pages over batch dimensions: batches, heads, maybe the queries of a head."""
+    heads = container.strides[1] if container.shape[1] > 1 else 0
+    return (0, heads, 0)[:rank]
 
 
 def _one_tile(spec: AttentionSpec) -> AttentionSpec:
@@ -224,6 +251,7 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         rows=spec.batch[last],
         q=head(spec.q),
         k=keyed(spec.k),
+        pages=_each_table(spec.pages, keyed),
         v=keyed(spec.v),
         program=scored(spec.program),
         inside=scored(spec.inside),
@@ -235,6 +263,13 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         out=head(spec.out),
         stats=None if spec.stats is None else head(spec.stats),
     )
+
+
+def _each_table(pages: tuple[Pages, Pages] | None, changed: Callable[[Operand], Operand]) -> tuple[Pages, Pages] | None:
+    if pages is None:
+        return None
+    k, v = (replace(p, table=changed(p.table)) for p in pages)
+    return k, v
 
 
 def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
@@ -254,6 +289,7 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
         batch=(parts, *spec.batch),
         q=same(spec.q),
         k=same(spec.k),
+        pages=_each_table(spec.pages, same),
         v=same(spec.v),
         program=scored(spec.program),
         inside=scored(spec.inside),

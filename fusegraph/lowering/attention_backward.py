@@ -56,6 +56,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         "zero": True,
         "rounded": True,
         "weight": None,
+        "paged": False,
         "parts": 1,
     }
     spec, reads = attention.whole_spec(Node(ATTENTION, (q, k, v, *others), forward, loss), graph, options, name)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
+from fusegraph.dtypes import int32
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, OPERANDS
 from fusegraph.ops.attention_packed import OFFSETS
+from fusegraph.ops.attention_paged import TABLES
 
 NAME = "sdpa"
 
@@ -39,6 +41,14 @@ def check(node: Node) -> None:
         raise Refusal(f"cuDNN's sdpa has a sink in training of some dtypes only ({node.name!r})")
     if at["use_alibi_mask"] and at["diagonal_band_right_bound"] is None:
         raise Refusal(f"cuDNN's sdpa has alibi with a causal mask only ({node.name!r})")
+    if TABLES[0] in has:
+        tables = [node.inputs[has[key]] for key in TABLES]
+        if any(t.rank != 4 or t.dtype != int32 for t in tables):
+            raise Refusal(
+                f"cuDNN's sdpa has tables of pages of the shape (batches, 1, pages, 1) in int32 ({node.name!r})"
+            )
+        if any(key not in has for key in LENGTHS):
+            raise Refusal(f"cuDNN's sdpa has pages with lengths of queries and keys only ({node.name!r})")
     if len(present := [key for key in LENGTHS if key in has]) == 1:
         raise Refusal(f"cuDNN's sdpa takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
 
@@ -50,6 +60,12 @@ def describe(
     has, at = given(node), node.attributes
     q, k, v = operands[:3]
     keywords: dict[str, Any] = {key: operands[place] for key, place in has.items()}
+    if TABLES[0] in has:
+        for key, word in zip(TABLES, ("paged_attention_k_table", "paged_attention_v_table")):
+            keywords[word] = keywords.pop(key)
+        longest = at["paged_attention_max_seq_len_kv"]
+        table, container = node.inputs[has[TABLES[0]]], node.inputs[1]
+        keywords["paged_attention_max_seq_len_kv"] = longest or table.shape[2] * container.shape[2]
     if "seq_len_q" in keywords:
         keywords["use_padding_mask"] = True
     scale = at["attn_scale"]

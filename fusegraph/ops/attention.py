@@ -16,6 +16,7 @@ import numpy as np
 from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
+from fusegraph.ops import attention_paged as paged
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -24,10 +25,10 @@ from fusegraph.ops.random import kept_scale, threshold, uniform
 Array = np.ndarray[Any, Any]
 
 ALIGNMENTS = ("TOP_LEFT", "BOTTOM_RIGHT")
-OPERANDS = ("q", "k", "v", "bias", "mask", "seq_len_q", "seq_len_kv", "sink_token", "seed", "offset", *packed.OFFSETS)
 LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
-INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS)
+OPERANDS = ("q", "k", "v", "bias", "mask", *LENGTHS, "sink_token", *NUMBERS, *packed.OFFSETS, *paged.TABLES)
+INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS, *paged.TABLES)
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
 NEUTRAL = {
     "bias": 0.0,
@@ -37,7 +38,7 @@ NEUTRAL = {
     "sink_token": -inf,
     "seed": 0,
     "offset": 0,
-    **dict.fromkeys(packed.OFFSETS, -1),
+    **dict.fromkeys((*packed.OFFSETS, *paged.TABLES), -1),
 }
 
 
@@ -82,11 +83,20 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
         raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
     if probability and len(types) <= OPERANDS.index("offset"):
         raise AttributeValueError("dropout needs a seed and an offset")
-    return {**result, "dropout_probability": probability}
+    longest = values["paged_attention_max_seq_len_kv"]
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, (int, np.integer)) or longest < 1):
+        raise AttributeValueError(f"paged_attention_max_seq_len_kv is a positive integer, got {longest!r}")
+    return {
+        **result,
+        "dropout_probability": probability,
+        "paged_attention_max_seq_len_kv": None if longest is None else int(longest),
+    }
 
 
 def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
-    q, k, v = (t.shape for t in types[:3])
+    given = dict(zip(OPERANDS[3:], types[3:]))
+    q = types[0].shape
+    k, v = paged.sizes(types, given, values.get("paged_attention_max_seq_len_kv"))
     if not len(q) == len(k) == len(v) == 4:
         raise ShapeError("q, k and v have 4 dimensions: batch, heads, length, elements")
     if not q[0] == k[0] == v[0]:
@@ -100,10 +110,9 @@ def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorTyp
     if k[2] == 0:
         raise ShapeError("attention to no keys")
     scores = (*q[:3], k[2])
-    given = dict(zip(OPERANDS[3:], types[3:]))
     packed.check(given, types[0], LENGTHS)
     for key, t in given.items():
-        if key in packed.OFFSETS:
+        if key in (*packed.OFFSETS, *paged.TABLES):
             continue
         target = (*q[:2], 1, 1) if key == "sink_token" else (q[0], 1, 1, 1) if key in LENGTHS else scores
         if key in NUMBERS:
@@ -261,9 +270,11 @@ def _expand(
     *others: Any,
     dropout_probability: float,
     generate_stats: bool,
+    paged_attention_max_seq_len_kv: int | None,
     **attributes: Any,
 ) -> Any:
     given = present(others, OPERANDS[3:])
+    k, v = paged.written(write, given, k, v, paged_attention_max_seq_len_kv)
     batch, heads, rows, _ = q.shape
     shared, out_dtype = k.shape[1], q.dtype
     wide = "float64" if q.dtype == float64 else "float32"
@@ -338,6 +349,7 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
     """In float64, whatever the scores' size."""
     q, k, v, *others = (np.asarray(x) for x in arrays)
     given = dict(zip(OPERANDS[3:], others))
+    k, v = paged.reference(given, k, v, attributes["paged_attention_max_seq_len_kv"])
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
@@ -379,6 +391,7 @@ register(
             "use_alibi_mask": False,
             "soft_cap": None,
             "dropout_probability": 0.0,
+            "paged_attention_max_seq_len_kv": None,
             "generate_stats": False,
         },
         normalize=_normalize,
@@ -402,6 +415,11 @@ register(
         left bound (use_causal_mask: right bound 0); with diagonal_alignment "BOTTOM_RIGHT" positions count from the
         ends.  bias and mask broadcast to (B, H, Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many
         queries and keys a batch has; sink_token (1, H, 1, 1) is the score of one more key, whose value is 0.
+        Paged caches: with page_table_k and page_table_v, (B, pages) or (B, 1, pages, 1), k and v are containers,
+        (blocks, Hk, keys of a block, elements), and the keys of a batch those of the blocks whose numbers are in its
+        row, one after the other (up to paged_attention_max_seq_len_kv); seq_len_kv says how many there are by now.
+
+
         A packed batch: q, k and v have B = 1 and as lengths the tokens of all sequences, of which those from
         ragged_offset_q[n] to ragged_offset_q[n + 1] - 1 (tokens, (sequences + 1,)) are the queries of sequence n, and
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
@@ -410,7 +428,6 @@ register(
         dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
         of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-
         A query that meets no key has the result 0 (and -inf in the stats).  Values at keys that are met by no query of
         a tile may be NaN; others must be finite even where they are masked.  The probabilities are rounded to v's dtype
         before they are multiplied.""",
@@ -457,10 +474,11 @@ def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType
     raise NotImplementedError("attention nodes are made by a pass")
 
 
-#: (q, k turned, v[, sink], others of the score, those of the weight) -> the result, and the logarithms of the sums of
-#: exponentials if they are wanted.  probabilities names the tensor that the values are multiplied with, rounded
-#: says whether it has their dtype.  With parts, results have one dimension more, the first: each is the attention to a
-#: part of the keys.  Not in the op table: `passes.attention` makes it of products and a softmax.
+#: (q, k turned, v[, tables of k and v][, sink], others of the score, those of the weight) -> the result, and the
+#: logarithms of the sums of exponentials if they are wanted.  probabilities names the tensor that the values are
+#: multiplied with, rounded says whether it has their dtype.  If paged, k and v are the containers, k as it is.  With
+#: parts, results have one dimension more, the first: each is the attention to a part of the keys.  Not in the op table:
+#: `passes.attention` makes it of products and a softmax.
 ATTENTION = Op(
     name="attention",
     kind=Kind.ATTENTION,
@@ -473,6 +491,7 @@ ATTENTION = Op(
         "zero": False,
         "rounded": False,
         "weight": None,
+        "paged": False,
         "parts": 1,
     },
     infer=_no_shape,

@@ -21,6 +21,7 @@ from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.views import divided
 from fusegraph.ops.attention import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind
+from fusegraph.passes.attention_pages import pages_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
@@ -337,9 +338,8 @@ class Matcher:
         shape, target = node.output.shape, joined.output.shape
         if joined.op.name != "reshape" or shape[-2:] != target[-2:] or divided(target, shape) is None:
             return node
-        # Nothing that takes another result may come before the last one.
         order = {n: k for k, n in enumerate(graph.nodes)}
-        early = () if stats is None else graph.consumers(stats)
+        early = () if stats is None else graph.consumers(stats)  # they would come before what makes them
         if any(order[n] < order[joined] for n in early):
             return node
         self.members.add(joined)
@@ -424,13 +424,18 @@ def _node(graph: Graph, match: _Match) -> Node:
             raise No(f"{tensor.name!r} is a constant")
         part.entered(tensor)
     part.copied(product, tuple(part.made[t] for t in product.inputs))
-    lead = dict.fromkeys((*product.inputs, match.values, *(() if match.sink is None else (match.sink,))))
-    if len(lead) != 3 + (match.sink is not None):
+    pages = [pages_of(graph, t, turned=t is not match.values) for t in (product.inputs[1], match.values)]
+    paged = all(pages) and product.output.rank in (4, 5)
+    own = product.inputs[:1] if paged else (*product.inputs, match.values)
+    containers = [p.container for p in pages if p is not None and paged]
+    tables = [p.table for p in pages if p is not None and paged]
+    lead = [*own, *containers, *tables, *(() if match.sink is None else (match.sink,))]
+    if len(dict.fromkeys((*product.inputs, match.values, match.sink))) != 4:
         raise No("queries, keys and values are not three tensors")
     scored = repeated(graph, match.members, match.score, product)
     part.add(scored)
     part.own.outputs = [part.made[match.score]]
-    rest = [t for t in part.operands if t not in lead]
+    rest = [t for t in part.operands if t not in (*product.inputs, match.values, match.sink)]
     weight, weighed = _weight(graph, match, compute)
     notes = tuple(describe(n) for n in graph.nodes if n in match.members or n in scored or n in weighed)
     score = Score(part.own, tuple(part.made[t] for t in (*product.inputs, *rest)), notes)
@@ -442,6 +447,7 @@ def _node(graph: Graph, match: _Match) -> Node:
         "zero": match.zero,
         "rounded": weights.dtype == values.dtype,
         "weight": weight[0] if weight else None,
+        "paged": paged,
         "parts": 1,
     }
     outputs = (match.out.output, *(() if match.stats is None else (match.stats,)))

@@ -8,8 +8,11 @@ from typing import Any
 from fusegraph.errors import AttributeValueError
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
+from fusegraph.ops.attention_paged import TABLES
 
-PORTS = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "sink_token", "attn_scale")
+#: cuDNN's words for the tables of pages -> ours.
+_TABLES = dict(zip(("paged_attention_k_table", "paged_attention_v_table"), TABLES))
+PORTS = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "sink_token", "attn_scale", *_TABLES)
 #: Those that say nothing about the result: which of cuDNN's kernels is meant, whether there are stats.
 _INDIFFERENT = ("implementation", "is_inference", "softmax_precision")
 PARAMS = (
@@ -23,6 +26,7 @@ PARAMS = (
     "diagonal_band_left_bound",
     "diagonal_band_right_bound",
     "generate_stats",
+    "paged_attention_max_seq_len_kv",
     *_INDIFFERENT,
 )
 
@@ -32,7 +36,7 @@ def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
     given = node.params
     padded = bool(given.get("use_padding_mask"))
     operands = {
-        port: reading.operand(node, port)
+        _TABLES.get(port, port): reading.operand(node, port)
         for port in node.inputs
         if port != "attn_scale" and (padded or not port.startswith("seq_len"))
     }
@@ -42,6 +46,7 @@ def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
         raise AttributeValueError(
             f"attn_scale is a number that is known when the graph is read: give {scale.name!r} in values="
         )
+    values["paged_attention_max_seq_len_kv"] = given.get("paged_attention_max_seq_len_kv")
     values["attn_scale"] = 1.0 if scale is None else float(scale)
     stats = node.outputs.get("Stats") is not None
     found: Any = reading.graph.sdpa(**operands, **values, generate_stats=stats)
