@@ -20,6 +20,8 @@ class AcrossRenderer(RowsRenderer):
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
+        if schedule.form == "registers":  # no load waits for a reduction
+            self.kept = self.stages.kept(early=True)
         self.dim = len(self.space.outer) - 1
         #: threads side by side
         self.side = schedule.rows // schedule.vector

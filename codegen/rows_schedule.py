@@ -255,7 +255,7 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     vector = min(MOST_ROWS, widest(space, len(outer) - 1))
     itemsize = max(op.dtype.itemsize for op in program.operands if space.varies(op))
     exchanged = sum({r.ctype: SIZE_OF[r.ctype] for r in program.reductions}.values())
-    words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept()) * vector
+    words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept(early=True)) * vector
     count = prod(outer)
     sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
     enough = 2 * arch.sm_count_hint

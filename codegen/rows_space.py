@@ -176,14 +176,17 @@ class Stages:
                     stack += self._space.program.instructions[value.instruction].args
         return needed
 
-    def kept(self, form: str = "registers") -> list[int]:
+    def kept(self, form: str = "registers", *, early: bool = False) -> list[int]:
         """The loads that more than one stage needs, and that had better stay on the chip between them: not those of
         which many elements are the same, in shared memory, where they would take the place of all.
+
+        early  also those of later stages, so that all are under way at once.
         """
         uses = [self.needed(stage) for stage in range(self.last + 1)]
         loads = self._space.program.loads
         whole = [n for n, op in enumerate(loads) if form == "registers" or op.strides[-1] != 0]
-        return [n for n in whole if sum(Load(n) in needed for needed in uses) > 1]
+        late = {n for n in whole if early and any(Load(n) in needed for needed in uses[1:])}
+        return [n for n in whole if n in late or sum(Load(n) in needed for needed in uses) > 1]
 
 
 def segments_of_block(segments: int, lanes: int, cluster: int) -> int:

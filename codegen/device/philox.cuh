@@ -33,12 +33,20 @@ template <class T>
 __device__ __forceinline__ T fraction(uint32 word) {
   return T(word >> 8) * T(0x1p-24);
 }
+// The element's own word
+__device__ __forceinline__ uint32 word(uint32 element, uint32 above, uint64 seed, uint64 offset) {
+  const Words four = words(element, above, seed, offset);
+  const uint32 low = element & 1 ? four.b : four.a, high = element & 1 ? four.d : four.c;
+  return element & 2 ? high : low;
+}
 // Uniform in [0, 1)
 template <class T>
 __device__ __forceinline__ T uniform(uint32 element, uint32 above, uint64 seed, uint64 offset) {
-  const Words four = words(element, above, seed, offset);
-  const uint32 low = element & 1 ? four.b : four.a, high = element & 1 ? four.d : four.c;
-  return fraction<T>(element & 2 ? high : low);
+  return fraction<T>(word(element, above, seed, offset));
+}
+// Whether that is at least `multiple` * 2^-24
+__device__ __forceinline__ bool at_least(uint32 element, uint32 above, uint64 seed, uint64 offset, uint32 multiple) {
+  return word(element, above, seed, offset) >> 8 >= multiple;
 }
 // What a pair of normal numbers is made of, for floats without a branch, so that a compiler sees what neighbours share:
 // their words, their radius, and both polynomials of their angle.  These are fitted to the least maximum of the relative

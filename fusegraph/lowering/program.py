@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
@@ -167,6 +167,8 @@ class ProgramBuilder:
         common = node.op.promoted(tuple(t.type for t in node.inputs))
         if node.op.name == "identity":
             return self._cast(node)
+        if node.op.name == "cmp_ge" and (compared := self._at_least(node)) is not None:
+            return compared
         template = node.op.expression(common.kind, node.attributes)
         compute = compute_type(common, self.real)
         args: list[Value] = []
@@ -187,6 +189,19 @@ class ProgramBuilder:
         text, result = template.format(**fields), compute_type(node.output.dtype, self.real)
         value = args[0] if text == "{0}" and result == compute else self._emit(node.name, text, args, result)
         return self._rounded(node.output, value)
+
+    def _at_least(self, node: Node) -> Value | None:
+        """Whether a random number is at least a constant, by the integer of which it is a multiple: dropout's mask."""
+        value, least = (self._value(t) for t in node.inputs)
+        if not isinstance(value, Result) or not isinstance(least, Literal) or not 0 <= least.value <= 1:
+            return None
+        random = self._instructions[value.instruction]
+        function, _, arguments = random.template.partition("(")
+        if function.partition("<")[0] != "philox::uniform":
+            return None
+        multiple = ceil(least.value * 2**24)
+        text = f"philox::at_least({arguments.removesuffix(')')}, {multiple})"
+        return self._emit(node.name, text, list(random.args), "bool")
 
     def _positions(self, tensor: Tensor, args: list[Value]) -> tuple[str, str]:
         """The template texts of an element's position in a tensor in row-major order: within the last dimensions, as
