@@ -1,4 +1,4 @@
-"""The pointwise family: schedules, broadcasts, strides, alignment, guards around every array, and the source it emits.
+"""The pointwise family: broadcasts, strides, alignment, guards around every array, and the source it emits.
 
 With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
 """
@@ -18,16 +18,13 @@ import pytest
 from graphs import QUICK_ARCHS, check_all, check_on_gpu, executables
 
 import fusegraph as fg
-from codegen import pointwise, pointwise_schedule, pointwise_vectors
 from codegen.cpu import GuardedArray
-from codegen.pointwise import PointwiseSchedule
-from codegen.pointwise_schedule import best_schedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, compare, laid_out, random_inputs, rounding_of, run
-from fusegraph.runtime import host_compiler, nvrtc
+from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,36 +139,10 @@ def test_gaps_of_outputs_are_left_alone() -> None:
     assert (memory[1] == 7).all()
 
 
-# ---- every schedule
+# ---- shapes and strides
 
 
-def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
-    shape, program = normalize(spec)
-    widest = 64 // max(op.dtype.itemsize for op in program.operands)
-    for vector, unroll, itype in itertools.product((1, 2, 4, 8), (1, 2, 3), ("uint32", "uint64")):
-        if vector <= widest:
-            yield PointwiseSchedule(vector, unroll, "flat", itype)
-            if len(shape) > 1 and shape[-1] % vector == 0:
-                yield PointwiseSchedule(vector, unroll, "rows", itype)
-            if len(shape) > 1:
-                yield PointwiseSchedule(vector, unroll, "cycles", itype)
-
-
-def run_source(executable: CpuExecutable, module: host_compiler.CpuModule, number: int) -> list[str]:
-    """What is wrong with a kernel of the module, in both orders of threads, on the executable's arguments."""
-    graph, (kernel,) = executable.graph, executable.plan.kernels
-    inputs = random_inputs(graph, seed=5)
-    wrong = []
-    for order in ("forward", "reverse"):
-        outputs = {t.name: poison(laid_out(np.zeros(t.shape), t)) for t in graph.outputs}
-        arrays = {**inputs, **outputs}
-        module.launch(number, [arrays[t.name].ctypes.data for t in kernel.arguments], order=order)
-        checks = compare(graph, inputs, outputs, rounding_of(executable))
-        wrong += [f"{order}: {c.name} {c.worst}" for c in checks if not c.ok]
-    return wrong
-
-
-def schedule_cases() -> dict[str, fg.Graph]:
+def mixed_cases() -> dict[str, fg.Graph]:
     cases = {
         "flat": one({"a": (1539,), "b": (1539,)}, lambda g, a, b: g.tanh(a) * b, io_dtype="bf16"),
         "rows": one({"a": (37, 64), "b": (64,), "c": (37, 1)}, lambda g, a, b, c: g.gelu(a + b) * c, io_dtype="bf16"),
@@ -193,76 +164,6 @@ def schedule_cases() -> dict[str, fg.Graph]:
     g.output(g.gen_index(x, axis=1) * 100 + g.gen_index(x, axis=2), name="y")
     cases["index"] = g
     return cases
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(schedule_cases()))
-def test_every_schedule(name: str) -> None:
-    graph = schedule_cases()[name]
-    executable = CpuExecutable(graph, Options(), lazy=True)
-    spec = only_spec(graph)
-    every = list(schedules(spec))
-    assert len(every) >= 12
-    sources = [pointwise.render(spec, s) for s in every]
-    module = host_compiler.build(sources, cache=default_cache())
-    for number, (schedule, source) in enumerate(zip(every, sources)):
-        wrong = run_source(executable, module, number)
-        assert not wrong, f"{schedule}: {wrong[0]}\n{source.code}"
-
-
-def test_some_schedules() -> None:
-    graph = schedule_cases()["mixed"]
-    executable = CpuExecutable(graph, Options(), lazy=True)
-    spec = only_spec(graph)
-    chosen = [PointwiseSchedule(v, u, f, i) for v, u, f, i in (
-        (1, 1, "flat", "uint32"), (8, 2, "flat", "uint64"), (4, 3, "rows", "uint32"), (2, 1, "rows", "uint64"),
-    )]  # fmt: skip
-    module = host_compiler.build([pointwise.render(spec, s) for s in chosen], cache=default_cache())
-    for number, schedule in enumerate(chosen):
-        assert run_source(executable, module, number) == [], schedule
-
-
-def test_best_schedules() -> None:
-    def best(shapes: dict[str, tuple[int, ...]], **how: Any) -> PointwiseSchedule:
-        return best_schedule(only_spec(one(shapes, lambda g, *xs: g.relu(sum(xs[1:], xs[0])), **how)))
-
-    large = (4096, 4096)
-    assert best({"a": large, "b": large}) == PointwiseSchedule(4, 1, "flat", "uint32")
-    assert best({"a": large, "b": large}, io_dtype="bf16").vector == 8
-    assert best({"a": large, "b": (4096,)}, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
-    assert best({"a": (4096, 4097), "b": (4097,)}) == PointwiseSchedule(4, 1, "flat", "uint32")
-    assert best({"a": (4096, 4097), "b": (4097,)}, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
-    assert best({"a": (2**22, 3), "b": (3,)}).form == "cycles"
-    several = {"a": large, **dict.fromkeys("bcde", (4096,))}
-    assert best(several, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
-    assert best({**several, "f": (4096,)}, io_dtype="bf16") == PointwiseSchedule(8, 2, "rows", "uint32")
-    assert best({"a": (4096, 4097), "b": (4096, 1)}) == PointwiseSchedule(4, 1, "flat", "uint32")
-    assert best({"a": (3, 4097), "b": (4097,)}).form == "flat"
-    assert best({"a": (64,)}).vector == 1
-    assert best({"a": (2**16, 2**16)}).itype == "uint64"
-    assert best({"a": (2**15, 2**16)}).itype == "uint32"
-
-
-def test_small_blocks_meet_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few threads a block, small tensors take the vectors, unrolled loops and rows form of large ones."""
-    monkeypatch.setattr(pointwise_schedule, "THREADS", 32)
-    monkeypatch.setattr(pointwise_vectors, "THREADS", 32)
-    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1)
-    graphs = [one({"a": (size,), "b": (size,)}, lambda g, a, b: a * b, io_dtype=t) for size in (511, 512, 1025, 2048)
-              for t in ("fp32", "int8")]  # fmt: skip
-    graphs += schedule_cases().values()
-    graphs += [one({"a": (67, size), "b": (size,), "c": (67, 1)}, lambda g, a, b, c: a * b - c, io_dtype=t)
-               for size in (3, 5, 41, 67) for t in ("fp32", "bf16", "int8", "float64")]  # fmt: skip
-    padded = fg.Graph("padded")
-    padded.output(padded.relu(padded.tensor("a", (67, 641), strides=(643, 1)) + padded.tensor("b", (641,))), name="y")
-    graphs.append(padded)  # rows that begin anywhere: single elements, of which a thread takes several
-    seen = {(s.form, s.unroll > 1, s.vector > 1) for s in map(best_schedule, map(only_spec, graphs))}
-    assert seen >= {("cycles", True, True), ("flat", False, True)}
-    assert any(unrolled and not vectors for _, unrolled, vectors in seen), seen
-    check_all(graphs)
-
-
-# ---- shapes and strides
 
 
 def ragged_cases() -> list[fg.Graph]:
@@ -469,7 +370,7 @@ def test_strict_rounds_every_intermediate() -> None:
 @pytest.mark.gpu
 def test_pointwise_on_the_gpu() -> None:
     graphs = [*ragged_cases(), *broadcast_cases(), *layout_cases(), *dimension_cases(), *empty_cases()]
-    graphs += [*guarded_cases(), *schedule_cases().values()]
+    graphs += [*guarded_cases(), *mixed_cases().values()]
     check_on_gpu(graphs)
     check_on_gpu(list(guarded_cases()), alignment=1)
     check_on_gpu(list(strict_cases()), strict=True)
@@ -522,7 +423,7 @@ def test_source_names_its_nodes_and_has_no_dead_code() -> None:
 
 @pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_sources_compile_for_gpus(arch: str) -> None:
-    sources = [k.source for g in (*golden_graphs().values(), *schedule_cases().values()) for k in plan(g).kernels]
+    sources = [k.source for g in (*golden_graphs().values(), *mixed_cases().values()) for k in plan(g).kernels]
     for kernel in nvrtc.compile_kernels(sources, arch, cache=default_cache()):
         assert kernel.spill_bytes == 0, kernel.name
         assert kernel.registers <= 128, kernel.name

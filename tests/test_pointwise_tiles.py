@@ -188,7 +188,7 @@ def test_offsets_beyond_32_bits(small: None) -> None:
 
 def check_schedules(graph: fg.Graph, schedules: Sequence[TilesSchedule]) -> None:
     """Runs a graph's kernel with each schedule, in both orders of threads."""
-    from test_pointwise import run_source
+    from test_pointwise_schedules import run_source
 
     from fusegraph.engines.cpu import CpuExecutable
     from fusegraph.runtime import host_compiler
