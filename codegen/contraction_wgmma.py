@@ -21,6 +21,7 @@ from codegen.contraction_wgmma_layout import (
     TAIL,
     Layout,
     WgmmaSchedule,
+    panel_size,
     ring_bytes,
     round_up,
     row_bytes,
@@ -251,7 +252,8 @@ class _Renderer(Producer, Results):
         if side.im2col:
             box: tuple[int, ...] = (k.panel, extent_) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
         else:
-            first, second = (k.panel, min(extent_, 256)) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
+            across = panel_size(extent_, self.itemsize)
+            first, second = (k.panel, min(extent_, 256)) if side.along_k else (across, k.panel)
             box = tuple(
                 first if n == 0 else second if "{o}" in term or "{c}" in term else 1
                 for n, term in enumerate(side.terms)
@@ -277,7 +279,7 @@ class _Renderer(Producer, Results):
         if side.along_k:
             lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
             return f"{lead}[{size}][{k.panel}]"
-        across = min(size, ROW_BYTES // self.itemsize)
+        across = panel_size(size, self.itemsize)
         return f"[{size // across}][{k.panel}][{across}]"
 
     def _shared(self) -> None:
@@ -339,8 +341,8 @@ class _Renderer(Producer, Results):
         at = f"shared.{name}[stage.index]"
         step = 32 // self.itemsize
         if not side.along_k:
-            part = offset or "0"
-            return f"matrix_descriptor<128>({at}[{part}][kk * {step}], {k.panel * ROW_BYTES}, 1024)"
+            part, width = offset or "0", panel_size(size, self.itemsize) * self.itemsize
+            return f"matrix_descriptor<{width}>({at}[{part}][kk * {step}], {k.panel * width}, {8 * width})"
         width = k.panel * self.itemsize
         row = f"[{offset}]" if offset else "[0]"
         if k.per_stage == 1:

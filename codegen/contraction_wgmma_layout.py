@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 from codegen.computed_tiles import Computed, computed
 from codegen.expr import Operand, Program, Store
@@ -100,6 +100,11 @@ class WgmmaSchedule:
 
 def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+def panel_size(size: int, itemsize: int) -> int:
+    """Rows or columns of a panel of a tile that lies across the reduction: rows of it have 128, 64 or 32 bytes."""
+    return gcd(size, ROW_BYTES // itemsize)
 
 
 def ring_bytes(parts: Factors, s: WgmmaSchedule, products: int) -> int:

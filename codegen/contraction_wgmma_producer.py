@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from codegen.computed_tiles import Brought
-from codegen.contraction_wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, round_up
+from codegen.contraction_wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, panel_size, round_up
 from codegen.epilogue import Epilogue
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
@@ -337,7 +337,7 @@ class Producer:
             coordinates = ", ".join(text(term) for term in side.terms)
             w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
             return
-        across = ROW_BYTES // self.itemsize
+        across = panel_size(size, self.itemsize)
         several = size > across
         if several:
             w.line("#pragma unroll")

@@ -18,6 +18,7 @@ from codegen.contraction_wgmma_layout import (
     TAIL,
     Layout,
     WgmmaSchedule,
+    panel_size,
     ring_bytes,
     round_up,
     row_bytes,
@@ -120,7 +121,8 @@ def _candidates(
 ) -> Iterator[WgmmaSchedule]:
     sms = arch.sm_count_hint
     adds_up = adds_up_stages(spec, operand_types(spec, bool(fillers) or computes))
-    unit = max(16 if parts.b.along_k else 64, spec.col_chunk)
+    # Of several factors that lie across the reduction each has whole panels.
+    unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             held = _registers(spec, cols)
@@ -303,7 +305,8 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
     if s.gather:
         loads += s.rows * PIECES / 32 * GATHER
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
-        every = (s.rows + cols) * parts.reduction.per_stage
+        rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.cols, itemsize)
+        every = (s.rows + cols * rows) * parts.reduction.per_stage
         partial = _windows_past_channels(parts)
         loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
     loads = max(loads, _filling(spec, parts, s))

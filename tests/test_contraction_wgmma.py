@@ -117,6 +117,9 @@ def test_tiles():
                 continue
             product = matmul((groups * 64 + 8, 72), (72, cols * 2 - 8), "bfloat16", b_strides=(1, 72), epilogue=bias)
             cases.append(hopper(product, shape(groups, cols)))
+    for cols in (16, 32, 96, 160):  # in panels that are narrower than 128 bytes
+        product = matmul((72, 72), (72, cols * 2 - 8), "bfloat16", epilogue=bias)
+        cases.append(hopper(product, shape(1, cols)))
     passes(cases)
 
 
