@@ -191,6 +191,7 @@ class _Renderer(Producer, Results):
             parameters += [GRID_CONSTANT + name for name in store_maps]
         parameters += self.partials.parameters()
         self.a_map, self.b_maps, self.store_maps = a_map, b_maps, store_maps
+        self.parameters = parameters
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._barriers()
@@ -320,6 +321,8 @@ class _Renderer(Producer, Results):
     def _barriers(self) -> None:
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
+        for described in (p.removeprefix(GRID_CONSTANT) for p in self.parameters if p.startswith(GRID_CONSTANT)):
+            w.line(f"tma_prefetch({described});")
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         copied = int(any(isinstance(side, Side | Computed) for side in (self.parts.a, self.parts.b)))
         arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32

@@ -29,6 +29,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
     if (threadIdx.x == 0) {
+        tma_prefetch(loss_map);
+        tma_prefetch(w_map);
         for (int i = 0; i < 4; ++i) {
             barrier_init(shared.full[i], 1);
             barrier_init(shared.empty[i], 2);

@@ -39,6 +39,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
     if (threadIdx.x == 0) {
+        tma_prefetch(x_map);
+        tma_prefetch(w_map);
+        tma_prefetch(y_map);
         for (int i = 0; i < 8; ++i) {
             barrier_init(shared.full[i], 1);
             barrier_init(shared.empty[i], 1);
