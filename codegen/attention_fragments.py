@@ -18,10 +18,15 @@ from codegen.spec import AttentionSpec
 from codegen.tiles import Unsupported
 
 
-def check_types(spec: AttentionSpec) -> None:
-    """Raises Unsupported with the reason if tensor cores cannot compute an attention."""
+def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
+    """Raises Unsupported with the reason if tensor cores cannot compute an attention; ``small``: of 8-bit floats, too,
+    which become float16.
+    """
     kind = spec.q.dtype.name
-    if kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
+    floats = [op.dtype for op in (spec.q, spec.k, spec.v)]
+    if small and all(d.is_float and d.itemsize == 1 for d in floats):
+        kind = "float16"
+    elif kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
         raise Unsupported("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
     if not spec.rounded:
         raise Unsupported(f"probabilities are not to be rounded to {kind}")
@@ -52,7 +57,7 @@ class Fragments(Scores):
     ) -> None:
         super().__init__(w, spec, names, keys, listed=listed)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
-        self.element = spec.q.dtype.ctype
+        self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: the tile of which scores were made last
         self.made = ""
 

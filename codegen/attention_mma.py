@@ -57,7 +57,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
     """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
     if not arch.has_cp_async:
         raise Unsupported(f"{arch.name} has no asynchronous copies")
-    check_types(spec)
+    check_types(spec, small=True)
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Unsupported("there is nothing to multiply")
     tall = max(spec.depth, spec.width)
@@ -84,7 +84,7 @@ TAKEN = frozenset(
     """
     Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
     memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t tile
-    total unit v valid values warp weigh weighted
+    total unit v valid values x warp weigh weighted
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -103,7 +103,7 @@ class _Renderer:
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
         self.written = self.scores.written(self.names)
-        self.element = spec.q.dtype.ctype
+        self.element = self.scores.element
         self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
         self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
         self.threads = 32 * schedule.warps
@@ -198,7 +198,7 @@ class _Renderer:
         """Writes the copies of a tile's rows, of the argument of this number; what does not exist is 0."""
         w, t, name = self.w, self.scores.t, self.arguments[number]
         whole = total % size == 0
-        aligned = op.strides[-1] == 1 and op.alignment % 16 == 0 and elements % VECTOR == 0
+        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
         aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
         aligned = aligned and (pages is None or pages.step % VECTOR == 0)
         each = VECTOR if aligned else 1
@@ -212,7 +212,9 @@ class _Renderer:
         table = self.arguments[number + 2] if pages is not None else ""
         place = linear([*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])])
         to = f"shared.{what}[r][d]"
-        if each > 1:
+        if op.dtype.ctype != self.element:
+            self._converted(op, name, place, to, each, exists)
+        elif each > 1:
             if exists:
                 w.line(f"const bool exists = {exists};")
                 w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
@@ -221,6 +223,19 @@ class _Renderer:
         else:
             w.line(f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};")
         w.close()
+
+    def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
+        """Writes a piece of a row in the type in which it is multiplied."""
+        w, t = self.w, self.element
+        w.line(f"Vector<{t}, {each}> v = {{}};")
+        if exists:
+            w.open(f"if ({exists})")
+        w.line(f"const auto x = load<{each}>({name} + {place});")
+        w.line("#pragma unroll")
+        w.line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
+        if exists:
+            w.close()
+        w.line(f"store(&{to}, v);")
 
     def _multiply_keys(self) -> None:
         """Writes the products of a warp's queries with a tile of keys."""

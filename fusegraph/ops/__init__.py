@@ -3,6 +3,7 @@
 from fusegraph.ops import (
     attention,
     attention_backward,
+    attention_fp8,
     composite,
     contraction,
     convolution,
@@ -28,6 +29,7 @@ __all__ = [
     "TensorType",
     "attention",
     "attention_backward",
+    "attention_fp8",
     "composite",
     "contraction",
     "convolution",

@@ -133,15 +133,6 @@ def alibi_slopes(heads: int) -> Array:
     return np.array([*slopes, *(2.0 ** (-4 * (2 * h + 1) / whole) for h in range(heads - whole))], np.float32)
 
 
-def positions_met(rows: int, keys: int, attributes: Mapping[str, Any]) -> int:
-    """How many pairs of query and key the band of an sdpa with these attributes holds."""
-    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
-    diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
-    last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)
-    first = np.zeros(rows, np.int64) if left is None else np.clip(diagonal - left + 1, 0, keys)
-    return int(np.maximum(last - first, 0).sum())
-
-
 def _is(tensor: Any, value: float) -> bool:
     """Whether an operand is a constant of one element that is this number."""
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == value
@@ -178,13 +169,14 @@ def scored(
     *,
     attn_scale: float | None,
     soft_cap: float | None,
+    factor: Any = None,
     diagonal_alignment: str,
     diagonal_band_left_bound: int | None,
     diagonal_band_right_bound: int | None,
     use_causal_mask: bool,
     use_alibi_mask: bool,
 ) -> Scored:
-    """Writes the scores; ``given`` are the optional operands, by name."""
+    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products."""
     batch, heads, rows, depth = q.shape
     shared, keys = k.shape[1:3]
     wide = "float64" if q.dtype == float64 else "float32"
@@ -205,6 +197,8 @@ def scored(
     rank = len(q.shape)
     turned = write("transpose", "keys turned", k, perm=(*range(rank - 2), rank - 1, rank - 2))
     scores = write("matmul", "products", q, turned, dtype=wide)
+    if factor is not None:
+        scores = write("mul", "descaled", scores, factor)
     scale = 1 / sqrt(depth) if attn_scale is None else attn_scale
     scores = write("mul", "scaled", scores, scale)
     inner = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent
-from fusegraph.ops.attention import positions_met
 from fusegraph.ops.base import Kind
 
 
@@ -102,3 +103,12 @@ def _multiplications(node: Node) -> int:
 
 
 _UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
+
+
+def positions_met(rows: int, keys: int, attributes: Mapping[str, Any]) -> int:
+    """How many pairs of query and key the band of an sdpa with these attributes holds."""
+    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
+    diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
+    last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)
+    first = np.zeros(rows, np.int64) if left is None else np.clip(diagonal - left + 1, 0, keys)
+    return int(np.maximum(last - first, 0).sum())

@@ -1,0 +1,94 @@
+"""Attention of 8-bit floats with scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import check_all
+from test_attention import BOTTOM, CAUSAL, FORMS
+
+import fusegraph as fg
+from codegen.arch import arch
+from fusegraph.engines.reference import evaluate
+from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.ops.attention_fp8 import SCALES
+from fusegraph.passes.decompose import decompose
+from fusegraph.plan import by_cost_model, plan
+from fusegraph.report.check import random_inputs
+
+E4M3, E5M2 = "float8_e4m3", "float8_e5m2"
+
+
+def built(
+    name: str = "small",
+    *,
+    dtype: str = E4M3,
+    heads: int = 2,
+    shared: int = 2,
+    rows: int = 65,
+    keys: int = 131,
+    depth: int = 32,
+    mask: bool = False,
+    out: str | None = None,
+    **how: Any,
+) -> fg.Graph:
+    g = fg.Graph(name, io_dtype=dtype)
+    q = g.tensor("q", (1, heads, rows, depth))
+    k, v = (g.tensor(n, (1, shared, keys, depth)) for n in "kv")
+    scales = {n: g.tensor(n, (1, 1, 1, 1), "float32") for n in SCALES}
+    if mask:
+        how["mask"] = g.tensor("mask", (keys,), "bool")
+    found: Any = g.sdpa_fp8(q, k, v, **scales, dtype=out, **how)
+    for n, t in enumerate(found if isinstance(found, tuple) else (found,)):
+        g.output(t, name=f"out{n}")
+    return g
+
+
+def inputs(g: fg.Graph) -> dict[str, Any]:
+    found = random_inputs(g)
+    for key, value in zip(SCALES, (0.5, 0.25, 2.0, 1 / 256, 256.0, 4.0)):
+        found[key][...] = value
+    return found
+
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"name": "plain"},
+    {"name": "causal", "heads": 4, "generate_stats": True, "depth": 64, **CAUSAL},
+    {"name": "wide result", "dtype": E5M2, "out": "bfloat16", "mask": True, **BOTTOM},
+    {"name": "odd", "depth": 37, "keys": 33, "soft_cap": 3.0},
+    {"name": "one", "rows": 1, "keys": 2048, "heads": 4},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_attention_of_small_floats(arch: str) -> None:
+    check_all([built(**how) for how in VARIANTS], arch=arch, inputs=inputs)
+
+
+def test_tensor_cores_take_them() -> None:
+    for how in VARIANTS:
+        kernel = plan(built(**how), choose=by_cost_model(arch("sm_80"))).kernels[0]
+        assert type(kernel.choice.schedule).__name__ == "AttentionMmaSchedule", how
+
+
+def test_the_reference_is_what_the_nodes_compute() -> None:
+    for how in VARIANTS:
+        g = built(**{**how, "out": "float32"})
+        given, parts = inputs(g), decompose(g)
+        whole, written_out = evaluate(g, given), evaluate(parts.graph, given)
+        for new, old in zip(parts.graph.outputs, g.outputs):
+            np.testing.assert_allclose(written_out[new], whole[old], rtol=1e-6, atol=1e-6, err_msg=g.name)
+
+
+def test_refusals() -> None:
+    with pytest.raises(DTypeError, match="q is of 8-bit floats, got bfloat16"):
+        built(dtype="bfloat16")
+    g = fg.Graph("refused", io_dtype=E4M3)
+    x = g.tensor("x", (1, 1, 8, 16))
+    with pytest.raises(DTypeError, match="descale_q is one number in float32"):
+        g.sdpa_fp8(x, x, x, *(g.tensor(n, (2,), "float32") for n in SCALES))
+    with pytest.raises(ShapeError, match="4 dimensions"):
+        g.sdpa_fp8(g.tensor("y", (8, 16)), x, x, *(g.tensor(f"{n} alone", (1,), "float32") for n in SCALES))
