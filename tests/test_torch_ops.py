@@ -399,11 +399,26 @@ NORMS: list[Case] = [
 
 _cpu_flash = aten._scaled_dot_product_flash_attention_for_cpu
 
+
+def _attention_gradients(q: torch.Tensor, k: torch.Tensor, **how: Any) -> Any:
+    out, stats = _cpu_flash(q, k, k * 2, 0.0, False, **how)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        out * 3 + 1, q, k, k * 2, out, stats, 0.0, False, **how
+    )
+
+
 attention = F.scaled_dot_product_attention
 ATTENTION: list[Case] = [
     ("causal", lambda q, k, m: (attention(q, k, k * 2, is_causal=True), *_cpu_flash(q, k, k, scale=0.3))),
     ("masked", lambda q, k, m: attention(q, k, k, attn_mask=m)),
     ("biased", lambda q, k, m: attention(q, k, k, attn_mask=m.float())),
+    (
+        "gradients",
+        lambda q, k, m: (
+            *_attention_gradients(q, k),
+            *_attention_gradients(q, k, attn_mask=m * q[0, 0, 0, 0], scale=0.4),
+        ),
+    ),
     ("turned", lambda q, k, m: attention(q.mT.contiguous().mT, k.mT.contiguous().mT, k)),
 ]
 
@@ -428,6 +443,9 @@ UNSEEN = {
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_flash_attention_backward.default",
+    "aten._scaled_dot_product_efficient_attention_backward.default",
+    "aten._scaled_dot_product_cudnn_attention_backward.default",
     "aten._unsafe_view.default",
     "aten.avg_pool1d.default",
     "aten.lift_fresh_copy.default",

@@ -18,6 +18,7 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
+    attention_backward,
     contraction,
     movement,
     norm,

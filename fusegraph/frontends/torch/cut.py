@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from fusegraph.frontends.torch.forms import Forms, is_projection
-from fusegraph.frontends.torch.table import FREE, HANDLERS, Form
+from fusegraph.frontends.torch.table import FREE, HANDLERS, Form, ignored
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Analysis:
         self.graph = graph
         self.forms = forms
         self._roots: dict[Any, tuple[Any, ...]] = {}
+        #: nodes that torch computes although they are in the table
+        self.torchs: set[Any] = set()
 
     def is_free(self, node: Any) -> bool:
         """Whether a node is a view or a constant that a piece can make."""
@@ -71,7 +73,16 @@ class Analysis:
 
     def needs(self, node: Any) -> tuple[Any, ...]:
         """The roots of a node's arguments."""
-        return tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots(n)))
+        return tuple(dict.fromkeys(r for n in self.sources(node) for r in self.roots(n)))
+
+    def sources(self, node: Any) -> tuple[Any, ...]:
+        """The nodes that a node's handler looks at, all of them if torch computes it."""
+        skipped = ignored(str(node.target)) if node not in self.torchs else frozenset()
+        if not skipped:
+            return tuple(node.all_input_nodes)
+        beside = {a for n, a in enumerate(node.args) if n not in skipped}
+        unread = {a for n, a in enumerate(node.args) if n in skipped} - beside
+        return tuple(n for n in node.all_input_nodes if n not in unread)
 
     def refusal(self, node: Any) -> str | None:
         """Why torch computes a node, None where a piece may."""
@@ -89,7 +100,7 @@ class Analysis:
         if not used or any(form is None for form in used):
             return "its results are no tensors with strides"
         places = {form.device for form in used if form is not None}
-        for source in node.all_input_nodes:
+        for source in self.sources(node):
             if source in self.forms.numbers:
                 continue
             inputs = self.forms.forms.get(source)
@@ -144,7 +155,10 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
             continue
         if node.op == "get_attr":
             continue
+        analysis.torchs.discard(node)
         reason = refused.get(node) or analysis.refusal(node)
+        if reason is not None:
+            analysis.torchs.add(node)
         level = 0
         for root in analysis.needs(node):
             if root in ours:

@@ -45,6 +45,8 @@ Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 #: Operators whose results are views, or known without computing: they are made wherever they are needed.
 FREE: dict[str, Handler] = {}
+#: Handlers -> the positions of arguments that they do not look at, seeds without dropout, say: they get None.
+IGNORED: dict[Handler, frozenset[int]] = {}
 
 
 def _full_name(name: str) -> str:
@@ -59,6 +61,21 @@ def aten(*names: str) -> Callable[[Handler], Handler]:
         return handler
 
     return enter
+
+
+def ignores(*positions: int) -> Callable[[Handler], Handler]:
+    """Notes the positions of a handler's arguments that it does not look at."""
+
+    def enter(handler: Handler) -> Handler:
+        IGNORED[handler] = frozenset(positions)
+        return handler
+
+    return enter
+
+
+def ignored(name: str) -> frozenset[int]:
+    """The positions of an operator's arguments that its handler does not look at."""
+    return IGNORED.get(HANDLERS[name], frozenset()) if name in HANDLERS else frozenset()
 
 
 def free(*names: str) -> Callable[[Handler], Handler]:
