@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen import attention, attention_backward, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
+from codegen.attention_backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
@@ -72,7 +73,7 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
     ):
         return attention.render(spec, s)
     if isinstance(spec, AttentionBackwardSpec) and isinstance(
-        s, AttentionBackwardWgmmaSchedule | AttentionBackwardSimtSchedule
+        s, AttentionBackwardWgmmaSchedule | AttentionBackwardMmaSchedule | AttentionBackwardSimtSchedule
     ):
         return attention_backward.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

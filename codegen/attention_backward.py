@@ -1,6 +1,7 @@
 """The family of attention's gradients, in the fastest form an architecture has.
 
 wgmma  all products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention_backward_wgmma`).
+mma    all products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention_backward_mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention_backward_simt`).
 """
 
@@ -9,18 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen import attention_backward_simt, attention_backward_wgmma, attention_backward_wgmma_schedule
+from codegen import (
+    attention_backward_mma,
+    attention_backward_simt,
+    attention_backward_wgmma,
+    attention_backward_wgmma_schedule,
+)
 from codegen.arch import Arch
+from codegen.attention_backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.spec import KernelSource
 from codegen.tiles import Unsupported
 
-AttentionBackwardSchedule: TypeAlias = AttentionBackwardWgmmaSchedule | AttentionBackwardSimtSchedule
+AttentionBackwardSchedule: TypeAlias = (
+    AttentionBackwardWgmmaSchedule | AttentionBackwardMmaSchedule | AttentionBackwardSimtSchedule
+)
 
 _FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackwardSchedule, ...]]] = {
     "wgmma": attention_backward_wgmma_schedule.schedules,
+    "mma": attention_backward_mma.schedules,
 }
 
 
@@ -54,4 +64,6 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> 
     """The kernel of a spec as CUDA C."""
     if isinstance(schedule, AttentionBackwardWgmmaSchedule):
         return attention_backward_wgmma.render(spec, schedule)
+    if isinstance(schedule, AttentionBackwardMmaSchedule):
+        return attention_backward_mma.render(spec, schedule)
     return attention_backward_simt.render(spec, schedule)

@@ -23,6 +23,7 @@ from codegen import (
     winograd,
 )
 from codegen.arch import Arch
+from codegen.attention_backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
@@ -67,6 +68,7 @@ Schedule: TypeAlias = (
     | AttentionMmaSchedule
     | AttentionSimtSchedule
     | AttentionBackwardWgmmaSchedule
+    | AttentionBackwardMmaSchedule
     | AttentionBackwardSimtSchedule
 )
 

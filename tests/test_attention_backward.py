@@ -107,6 +107,9 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     },
     {"name": "lengths", "keys": 130, "batch": 2, "extra": lengths, **BOTTOM},
     {"name": "sunk", "heads": 4, "shared": 2, "sink": True, **CAUSAL},
+    {"name": "single", "dtype": "float32", "heads": 4, "shared": 2, "rows": 20, "extra": bias(4, 20, 1), **CAUSAL},
+    {"name": "single capped", "dtype": "float32", "rows": 20, "keys": 33, "depth": 40, "soft_cap": 3.0, **BOTTOM},
+    {"name": "double", "dtype": "float64", "rows": 9, "depth": 7, "width": 5, "heads": 1},
     {"name": "gaps", "layout": "gaps", "rows": 20, **CAUSAL},
     {"name": "turned", "layout": "turned", "rows": 20},
 )
