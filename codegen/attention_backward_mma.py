@@ -100,7 +100,7 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What tiles are copied from: an operand of so many rows of so many elements, ``padded`` of which are multiplied."""
+    """What tiles are copied from: an operand of so many rows of so many elements, which become ``padded`` ones."""
 
     operand: Operand
     name: str
