@@ -413,16 +413,16 @@ def test_cudnn_has_no_pooling() -> None:
 # ---- sources
 
 
-def golden_graphs() -> dict[str, fg.Graph]:
+def golden_graphs(images: int = 64) -> dict[str, fg.Graph]:
     channels = fg.Graph("maxpool", io_dtype="bfloat16")
-    x = channels.tensor("x", (64, 256, 56, 56), layout="NHWC")
+    x = channels.tensor("x", (images, 256, 56, 56), layout="NHWC")
     channels.output(channels.max_pool(x, 3, 2, 1), name="y")
     planes = fg.Graph("maxpool_index", io_dtype="float32")
-    x = planes.tensor("x", (64, 256, 56, 56))
+    x = planes.tensor("x", (images, 256, 56, 56))
     planes.output(planes.max_pool(planes.relu(x), 3, 2, 1), name="y")
     planes.output(planes.max_pool_index(planes.relu(x), 3, 2, 1), name="index")
     gradient = fg.Graph("avgpool_backward", io_dtype="bfloat16")
-    loss = gradient.tensor("loss", (64, 256, 28, 28), layout="NHWC")
+    loss = gradient.tensor("loss", (images, 256, 28, 28), layout="NHWC")
     gradient.output(gradient.avg_pool_backward(loss, 56, 3, 2, 1, count_include_pad=False), name="y")
     shared = fg.Graph("adaptive_avgpool", io_dtype="float32")
     shared.output(shared.adaptive_avg_pool(shared.tensor("x", (8, 64, 14, 14)), 5), name="y")
@@ -450,7 +450,7 @@ def gpu_graphs() -> list[fg.Graph]:
     graphs += [local((4, 16, 14, 14), "bfloat16", **k) for k in LAYOUTS]
     for number, graph in enumerate(graphs):
         graph.name = f"pool{number}"
-    return graphs + [built(make, "bfloat16") for make in FUSED] + list(golden_graphs().values())
+    return graphs + [built(make, "bfloat16") for make in FUSED] + list(golden_graphs(2).values())
 
 
 @pytest.mark.slow
