@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import e, log2
 
+from codegen.attention_random import RandomWords, random_words
 from codegen.attention_scores import Scores, sink_value
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Index, Result, literal
@@ -36,6 +37,11 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
 
 #: The score that a thread has of two neighbours' e-th one.
 SCORE = "s[j + f * 2 + e]"
+
+
+def random_headers(spec: AttentionSpec) -> list[str]:
+    """The device headers for random numbers, if a spec has such as can be made sixteen at a time."""
+    return [] if spec.weight is None or random_words(spec.weight) is None else ["attention_random.cuh"]
 
 
 class Fragments(Scores):
@@ -104,8 +110,40 @@ class Fragments(Scores):
         if self.weight is not None:
             self.w.open("const auto weigh = [&](int tile)")
             self.w.line(f"const int n0 = tile * {self.keys};")
-            self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+            random = random_words(self.weight.program)
+            if random is None:
+                self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+            else:
+                self._weighted_at_random(self.weight, random)
             self.w.close("};")
+
+    def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
+        """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
+        w, program = self.w, weight.program
+        uniform = program.instructions[random.uniform]
+        seed, offset = random.numbers(program, ["", *(weight.constant(x) for x in uniform.args[1:])])
+        weight.known[Result(random.uniform)] = ""  # is compared with, and nothing else
+        for k, word in random.kept.items():
+            weight.known[Result(k)] = f"(words[h * 2 + e] >= {word}u)" if word < 1 << 32 else "false"
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 8)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line(f"const {self.t} m = m0 + row + f * 8;")
+        steps = program.indices[random.index]
+        first = linear([*zip((*self.batch, "m"), steps), ("(n0 + j * 2)", 1)])
+        w.line("uint32 words[4];")
+        w.line(f"attention::random_words(uint32({first}), lane, {seed}, {offset}, words);")
+        w.line("#pragma unroll")
+        w.open("for (int h = 0; h < 2; ++h)")
+        w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
+        exists = self.spec.rows % self.block_rows == 0
+        self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
+        w.line("s[j + h * 4 + f * 2] = weighted[0];")
+        w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
+        w.close()
+        w.close()
+        w.close()
 
     def make(self, tile: str) -> None:
         """Makes scores of a tile's products."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
-from codegen.attention_fragments import Fragments, check_types
+from codegen.attention_fragments import Fragments, check_types, random_headers
 from codegen.attention_scores import NUMBERED, approximated, kernel_details, merged
 from codegen.expr import Operand
 from codegen.iteration import linear
@@ -83,8 +83,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
 TAKEN = frozenset(
     """
     Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
-    memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t tile
-    total unit v valid values x warp weigh weighted
+    memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t
+    tile total unit v valid values x warp h weigh weighted words
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -115,7 +115,15 @@ class _Renderer:
             *kernel_details(spec),
             f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
         ]
-        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
+        more = [
+            "memory.cuh",
+            "shared.cuh",
+            "async_copy.cuh",
+            "fragments.cuh",
+            "pipeline.cuh",
+            "attention.cuh",
+            *random_headers(spec),
+        ]
         heading(
             w,
             f"{spec.name}: {len(program.notes)} nodes in one kernel",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.attention_fragments import Fragments
+from codegen.attention_fragments import Fragments, random_headers
 from codegen.attention_listing import Listing
 from codegen.attention_scores import NUMBERED, approximated, kernel_details, merged
 from codegen.attention_wgmma_schedule import (
@@ -35,8 +35,8 @@ TAKEN = frozenset(
     """
     keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
     inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
-    score scores shared stage step stats sunk t tile total unit values weigh weighted work met tiles whole mine end
-    left number met_tiles inside_tiles
+    score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
+    mine end left number met_tiles inside_tiles
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -95,7 +95,7 @@ class _Renderer:
             f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k16, m64n{self.width}k16)",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, "attention.cuh", programs=[spec.weight, spec.epilogue])
+        needed = headers(program, *more, "attention.cuh", *random_headers(spec), programs=[spec.weight, spec.epilogue])
         heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         for n in dict.fromkeys((s.keys, self.width)):
             w.line(f"FUSEGRAPH_WGMMA({n})")

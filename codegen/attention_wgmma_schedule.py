@@ -173,7 +173,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
     if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
-        most = 96 if tall <= 64 else 128 if tall <= 128 else 64 if tall <= 192 else 48
+        most = 96 if tall <= 64 else 112 if tall <= 128 else 64 if tall <= 192 else 48
         preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
     if spec.rows <= 64:
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred

@@ -100,6 +100,10 @@ class Epilogue:
         self._varies = varying(program, lambda v: v not in self._terms)
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
+    def constant(self, value: Value) -> str:
+        """The C expression of a value that is the same for all results; to be asked for after `scalars`."""
+        return self._emitter.term(value, self._terms)
+
     def wide(self, operand: Operand, count: int, along: int) -> bool:
         """Whether ``count`` neighbours along a dimension can be one access, starting at any multiple of ``count``."""
         if count == 1 or operand.strides[along] != 1:

@@ -21,6 +21,7 @@ def seeded(g: fg.Graph) -> dict[str, Any]:
 
 DROPPED: tuple[dict[str, Any], ...] = (
     {"name": "plain", "keys": 130, "dropout_probability": 0.3},
+    {"name": "whole", "rows": 130, "keys": 132, "heads": 3, "dropout_probability": 0.4, **CAUSAL},
     {"name": "grouped", "keys": 67, "heads": 4, "shared": 2, "dropout_probability": 0.5,
      "generate_stats": True, **BOTTOM},
     {"name": "decoding", "rows": 1, "keys": 1100, "heads": 4, "shared": 2, "dropout_probability": 0.25},
