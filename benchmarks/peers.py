@@ -34,6 +34,11 @@ def functions(torch: Any) -> dict[str, Any]:
         gradient = torch.ops.aten.native_layer_norm_backward
         return gradient(loss, x, x.shape[-1:], mean, inv_variance, weight, weight, [True, True, True])
 
+    def sdpa_backward(q: Array, k: Array, v: Array, o: Array, loss: Array, stats: Array) -> Array:
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        gradient, rows = torch.ops.aten._scaled_dot_product_flash_attention_backward, q.shape[2]
+        return gradient(loss, q, k, v, o, stats[..., 0], None, None, rows, rows, 0.0, True, seed, seed[0])
+
     def dgrad(loss: Array, w: Array) -> Array:
         return torch.nn.grad.conv2d_input(loss.shape, w, loss, padding=1)
 
@@ -87,6 +92,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "conv_bias_relu_sums": conv_bias_relu_sums,
         "dgrad": dgrad,
         "wgrad": wgrad,
+        "sdpa_backward": sdpa_backward,
         "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
         "sdpa_grouped": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
         "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),

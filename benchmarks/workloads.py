@@ -101,6 +101,10 @@ def _sdpa(causal: bool) -> Build:
     return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal)
 
 
+def _sdpa_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+    return g.sdpa_backward(*operands, use_causal_mask=True)
+
+
 def _conv_bias_relu(stride: int, padding: int) -> Build:
     def build(g: Graph, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         return g.relu(g.conv_fprop(x, w, stride=stride, padding=padding) + bias)
@@ -279,6 +283,17 @@ def tensor_core_bound() -> Iterator[Workload]:
         operands = (Input("q", shape), Input("k", keys), Input("v", keys))
         torch = "sdpa_grouped" if grouped else "sdpa_causal" if causal else "sdpa"
         yield Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal), flops, "bf16")
+    for batch, heads, length, size in ((2, 32, 8192, 128), (8, 32, 2048, 64)):
+        shape = (batch, heads, length, size)
+        operands = (
+            *(Input(key, shape) for key in ("q", "k", "v", "o", "dO")),
+            Input("stats", (*shape[:3], 1), dtype="float32"),
+        )
+        flops = 10 * batch * heads * (length * (length + 1) // 2) * size
+        name = f"sdpa backward b{batch} h{heads} s{length} d{size} causal bf16"
+        yield Workload(
+            name, "bfloat16", operands, shape, "sdpa_backward", _sdpa_backward, flops, "bf16", also=(shape, shape)
+        )
 
 
 def in_front() -> Iterator[Workload]:

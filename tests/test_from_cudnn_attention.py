@@ -27,6 +27,21 @@ def attention_of(**how: Any) -> tuple[Any, Any, Any]:
     return g, o.set_output(True), stats
 
 
+def test_gradients():
+    g = pygraph(DATA.BFLOAT16)
+    q, loss, o = (g.tensor([2, 4, 6, 16], name=n) for n in ("q", "dO", "o"))
+    k, v = (g.tensor([2, 2, 10, 16], name=n) for n in "kv")
+    stats = g.tensor([2, 4, 6, 1], name="stats", data_type=DATA.FLOAT)
+    how = {"attn_scale": 0.25, "use_causal_mask": True, "use_deterministic_algorithm": True}
+    for t in g.sdpa_backward(q, k, v, o, loss, stats, **how):
+        t.set_output(True)
+    graph = from_cudnn(g)
+    (node,) = graph.nodes
+    assert (node.op.name, node.attributes["attn_scale"]) == ("sdpa_backward", 0.25)
+    assert node.attributes["diagonal_band_right_bound"] == 0
+    assert [t.shape for t in graph.outputs] == [(2, 4, 6, 16), (2, 2, 10, 16), (2, 2, 10, 16)]
+
+
 ATTENTION: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"attn_scale": 1.0}),
     ({"attn_scale": 0.25, "use_causal_mask": True, "is_inference": True}, {"diagonal_band_right_bound": 0}),

@@ -22,6 +22,7 @@ from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import cudnn_attention as attention
+from fusegraph.lowering import cudnn_attention_backward as attention_backward
 from fusegraph.lowering import cudnn_norms as norms
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
@@ -156,6 +157,8 @@ def accept(view: GroupView, options: Options) -> None:
             norms.check(node)
         if node.op.name == attention.NAME:
             attention.check(node)
+        if node.op.name == attention_backward.NAME:
+            attention_backward.check(node)
         if node.op.cudnn is None and not composed:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
@@ -353,6 +356,10 @@ class _Builder:
         if node.op.name == attention.NAME:
             alignments = self.cudnn.diagonal_alignment
             return attention.describe(node, self.graph.sdpa, operands, alignments, name=name, compute_data_type=compute)
+        if node.op.name == attention_backward.NAME:
+            how = {"name": name, "compute_data_type": compute}
+            method, alignments = self.graph.sdpa_backward, self.cudnn.diagonal_alignment
+            return attention_backward.describe(node, method, operands, alignments, **how)
         if node.kind is Kind.REDUCTION:
             mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
             return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)

@@ -162,6 +162,7 @@ register(
         masks=("mask",),
         integers=("stats", "bias", *LENGTHS),
         keeps_layout=True,
+        cudnn="sdpa_backward",
         doc="""The gradients of sdpa by q, k and v, and by a bias if any operand follows stats.
 
         o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,

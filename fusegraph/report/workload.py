@@ -85,6 +85,11 @@ def _products(graph: Graph) -> tuple[str, int]:
             met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
             flops += 2 * met * (q.shape[3] + v.shape[3])
             units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
+        elif node.op.name == "sdpa_backward":
+            q, k, v = node.inputs[:3]
+            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
+            flops += 2 * met * (3 * q.shape[3] + 2 * v.shape[3])
+            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
 from fusegraph.errors import ShapeError
-from fusegraph.frontends.cudnn import attention
+from fusegraph.frontends.cudnn import attention, attention_backward
 from fusegraph.frontends.cudnn.layouts import is_logical
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
@@ -287,5 +287,6 @@ RULES: dict[str, Rule] = {
     "TRANSPOSE": Rule(_transpose, ("input",), ("permutation",)),
     "SLICE": Rule(_slice, ("input",), ("slices",)),
     "SDPA": Rule(attention.sdpa, attention.PORTS, attention.PARAMS),
+    "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, attention_backward.PARAMS),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }
