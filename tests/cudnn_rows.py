@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,9 @@ class Row:
         return graph
 
 
-def tensors(g: fg.Graph, names: str, shape: tuple[int, ...], layout: str | None = None) -> Iterator[fg.Tensor]:
+def tensors(
+    g: fg.Graph, names: Iterable[str], shape: tuple[int, ...], layout: str | None = None
+) -> Iterator[fg.Tensor]:
     return (g.tensor(name, shape, layout=layout) for name in names)
 
 
@@ -184,6 +186,14 @@ def sdpa(**how: Any) -> Build:
     return build
 
 
+def sdpa_backward(**how: Any) -> Build:
+    def build(g: fg.Graph) -> tuple[fg.Tensor, ...]:
+        q, k, v, o, loss = tensors(g, ("q", "k", "v", "o", "dO"), (2, 4, 128, 64))
+        return g.sdpa_backward(q, k, v, o, loss, g.tensor("stats", (2, 4, 128, 1), "float32"), **how)
+
+    return build
+
+
 def layernorm(g: fg.Graph) -> fg.Tensor:
     return g.layernorm(rows(g), g.tensor("scale", (128,)), g.tensor("bias", (128,)))
 
@@ -274,6 +284,8 @@ ROWS = (
     Row("softmax", softmax, "", "has no softmax", pieces=0),
     Row("sdpa causal", sdpa(use_causal_mask=True), "sdpa"),
     Row("sdpa soft cap", sdpa(soft_cap=5.0), "", "has no soft_cap", pieces=0),
+    Row("sdpa backward", sdpa_backward(use_causal_mask=True), "sdpa_bwd"),
+    Row("sdpa backward soft cap", sdpa_backward(soft_cap=5.0), "", "has no soft_cap", pieces=0),
     Row("layernorm", layernorm, "layernorm"),
     Row("layernorm for training", layernorm_training, "layernorm"),
     # Seen with the rows described as [rows, columns, 1, 1], as the lowering does.
