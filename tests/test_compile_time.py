@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 PLAIN = "matmul 8192x8192x8192 bf16"
 LARGEST = (
     "matmul 4096x4096x4096+bias+gelu tf32",
-    "scale+bias+relu+conv 3x3 64x256x56x56->256 bf16",
+    "relu(a*scale+bias) @ b 16384x256x4096 bf16",
     "conv 3x3 64x256x56x56->256+bias+relu+channel sums bf16",
     "swiglu 4096x4096->14336 bf16",
     "odd matmul 32576x509x509+bias bf16",

@@ -36,7 +36,7 @@ FUNCTION, CONVERSION = 20.0, 4.0
 READ = 2.0
 #: Instructions that the consumers' work on an element is worth: a simple op, a function, an integer that becomes a
 #: float, a tensor that has an element for each place of the reduction, and each byte beyond the factor's own size.
-BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75, 13.0, 0.65, 0.8, 1.5
+BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75, 13.0, 0.65, 1.4, 1.5
 #: The share of that which remains where one instruction computes two elements.
 PAIR = 0.5
 #: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the factor can: each element is an
