@@ -96,7 +96,51 @@ def functions(torch: Any) -> dict[str, Any]:
         "sdpa": lambda q, k, v: f.scaled_dot_product_attention(q, k, v),
         "sdpa_grouped": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
         "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "sdpa_decode": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        "sdpa_window": _Flex(torch, _window),
+        "sdpa_documents": _Flex(torch, _same_document, _by_distance),
     }
+
+
+class _Flex:
+    """Attention with a mask and a bias by functions of positions: `flex_attention`, and eager its sum with a tensor.
+
+    The mask of blocks, which many calls share, is made by ``prepare``.
+    """
+
+    def __init__(self, torch: Any, mask: Any, bias: Any = None) -> None:
+        self._torch, self._mask, self._bias = torch, mask, bias
+        self._blocks: Any = None
+        self._dense: Any = None
+
+    def prepare(self, q: Array, k: Array, v: Array, *more: Array) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        torch, rows, keys = self._torch, q.shape[2], k.shape[2]
+        mask = self._mask(*more)
+        self._blocks = create_block_mask(mask, None, None, rows, keys, device=q.device)
+        i, j = torch.arange(rows, device=q.device)[:, None], torch.arange(keys, device=q.device)
+        bias = torch.zeros((rows, keys), device=q.device) if self._bias is None else self._bias(0.0, 0, 0, i, j)
+        self._dense = bias.masked_fill(~mask(0, 0, i, j), float("-inf")).to(q.dtype)
+
+    def __call__(self, q: Array, k: Array, v: Array, *more: Array) -> Array:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        if self._torch.compiler.is_compiling():
+            return flex_attention(q, k, v, score_mod=self._bias, block_mask=self._blocks)
+        return self._torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self._dense)
+
+
+def _window() -> Any:
+    return lambda b, h, i, j: (j <= i) & (j > i - 1024)
+
+
+def _same_document(documents: Array) -> Any:
+    return lambda b, h, i, j: (documents[i] == documents[j]) & (j <= i)
+
+
+def _by_distance(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return score - 0.001 * (i - j)
 
 
 def alone(torch: Any) -> dict[str, Any]:

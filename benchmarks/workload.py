@@ -15,13 +15,17 @@ Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's."""
+    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's.
+
+    Its values are random, or, with runs, those of its index divided by runs: 0, ..., 0, 1, ..., 1, 2, ...
+    """
 
     name: str
     shape: tuple[int, ...]
     layout: str = "contiguous"
     dtype: str | None = None
     strides: tuple[int, ...] | None = None
+    runs: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-from benchmarks import models
+from benchmarks import attention, models
 from benchmarks.layouts import calls, layouts
 from benchmarks.refused import refused
 from benchmarks.workload import Build, Input, Workload, short, transposed
@@ -95,14 +95,6 @@ def _dgrad(g: Graph, loss: Tensor, w: Tensor) -> Tensor:
 
 def _wgrad(g: Graph, x: Tensor, loss: Tensor) -> Tensor:
     return g.conv_wgrad(x, loss, padding=1)
-
-
-def _sdpa(causal: bool) -> Build:
-    return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal)
-
-
-def _sdpa_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
-    return g.sdpa_backward(*operands, use_causal_mask=True)
 
 
 def _conv_bias_relu(stride: int, padding: int) -> Build:
@@ -268,32 +260,7 @@ def tensor_core_bound() -> Iterator[Workload]:
     )
     yield from in_front()
     yield from on_the_result()
-    for batch, heads, shared, length, size, causal in (
-        (2, 32, 32, 8192, 128, True),
-        (2, 32, 32, 8192, 128, False),
-        (2, 32, 8, 8192, 128, True),
-        (8, 32, 32, 2048, 64, True),
-        (16, 16, 16, 512, 64, False),
-    ):
-        shape, keys = (batch, heads, length, size), (batch, shared, length, size)
-        met = length * (length + 1) // 2 if causal else length * length
-        flops = 4 * batch * heads * met * size
-        grouped = f"/{shared}" if shared != heads else ""
-        name = f"sdpa b{batch} h{heads}{grouped} s{length} d{size} {'causal' if causal else 'full'} bf16"
-        operands = (Input("q", shape), Input("k", keys), Input("v", keys))
-        torch = "sdpa_grouped" if grouped else "sdpa_causal" if causal else "sdpa"
-        yield Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal), flops, "bf16")
-    for batch, heads, length, size in ((2, 32, 8192, 128), (8, 32, 2048, 64)):
-        shape = (batch, heads, length, size)
-        operands = (
-            *(Input(key, shape) for key in ("q", "k", "v", "o", "dO")),
-            Input("stats", (*shape[:3], 1), dtype="float32"),
-        )
-        flops = 10 * batch * heads * (length * (length + 1) // 2) * size
-        name = f"sdpa backward b{batch} h{heads} s{length} d{size} causal bf16"
-        yield Workload(
-            name, "bfloat16", operands, shape, "sdpa_backward", _sdpa_backward, flops, "bf16", also=(shape, shape)
-        )
+    yield from attention.board()
 
 
 def in_front() -> Iterator[Workload]:
@@ -341,6 +308,7 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "board": board,
     "memory-bound": memory_bound,
     "tensor-core": tensor_core_bound,
+    "attention": attention.attention,
     "models": models.drawn,
     "layers": models.layers,
     "layouts": layouts,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from benchmarks import models
+from benchmarks import attention, models
 from benchmarks.layouts import calls, layouts
 from benchmarks.models import NETWORKS, Conv, Linear
 from benchmarks.peers import alone, functions
@@ -51,7 +51,8 @@ ENVIRONMENT = {
 
 
 def test_every_workload_is_whole():
-    workloads = [*board(), *models.layers(), *layouts(), *calls(), *refused()]
+    more = [w for w in attention.attention() if w.name not in {b.name for b in board()}]
+    workloads = [*board(), *more, *models.layers(), *layouts(), *calls(), *refused()]
     names = [w.name for w in workloads]
     assert len(set(names)) == len(names) > 50
     torch = SimpleNamespace(nn=SimpleNamespace(functional=None))

@@ -14,7 +14,7 @@ from fusegraph.ops.base import Kind
 
 
 class Operand(Protocol):
-    """An input of a workload that has no graph: see `benchmarks.workloads.Input`."""
+    """An input of a workload of a table: see `benchmarks.workload.Input`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -22,6 +22,8 @@ class Operand(Protocol):
     def layout(self) -> str: ...
     @property
     def dtype(self) -> str | None: ...
+    @property
+    def runs(self) -> int: ...
 
 
 class Workload(Protocol):

@@ -1,0 +1,93 @@
+"""Attention: the board's rows, a window, one query a sequence, and a mask of documents with a bias that no list has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from benchmarks.workload import Build, Input, Workload
+from fusegraph.graph import Graph, Tensor
+from fusegraph.report.workload import positions_met
+
+#: Of the documents one after another in a sequence, and what a position farther away loses.
+DOCUMENT, SLOPE = 1024, 0.001
+
+
+def attention() -> Iterator[Workload]:
+    """Every row, the board's first."""
+    yield from board()
+    yield _row(2, 32, 32, 8192, 256, causal=True)
+    yield _row(2, 32, 32, 8192, 128, causal=True, window=1024)
+    yield _decode(8, 32, 8, 32768, 128)
+    shape = (2, 32, 8192, 128)
+    operands = (*(Input(name, shape) for name in "qkv"), Input("documents", (8192,), dtype="int32", runs=DOCUMENT))
+    name = f"attention b2 h32 s8192 d128 causal, documents of {DOCUMENT} and a bias by distance bf16"
+    yield Workload(name, "bfloat16", operands, shape, "sdpa_documents", _documents)
+
+
+def board() -> Iterator[Workload]:
+    for batch, heads, shared, length, size, causal in (
+        (2, 32, 32, 8192, 128, True),
+        (2, 32, 32, 8192, 128, False),
+        (2, 32, 8, 8192, 128, True),
+        (8, 32, 32, 2048, 64, True),
+        (16, 16, 16, 512, 64, False),
+    ):
+        yield _row(batch, heads, shared, length, size, causal=causal)
+    yield _backward(2, 32, 8192, 128)
+    yield _backward(8, 32, 2048, 64)
+
+
+def _row(batch: int, heads: int, shared: int, length: int, size: int, *, causal: bool, window: int = 0) -> Workload:
+    shape, keys = (batch, heads, length, size), (batch, shared, length, size)
+    band = {
+        "diagonal_alignment": "TOP_LEFT",
+        "diagonal_band_left_bound": window or None,
+        "diagonal_band_right_bound": 0 if causal else None,
+    }
+    flops = 4 * batch * heads * positions_met(length, length, band) * size
+    grouped = f"/{shared}" if shared != heads else ""
+    kind = ("causal" if causal else "full") + (f" window {window}" if window else "")
+    name = f"sdpa b{batch} h{heads}{grouped} s{length} d{size} {kind} bf16"
+    operands = (Input("q", shape), Input("k", keys), Input("v", keys))
+    torch = "sdpa_window" if window else "sdpa_grouped" if grouped else "sdpa_causal" if causal else "sdpa"
+    return Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal, window), flops, "bf16")
+
+
+def _sdpa(causal: bool, window: int) -> Build:
+    left = {"diagonal_band_left_bound": window} if window else {}
+    return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal, **left)
+
+
+def _backward(batch: int, heads: int, length: int, size: int) -> Workload:
+    shape = (batch, heads, length, size)
+    operands = (
+        *(Input(key, shape) for key in ("q", "k", "v", "o", "dO")),
+        Input("stats", (*shape[:3], 1), dtype="float32"),
+    )
+    flops = 10 * batch * heads * (length * (length + 1) // 2) * size
+    name = f"sdpa backward b{batch} h{heads} s{length} d{size} causal bf16"
+    return Workload(
+        name, "bfloat16", operands, shape, "sdpa_backward", _sdpa_backward, flops, "bf16", also=(shape, shape)
+    )
+
+
+def _sdpa_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+    return g.sdpa_backward(*operands, use_causal_mask=True)
+
+
+def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Workload:
+    shape, keys = (batch, heads, 1, size), (batch, shared, length, size)
+    name = f"sdpa b{batch} h{heads}/{shared} 1 query of {length} keys d{size} bf16"
+    operands = (Input("q", shape), Input("k", keys), Input("v", keys))
+    flops = 4 * batch * heads * length * size
+    return Workload(name, "bfloat16", operands, shape, "sdpa_decode", _sdpa(False, 0), flops, "bf16")
+
+
+def _documents(g: Graph, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    scores = g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * (q.shape[-1] ** -0.5)
+    row, column = g.gen_index(scores, axis=2), g.gen_index(scores, axis=3)
+    same = g.cmp_eq(g.reshape(documents, shape=(documents.size, 1)), documents)
+    scores = scores + g.cast(row - column, "float32") * -SLOPE
+    scores = g.binary_select(scores, -inf, g.logical_and(same, column <= row))
+    return g.cast(g.softmax(scores), "bfloat16") @ v
