@@ -32,6 +32,7 @@ class BackwardFragments(BackwardScores):
         """The C expression of the shift of a query, to base 2; one that does not exist has no probabilities."""
         op = self.whole.shift
         text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.query_place(op, query)}]')}"
+        text = f"attention::shift({text})" if self.whole.guarded else text
         return f"{exists} ? {text} : infinity<float>()" if exists else text
 
     def delta_of(self, name: str, query: str, exists: str) -> str:

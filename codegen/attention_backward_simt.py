@@ -87,7 +87,7 @@ class _Renderer:
             *kernel_details(a),
             f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
         ]
-        more = ["math.cuh", "memory.cuh", "shared.cuh"]
+        more = ["math.cuh", "memory.cuh", "shared.cuh", "attention.cuh"]
         heading(w, f"{spec.name}: {len(program.notes)} nodes", program, headers(program, *more), details)
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
         parameters += self.scores.parameters()
@@ -151,7 +151,7 @@ class _Renderer:
         unit = literal(log2(e), real)
         one = converted(spec.shift, f"{self.shift}[{self.scores.query_place(spec.shift, 'x')}]", real)
         other = converted(spec.delta, f"{self.delta}[{self.scores.query_place(spec.delta, 'x')}]", real)
-        one = f"{unit} * {one}"
+        one = f"attention::shift({unit} * {one})" if spec.guarded else f"{unit} * {one}"
         if self.a.rows % (self.s.height if spec.queries else LANES):
             one = f"x < {self.a.rows} ? {one} : infinity<{real}>()"
             other = f"x < {self.a.rows} ? {other} : {real}(0)"

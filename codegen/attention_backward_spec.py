@@ -21,8 +21,8 @@ class AttentionBackwardSpec:
     attention  scores; its ``out`` is the loss.  The program has a second store, the slope, unless that is 1; ranges
                are not looked at.
     over       "queries" or "keys".
-    shift      the logarithm of the sum of the scores' exponentials, infinity where there is no score; strides over
-               batch + (row,).
+    shift      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
+    guarded    whether p is 0 where the shift is minus infinity, which is the logarithm of no sum.
     delta      strides over batch + (row,).
     factor     any number.
     first      strides over batch + (query or key, element of a key); or None.
@@ -41,6 +41,7 @@ class AttentionBackwardSpec:
     second: Operand | None
     by_scores: Operand | None = None
     shared: bool = False
+    guarded: bool = True
 
     @property
     def program(self) -> Program:

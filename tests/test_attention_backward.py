@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
 from codegen.arch import arch as arch_of
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.plan import by_cost_model, plan
-from fusegraph.report.check import random_inputs
+from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
@@ -40,7 +40,7 @@ def made(
 ) -> fg.Graph:
     """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too."""
     g = fg.Graph(name, io_dtype=dtype)
-    keys = keys or rows
+    keys, width = rows if keys is None else keys, depth if width is None else width
 
     def tensor(key: str, h: int, length: int, elements: int) -> fg.Tensor:
         strides = {
@@ -54,15 +54,15 @@ def made(
     q, k, v = (
         tensor("q", heads, rows, depth),
         tensor("k", shared or heads, keys, depth),
-        tensor("v", shared or heads, keys, width or depth),
+        tensor("v", shared or heads, keys, width),
     )
-    loss = tensor("dO", heads, rows, width or depth)
+    loss = tensor("dO", heads, rows, width)
     more = extra(g) if extra else {}
     if forward:
         token = {"sink_token": g.tensor("sink", (1, heads, 1, 1), "float32")} if sink else {}
         o, stats = g.sdpa(q, k, v, **more, **token, generate_stats=True, **attributes)
     else:
-        o = tensor("o", heads, rows, width or depth)
+        o = tensor("o", heads, rows, width)
         stats = g.tensor("stats", (batch, heads, rows, 1), "float64" if dtype == "float64" else "float32")
     for key, t in zip(("dQ", "dK", "dV", "dBias"), g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)):
         g.output(t, name=key)
@@ -121,6 +121,18 @@ def test_forms(arch: str) -> None:
 
 
 @pytest.mark.slow
+def test_sizes() -> None:
+    """Nothing, and one of everything."""
+    sizes = [(0, 2, 2, 5, 6, 16, 16), (1, 2, 2, 0, 6, 16, 16), (1, 2, 2, 5, 6, 16, 0)]
+    sizes += [(1, 1, 1, 1, 1, 1, 1), (1, 4, 2, 1, 20, 16, 8), (1, 4, 2, 20, 1, 16, 8), (2, 4, 1, 20, 30, 16, 8)]
+    graphs = [
+        made(name=f"s{n}", batch=b, heads=h, shared=k, rows=q, keys=kv, depth=d, width=v, forward=False, **CAUSAL)
+        for n, (b, h, k, q, kv, d, v) in enumerate(sizes)
+    ]
+    check_all(graphs, arch="sm_90a")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_variants(arch: str) -> None:
     graphs = [made(**how) for how in (*QUICK, *VARIANTS)]
@@ -166,6 +178,23 @@ def test_reference() -> None:
         direction = rng.standard_normal(inputs[key].shape)
         ends = [loss({**inputs, key: inputs[key] + step * direction}) for step in (1e-5, -1e-5)]
         assert np.isclose((ends[0] - ends[1]) / 2e-5, (found[gradient] * direction).sum(), rtol=1e-6), key
+
+
+@pytest.mark.gpu
+def test_on_gpu() -> None:
+    graphs = [made(**how) for how in (*QUICK, *VARIANTS)]
+    for rows, keys, depth in ((509, 1021, 128), (300, 300, 256), (1021, 509, 64)):
+        graphs.append(made(name=f"d{depth}", rows=rows, keys=keys, depth=depth, heads=4, shared=2, **BOTTOM))
+    check_on_gpu(graphs)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_gpu() -> None:
+    graph = made(name="again", rows=700, depth=128, heads=8, shared=2, forward=False, **CAUSAL)
+    executable = graph.compile("cuda")
+    inputs = random_inputs(graph)
+    first, second = run(executable, inputs), run(executable, inputs)
+    assert all(np.array_equal(first[key].view(np.uint16), second[key].view(np.uint16)) for key in first)
 
 
 def test_errors() -> None:

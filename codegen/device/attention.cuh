@@ -113,6 +113,12 @@ __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
     for (int i = 0; i < N; ++i) sum[i] *= by[i / 2 % 2];
 }
 
+// What is taken from scores before they become exponentials, the logarithm of a sum: of no sum so much that these are 0.
+template <class T>
+__device__ __forceinline__ T shift(T log_sum) {
+    return log_sum == -infinity<T>() ? infinity<T>() : log_sum;
+}
+
 // Adds up the shares of the sums.
 __device__ __forceinline__ void finish(Rows& rows) {
 #pragma unroll

@@ -88,6 +88,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         over(made["second"], count, spec.width) if "second" in made else None,
         over(made["by_scores"], rows, keys) if "by_scores" in made else None,
         shared,
+        node.attributes["guarded"],
     )
     if results.by_scores is not None:  # every score's is written, those where no query meets a key, too
         spec = replace(spec, bounds=(), inside=spec.program, inside_loads=tuple(range(len(spec.program.loads))))

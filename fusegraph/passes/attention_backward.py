@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import networkx as nx
 
@@ -185,13 +186,15 @@ class _Gradients(Matcher):
         part.own.outputs = [part.made[t] for t in results]
         notes = tuple(describe(n) for n in graph.nodes if n in members or n in nodes)
         made_score = Score(part.own, tuple(part.made[t] for t in part.operands), notes)
-        lead = (*product.inputs, values, loss, shift, less.inputs[1])
+        stats, guarded = self._guard(shift, -inf, inf)
+        lead = (*product.inputs, values, loss, stats, less.inputs[1])
         narrowed = [n.output for n in members if n.op is NARROW and n.inputs[0].shape == space]
         common = {
             "score": made_score,
             "factor": factor,
             "sloped": slope is not None,
             "rounded": tuple(t.name for t in narrowed),
+            "guarded": guarded,
         }
 
         def node(over: str, *sums: tuple[str, _Sum | None, Tensor | None]) -> Node | None:

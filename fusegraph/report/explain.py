@@ -6,8 +6,17 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
+from codegen import (
+    PORTABLE,
+    attention,
+    attention_backward,
+    contraction,
+    schedule_data,
+    schedule_from_data,
+    schedule_text,
+)
 from codegen.arch import Arch
+from codegen.attention_backward_spec import AttentionBackwardSpec
 from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
@@ -102,6 +111,9 @@ def _declined_forms(spec: Any, arch: Arch, taken: str) -> dict[str, str]:
     """Why a contraction or attention has none of the forms that are faster than the one taken."""
     if isinstance(spec, AttentionSpec):
         return {f: why for f, why in attention.declined(spec, arch).items() if not taken.endswith(f"attention{f}")}
+    if isinstance(spec, AttentionBackwardSpec):
+        reasons = attention_backward.declined(spec, arch)
+        return {form: why for form, why in reasons.items() if not taken.endswith(f"attentionbackward{form}")}
     if not isinstance(spec, ContractionSpec):
         return {}
     return {form: reason for form, reason in contraction.declined(spec, arch).items() if form != taken}
