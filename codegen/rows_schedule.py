@@ -24,6 +24,8 @@ OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
 LEAST_CLUSTER_BYTES = 8 * 1024
 #: Schedules that are thought to be worse than the best by this are not tried, nor are more than so many.
 PROMISING, MOST_TRIED = 1.4, 8
+#: Schedules of rows that are walked that are tried, and the rows on their way.
+MOST_WALKED, MOST_AHEAD = 4, 3
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
 #: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
@@ -113,6 +115,8 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
+    if promising and (promising[0].cluster > 1 or promising[0].form == "shared"):
+        yield from list(_walked(space, arch, vector, vectors, itype))[:MOST_WALKED]
     for threads in (512, 1024, 256):
         if threads <= lanes and (threads == 512 or not promising):
             yield _shaped("memory", vector, threads, itype)
@@ -154,6 +158,8 @@ def _in_registers(
                 schedule = replace(schedule, resident=arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS))
             bad = _badness(schedule, arch, count, resident, itemsize, schedule.threads * nbytes)
             bad *= 1 + 0.01 * abs(log2(unroll * vector * words / KEPT_WORDS))
+            # Loads into registers are asked for by all blocks of a cluster before one goes on.
+            bad *= 1.06 if cluster > 1 else 1.0
             # A pass whose last lanes have nothing to do costs its instructions, not its bytes.
             bad *= 1 + 0.1 * (unroll * lanes * cluster / vectors - 1)
             # Lanes of a warp that read little side by side share what the memory delivers with other accesses.
@@ -177,6 +183,33 @@ def _in_shared(
             bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
             # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
             yield (1.08 if resident == 1 else 1.03) * bad, schedule
+
+
+def _walked(space: Space, arch: Arch, vector: int, vectors: int, itype: str) -> Iterator[RowsSchedule]:
+    """Long rows, several of them walked by the blocks of a cluster, the next ones on their way meanwhile."""
+    program, count = space.program, prod(space.outer)
+    walked = [op for op in program.loads if space.varies(op) and any(op.strides[: len(space.outer)])]
+    sizes = [op.dtype.itemsize for op in walked]
+    copied = sizes and all(vector * size in (4, 8) or vector * size % 16 == 0 for size in sizes)
+    if space.chunk is not None or not copied or any(op.strides[-1] != 1 for op in walked):
+        return
+    repeats = sum(1 for op in program.loads if space.varies(op)) - len(walked)
+    for form in ("registers", "shared"):
+        for cluster in (n for n in _clusters(arch) if n <= PORTABLE_BLOCKS // 2):
+            # Clusters of more than two blocks do not fit on some of the SMs.
+            sms = arch.sm_count_hint if cluster <= 2 else arch.sm_count_hint // 16 * 16
+            for resident, lanes in ((1, 1024), (2, 512)):
+                unroll = -(-vectors // (lanes * cluster))
+                words = unroll * vector * ((len(walked) if form == "registers" else 1) + repeats)
+                nbytes = unroll * lanes * vector * sum(sizes)
+                room = arch.shared_bytes_per_sm // resident - EXCHANGE_BYTES
+                stages = min(room, arch.shared_bytes_per_block - EXCHANGE_BYTES) // nbytes + (form == "registers")
+                rows = -(-count // (sms * resident // cluster))
+                if OTHER_REGISTERS + words > arch.registers_per_sm // (lanes * resident) or unroll < 2:
+                    continue
+                if stages > 1 and rows > 2 * stages:
+                    ahead = min(stages, MOST_AHEAD + 1)
+                    yield RowsSchedule(form, False, vector, lanes, 1, itype, cluster, resident, ahead, rows)
 
 
 def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
