@@ -172,7 +172,7 @@ class Point:
 
 def at_most(text: str, largest: int, itype: str) -> str:
     """The C expression of the smaller of an expression and a number."""
-    return f"min({text}, {itype}({largest}))"
+    return f"min({text if itype == 'uint32' else f'{itype}({text})'}, {itype}({largest}))"
 
 
 def product(text: str) -> bool:

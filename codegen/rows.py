@@ -32,7 +32,7 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    if spec.walk is not None or schedule.walked:
+    if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
     if spec.segments is not None:
         return SegmentRenderer(spec, schedule).render()

@@ -24,8 +24,6 @@ OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
 LEAST_CLUSTER_BYTES = 8 * 1024
 #: Schedules that are thought to be worse than the best by this are not tried, nor are more than so many.
 PROMISING, MOST_TRIED = 1.4, 8
-#: Schedules of rows that are walked that are tried, and the rows on their way.
-MOST_WALKED, MOST_AHEAD = 4, 3
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
 #: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
@@ -54,7 +52,6 @@ class RowsSchedule:
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
     stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
-    walked   rows that a block, or a cluster of them, walks where the spec does not say it; 0: it has its own rows only.
     """
 
     form: str
@@ -66,7 +63,6 @@ class RowsSchedule:
     cluster: int = 1
     resident: int = 0
     stages: int = 1
-    walked: int = 0
 
     @property
     def threads(self) -> int:
@@ -115,8 +111,6 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
-    if promising and (promising[0].cluster > 1 or promising[0].form == "shared"):
-        yield from list(_walked(space, arch, vector, vectors, itype))[:MOST_WALKED]
     for threads in (512, 1024, 256):
         if threads <= lanes and (threads == 512 or not promising):
             yield _shaped("memory", vector, threads, itype)
@@ -183,33 +177,6 @@ def _in_shared(
             bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
             # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
             yield (1.08 if resident == 1 else 1.03) * bad, schedule
-
-
-def _walked(space: Space, arch: Arch, vector: int, vectors: int, itype: str) -> Iterator[RowsSchedule]:
-    """Long rows, several of them walked by the blocks of a cluster, the next ones on their way meanwhile."""
-    program, count = space.program, prod(space.outer)
-    walked = [op for op in program.loads if space.varies(op) and any(op.strides[: len(space.outer)])]
-    sizes = [op.dtype.itemsize for op in walked]
-    copied = sizes and all(vector * size in (4, 8) or vector * size % 16 == 0 for size in sizes)
-    if space.chunk is not None or not copied or any(op.strides[-1] != 1 for op in walked):
-        return
-    repeats = sum(1 for op in program.loads if space.varies(op)) - len(walked)
-    for form in ("registers", "shared"):
-        for cluster in (n for n in _clusters(arch) if n <= PORTABLE_BLOCKS // 2):
-            # Clusters of more than two blocks do not fit on some of the SMs.
-            sms = arch.sm_count_hint if cluster <= 2 else arch.sm_count_hint // 16 * 16
-            for resident, lanes in ((1, 1024), (2, 512)):
-                unroll = -(-vectors // (lanes * cluster))
-                words = unroll * vector * ((len(walked) if form == "registers" else 1) + repeats)
-                nbytes = unroll * lanes * vector * sum(sizes)
-                room = arch.shared_bytes_per_sm // resident - EXCHANGE_BYTES
-                stages = min(room, arch.shared_bytes_per_block - EXCHANGE_BYTES) // nbytes + (form == "registers")
-                rows = -(-count // (sms * resident // cluster))
-                if OTHER_REGISTERS + words > arch.registers_per_sm // (lanes * resident) or unroll < 2:
-                    continue
-                if stages > 1 and rows > 2 * stages:
-                    ahead = min(stages, MOST_AHEAD + 1)
-                    yield RowsSchedule(form, False, vector, lanes, 1, itype, cluster, resident, ahead, rows)
 
 
 def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:

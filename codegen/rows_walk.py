@@ -1,17 +1,17 @@
-"""Rows kernels whose blocks walk many rows: those that combine columns as well, as a norm's gradient and those of its
-weights, in one look at what is read; and those of long rows.
+"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, in one look at what is read.
 
-A block, or a cluster of them, walks the rows of a part one after the other, or some of them side by side.  What its
-threads combine of each column stays in registers all the while, and is stored once, at the end: a row for each part.
-The next rows are on their way into shared memory meanwhile, which hides how long they take from a block that waits for
-a row's reductions.  Where a row that has arrived is kept in registers, the next one follows it piece by piece into the
-same place.
+A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine of each
+column stays in registers all the while, and is stored once, at the end: a row for each part.  The next rows are on
+their way into shared memory meanwhile, which hides how long they take from a block that waits for a row's reductions.
+Where a row that has arrived goes on to registers, the next one follows it piece by piece into the same place.
+
+Which rows are a part's is up to the kernel, for the parts are combined in the end: those of neighbouring parts are
+neighbours, so that what all blocks read and write at a time lies together in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 from codegen.expr import Index, Load, Reduced, ctype_of
@@ -22,21 +22,19 @@ from codegen.rows_along import AlongRenderer
 from codegen.rows_renderer import combiner, identity
 from codegen.rows_schedule import RowsSchedule
 from codegen.rows_space import repeated, streamed
-from codegen.spec import RowsSpec, Walk
+from codegen.spec import RowsSpec
 
 #: Variables that number rows, beside ``row``.
 _POSITIONS = ("first", "fetched", "after")
 
 
 class WalkRenderer(AlongRenderer):
-    """Kernels whose blocks walk many rows, and combine their columns."""
+    """Kernels whose blocks walk many rows and combine their columns."""
 
-    taken = (*AlongRenderer.taken, "begin", "end", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
+    taken = (*AlongRenderer.taken, "begin", "count", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
     positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
-        if spec.walk is None:
-            spec = replace(spec, walk=Walk(len(spec.outer), schedule.walked, ()))
         super().__init__(spec, schedule)
         walk = self.space.walk
         assert walk is not None
@@ -45,12 +43,16 @@ class WalkRenderer(AlongRenderer):
         #: rows of which columns are combined, and in how many parts
         self.walked = prod(self.space.outer[-walk.dims :])
         self.parts = -(-self.walked // walk.chunk)
+        #: rows of each part, None where some have one more than others; and how often a block goes to the next
+        self.each = self.walked // self.parts if self.parts and self.walked % self.parts == 0 else None
+        self._begins = "part" if self.count == self.walked else "begin"
+        self._last = "count - 1" if self.each is None else f"uint32({self.each - 1})"
         #: rows that are on their way while one is worked on
         self.ahead = schedule.stages - 1
         #: whether the next row takes the place of what has gone on to registers
         self.follows = schedule.form == "registers" and self.ahead > 0
-        #: elements of a row, of one tensor, that a block has in shared memory
-        self.room = self._kept_elements() if self.follows or schedule.cluster > 1 else self.length
+        #: elements of a row, of one tensor, in shared memory
+        self.room = self._kept_elements() if self.follows else self.length
         if self.ahead:
             self.kept = streamed(self.space)
         repeats = repeated(self.space)
@@ -76,46 +78,39 @@ class WalkRenderer(AlongRenderer):
     def _headers(self) -> list[str]:
         ring = ["async_copy.cuh"] if self.ahead else []
         barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
-        cluster = ["cluster.cuh", "reduce_cluster.cuh"] if self.s.cluster > 1 else []
-        return [*ring, *barriers, *cluster]
+        return [*ring, *barriers]
 
     def _details(self) -> list[str]:
-        walker = "A block walks" if self.s.cluster == 1 else "The blocks of a cluster walk"
-        walked = f"{walker} {min(self.walk.chunk, self.walked)} rows"
-        walked += ", combining their columns meanwhile" if self.walk.sums else ""
+        most = -(-self.walked // max(1, self.parts))
+        walked = f"A block walks {most} rows, {self.parts} apart, combining their columns meanwhile"
         beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
         ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
         return [*super()._details(), walked + beside + ahead + "."]
 
     @property
     def _has_inside(self) -> bool:
-        rows, chunk = self.s.rows, self.walk.chunk
-        whole = min(chunk, self.walked) % rows == 0 and self.walked % chunk % rows == 0
-        return rows > 1 and not whole
+        rows = self.s.rows
+        return rows > 1 and (self.each is None or self.each % rows != 0)
 
     def _body(self) -> int:
         w, s = self.w, self.s
         self._place()
         self._before()
         shared = self._ring() if self.ahead else 0
-        rows = "end - begin" if s.rows == 1 else "steps"
-        if s.rows > 1:
-            w.line(f"const {s.itype} steps = (end - begin + {s.rows - 1}) / {s.rows};")
-        if s.cluster > 1:
-            w.line("cluster_sync();  // all blocks have begun: their shared memory can be written")
+        rows = self._turns()
         if self.follows:
             self._first_rows(rows)
         late = self.ahead if not self.follows else 0  # a row is worked on so many steps after its copies began
         w.line("#pragma unroll 1")
-        w.open(f"for ({s.itype} step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)")
+        w.open(f"for (uint32 step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)")
         if late:
             self._fetch(rows)
-        behind = f" - {late}" if late else ""
-        self._position("row", f"begin + step{behind}" if s.rows == 1 else f"begin + {self._steps(behind)} + sub")
+        self._position("row", self._number(-late))
         if late:
             w.line(f"const uint32 at = {self._slot('(step + 1)', s.stages)};")
         if s.lanes > 32:
             w.line("const uint32 turn = step % 2;")
+        self._after = self._number(1 - late)
         self._row_values()
         if self.follows:
             self._take_over(rows)
@@ -126,40 +121,53 @@ class WalkRenderer(AlongRenderer):
         self._finish()
         return shared
 
-    def _steps(self, behind: str) -> str:
-        return f"(step{behind}) * {self.s.rows}" if behind else f"step * {self.s.rows}"
+    def _turns(self) -> str:
+        """How often a block goes on to other rows."""
+        w, s = self.w, self.s
+        if self.each is not None:
+            return str(-(-self.each // s.rows))
+        if s.rows == 1:
+            return "count"
+        w.line(f"const uint32 steps = (count + {s.rows - 1}) / {s.rows};")
+        return "steps"
 
-    def _position(self, name: str, text: str) -> None:
-        """Declares a row's number; a thread without a row goes along with the last one."""
+    def _number(self, later: int) -> str:
+        """Which of its part's rows a thread works on, some steps later."""
+        rows = self.s.rows
+        step = f"step {'+' if later > 0 else '-'} {abs(later)}" if later else "step"
+        return step if rows == 1 else f"{f'({step})' if later else step} * {rows} + sub"
+
+    def _position(self, name: str, number: str) -> None:
+        """Declares the row of a number; a thread without a row goes along with the last one."""
         w, itype = self.w, self.s.itype
-        if not self._has_inside:
-            w.line(f"const {itype} {name} = {text};")
-        elif name == "row":
-            w.line(f"const bool inside = {text} < end;")
-            w.line(f"const {itype} row = inside ? {text} : end - 1;")
-        else:
-            w.line(f"const {itype} {name} = min({text}, end - 1);")
+        if self._has_inside and name == "row":
+            w.line(f"const bool inside = {number} < {'count' if self.each is None else self.each};")
+            number = f"inside ? {number} : {self._last}"
+        elif self._has_inside or name == "after":
+            number = f"min({number}, {self._last})"
+        if number == "0":
+            w.line(f"const {itype} {name} = {self._begins};")
+            return
+        if itype != "uint32":
+            number = f"{itype}({number})"
+        elif " " in number and not number.startswith("min("):
+            number = f"({number})"
+        apart = f" * {self.parts}" if self.parts > 1 else ""
+        w.line(f"const {itype} {name} = {self._begins} + {number}{apart};")
 
     def _place(self) -> None:
         w, s = self.w, self.s
-        if s.cluster > 1:
-            w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
-        elif s.rows == 1:
+        if s.rows == 1:
             w.line("const uint32 lane = threadIdx.x;")
         else:
             w.line(f"const uint32 lane = threadIdx.x % {s.lanes}, sub = threadIdx.x / {s.lanes};")
-        single = self.count == self.walked
-        block = "blockIdx.x" if s.cluster == 1 else f"blockIdx.x / {s.cluster}"
-        part = block if single else f"{block} % {self.parts}"
-        w.line(f"const {s.itype} part = {part};")
-        group = "" if single else f"{block} / {self.parts} * {s.itype}({self.walked})"
-        start = linear([("part", self.walk.chunk)])
-        w.line(f"const {s.itype} begin = {f'{group} + {start}' if group else start};")
-        end = f"begin + {self.walk.chunk}"
-        if self.walked % self.walk.chunk:
-            last = f"{s.itype}({self.walked})" if single else f"{group} + {self.walked}"
-            end = f"min({end}, {last})"
-        w.line(f"const {s.itype} end = {end};")
+        if self._begins == "part":
+            w.line(f"const {s.itype} part = blockIdx.x;")
+        else:
+            w.line(f"const {s.itype} part = blockIdx.x % {self.parts};")
+            w.line(f"const {s.itype} begin = blockIdx.x / {self.parts} * {s.itype}({self.walked}) + part;")
+        if self.each is None:
+            w.line(f"const uint32 count = ({s.itype}({self.walked + self.parts - 1}) - part) / {self.parts};")
 
     # ---- before the first row
 
@@ -181,7 +189,7 @@ class WalkRenderer(AlongRenderer):
             self.terms[Load(k)] = name
         if self._next:
             w.line("// A row's own values are read while the row before is worked on.")
-            self._position("first", "begin" if s.rows == 1 else "begin + sub")
+            self._position("first", "0" if s.rows == 1 else "sub")
             rows = self._numbered("first", [self.program.loads[k].strides for k in self._next])
             for k, name in self._next.items():
                 w.line(f"{self.program.loads[k].dtype.ctype} {name} = {self._row_value(k, rows)};")
@@ -204,8 +212,7 @@ class WalkRenderer(AlongRenderer):
             for k, reduction in enumerate(self.program.reductions):
                 if k not in self._own:
                     self._exchanged[k] = self.names.unique(reduction.name, "_parts")
-                    size = s.threads // 32 * s.cluster
-                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{size}];")
+                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
 
     @property
     def _real(self) -> str:
@@ -257,21 +264,18 @@ class WalkRenderer(AlongRenderer):
                 source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
                 self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {source});")
 
-    def _fetched(self, step: str) -> None:
-        """The number of a row whose copies begin."""
-        rows, terms = self.s.rows, ["begin"]
-        if step != "0":
-            terms.append(step if rows == 1 else f"({step}) * {rows}" if " " in step else f"{step} * {rows}")
-        self._position("fetched", " + ".join([*terms, *(["sub"] if rows > 1 else [])]))
+    def _fetched(self, number: str) -> None:
+        """The row whose copies begin."""
+        self._position("fetched", number)
         self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
 
     @property
     def _mine(self) -> str:
-        """Where a thread's vector lies in the block's part of a row."""
+        """Where a thread's vector lies in a row in shared memory."""
         s = self.s
-        if s.cluster == 1 and not (self.follows and self.ragged):
+        if not (self.follows and self.ragged):
             return "col"
-        lane = "threadIdx.x" if s.cluster > 1 else "lane" if s.lanes > 1 else "0"
+        lane = "lane" if s.lanes > 1 else "0"
         vector = lane if self.unroll == 1 else f"(u * {s.lanes} + {lane})" if s.lanes > 1 else "u"
         return vector if s.vector == 1 else f"{vector} * {s.vector}"
 
@@ -281,7 +285,7 @@ class WalkRenderer(AlongRenderer):
         w.line("// A thread reads back what it copied itself.")
         w.open(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else "")
         at = self._slot("step", self.ahead)
-        self._fetched("step" if several else "0")
+        self._fetched(self._number(0) if several else "0" if self.s.rows == 1 else "sub")
         self._open_vectors(loading=True)
         if several:
             w.open(f"if (step < {rows})")
@@ -303,7 +307,7 @@ class WalkRenderer(AlongRenderer):
         if at != "0":
             w.line(f"const uint32 at = {at};")
         place = self._mine if at == "0" else f"at + {self._mine}"
-        self._fetched(f"step + {self.ahead}")
+        self._fetched(self._number(self.ahead))
         self._open_vectors(loading=True)
         w.line(f"copy_async_wait<{self.ahead * self.unroll - 1}>();")
         for n in self.kept:
@@ -323,7 +327,7 @@ class WalkRenderer(AlongRenderer):
         w.line("// A thread reads back what it copied itself.")
         w.open(f"if (step < {rows})")
         w.line(f"const uint32 into = {self._slot('step', s.stages)};")
-        self._fetched("step")
+        self._fetched(self._number(0))
         self._open_vectors()
         self._copies(f"into + {self._mine}")
         self._close_vectors()
@@ -352,7 +356,7 @@ class WalkRenderer(AlongRenderer):
     # ---- a row
 
     def _row_values(self) -> None:
-        w, s, n = self.w, self.s, len(self.space.outer)
+        w, n = self.w, len(self.space.outer)
         self.rows = self._coordinates()
         for k, name in self._next.items():
             operand = self.program.loads[k]
@@ -360,7 +364,7 @@ class WalkRenderer(AlongRenderer):
             w.line(f"const {ctype_of(self.program, Load(k))} {own} = {converted(operand, name, self._real)};")
             self.terms[Load(k)] = own
         if self._next:
-            w.line(f"const {s.itype} after = min(row + {s.rows}, end - 1);")
+            self._position("after", self._after)
             rows = self._numbered("after", [self.program.loads[k].strides for k in self._next])
             for k, name in self._next.items():
                 w.line(f"{name} = {self._row_value(k, rows)};")
@@ -373,15 +377,6 @@ class WalkRenderer(AlongRenderer):
             super()._combined(parts)
             return
         w, s, warps = self.w, self.s, self.s.lanes // 32
-        if s.cluster > 1:
-            for k, part in parts.items():
-                reduction = self.program.reductions[k]
-                name = self.names.unique(reduction.name)
-                how = f"{combiner(reduction)}, {warps}, {s.cluster}"
-                text = f"reduce::cluster<{how}>({part}, {self._exchanged[k]}[turn])"
-                w.line(f"const {reduction.ctype} {name} = {text};")
-                self.terms[Reduced(k)] = name
-            return
         for k, part in parts.items():
             w.line(f"reduce::give<{combiner(self.program.reductions[k])}>({part}, {self._exchanged[k]}[turn]);")
         w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
@@ -398,8 +393,6 @@ class WalkRenderer(AlongRenderer):
     def _finish(self) -> None:
         """Combines what the rows side by side have of each column, and stores it."""
         w, s, n = self.w, self.s, len(self.space.outer)
-        if not self.walk.sums:
-            return
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
             exchanges: dict[str, str] = {}

@@ -85,7 +85,8 @@ class Walk:
     """Rows that a block walks one after the other, combining their columns meanwhile.
 
     dims   the outer dimensions, the last so many of them, that are walked: columns are combined along them.
-    chunk  rows of a part, neighbours along these dimensions; the last part has what is left.
+    chunk  the most rows of a part, of as few parts as that makes; which rows these are is up to the kernel, so that
+           nothing but what all parts make together may depend on it.
     sums   (n, step): the program's n-th store takes a part of the columns' reduction that is its value and nothing
            else's; its strides along what is walked are 0, from one part to the next there are ``step`` elements.
     """

@@ -178,7 +178,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         kernels.append(Kernel(group, source, choice))
     for n, kernel in enumerate(kernels):
         after = kernels[n + 1] if n + 1 < len(kernels) else None
-        room = after is not None and order.may_come_in_early(after.group, after.choice.schedule)
+        room = after is not None and order.may_come_in_early(after.group)
         kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=room))
     memory = plan_memory(partition)
     return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)

@@ -218,6 +218,8 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(best, RowsSchedule)
         alone = replace(best, rows=1, lanes=max(best.lanes, 64))
         others = [replace(alone, form=form, stages=n) for form, n in (("shared", 5), ("memory", 1), ("registers", 1))]
+        if g is graphs[0]:
+            others.append(replace(alone, itype="uint64"))
         for schedule in dict.fromkeys((best, *more[:5], *(others if best.stages > 1 else ()))):
             assert isinstance(schedule, RowsSchedule)
             tried.add((schedule.form, schedule.stages > 1, schedule.lanes > 32, schedule.rows > 1))

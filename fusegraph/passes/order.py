@@ -4,15 +4,13 @@ or written begins with what that had last, which is still in the L2 cache.  And 
 
 from __future__ import annotations
 
-from codegen import Schedule
-from codegen.rows_schedule import RowsSchedule
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
 
 #: Bytes of a tensor of which a cache keeps only the last part: half of an H200's L2 cache.  A kernel that moves fewer
 #: than these leaves in the cache what it finds there.
 LARGE_BYTES, FEW_BYTES = 24 << 20, 8 << 20
-#: The families whose blocks walk through memory in the order of their numbers, and do not wait for each other.
+#: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "rows"})
 
 
@@ -26,20 +24,22 @@ def from_the_end(partition: Partition) -> frozenset[Group]:
             continue
         moved = {t.base: t for t in (*group.reads, *group.writes)}
         known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= LARGE_BYTES]
-        if known and group.family in FAMILIES and not recent[max(known, key=lambda t: t.nbytes)]:
+        if known and _in_order(group) and not recent[max(known, key=lambda t: t.nbytes)]:
             found.add(group)
         if sum(t.nbytes for t in moved.values()) >= FEW_BYTES:
             recent = dict.fromkeys(moved, group in found)
     return frozenset(found)
 
 
-def may_come_in_early(group: Group, schedule: Schedule) -> bool:
+def may_come_in_early(group: Group) -> bool:
     """Whether a kernel's blocks may come in while those of the kernel before end, where these leave room.
 
     They are spread over the GPU unevenly then: that costs nothing where they wait for memory, and as much as a second
     wave where each of them computes, or walks, for as long as the kernel takes.
     """
-    if group.family not in FAMILIES:
-        return False
-    walks = getattr(group.lowered.spec, "walk", None) is not None
-    return not (walks or (isinstance(schedule, RowsSchedule) and schedule.walked))
+    return _in_order(group)
+
+
+def _in_order(group: Group) -> bool:
+    """Whether a kernel's blocks go through memory in the order of their numbers: not those that walk."""
+    return group.family in FAMILIES and getattr(group.lowered.spec, "walk", None) is None

@@ -17,7 +17,7 @@
 //     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, keepdims=False, dtype=float32)
 //     dx = narrow(dx value, dtype=bfloat16)
 // 16384 rows of 4096 elements, kept in registers; 256 threads a row
-// A block walks 125 rows, combining their columns meanwhile, 2 side by side, 2 of them on their way.
+// A block walks 125 rows, 132 apart, combining their columns meanwhile, 2 side by side, 2 of them on their way.
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
@@ -39,10 +39,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     grid_dependency_launch();
     const uint32 lane = threadIdx.x % 256, sub = threadIdx.x / 256;
     const uint32 part = blockIdx.x;
-    const uint32 begin = part * 125;
-    const uint32 end = min(begin + 125, uint32(16384));
+    const uint32 count = (uint32(16515) - part) / 132;
     // A row's own values are read while the row before is worked on.
-    const uint32 first = min(begin + sub, end - 1);
+    const uint32 first = part + min(sub, count - 1) * 132;
     float mean_next = mean[first];
     float inverse_next = inverse[first];
     Vector<bfloat16, 8> scale_v[2];
@@ -58,10 +57,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     FUSEGRAPH_DYNAMIC_SHARED(shared);
     bfloat16* const loss_s = reinterpret_cast<bfloat16*>(shared);
     bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 16384);
-    const uint32 steps = (end - begin + 1) / 2;
+    const uint32 steps = (count + 1) / 2;
     // A thread reads back what it copied itself.
     {
-        const uint32 fetched = min(begin + sub, end - 1);
+        const uint32 fetched = part + min(sub, count - 1) * 132;
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             const uint32 col = (u * 256 + lane) * 8;
@@ -72,18 +71,18 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     }
     #pragma unroll 1
     for (uint32 step = 0; step < steps; ++step) {
-        const bool inside = begin + step * 2 + sub < end;
-        const uint32 row = inside ? begin + step * 2 + sub : end - 1;
+        const bool inside = step * 2 + sub < count;
+        const uint32 row = part + (inside ? step * 2 + sub : count - 1) * 132;
         const uint32 turn = step % 2;
         const float mean_r = mean_next;
         const float inverse_r = inverse_next;
-        const uint32 after = min(row + 2, end - 1);
+        const uint32 after = part + min((step + 1) * 2 + sub, count - 1) * 132;
         mean_next = mean[after];
         inverse_next = inverse[after];
         Vector<bfloat16, 8> loss_v[2];
         Vector<bfloat16, 8> x_v[2];
         const uint32 at = sub * 4096;
-        const uint32 fetched = min(begin + (step + 1) * 2 + sub, end - 1);
+        const uint32 fetched = part + min((step + 1) * 2 + sub, count - 1) * 132;
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             const uint32 col = (u * 256 + lane) * 8;
