@@ -67,9 +67,9 @@ class Fragments(Scores):
         #: the tile of which scores were made last
         self.made = ""
 
-    def place(self, batch: str, col: str, *, keys: bool = True) -> None:
-        """Writes where a tile of queries begins and, with ``keys``, which ones it may meet.  batch and col are C
-        expressions of its numbers.
+    def place(self, batch: str, col: str, *, keys: bool = True, some: bool = False) -> None:
+        """Writes where a tile of queries begins and, with ``keys``, which ones it may meet (with ``some``, at least
+        one tile of them).  batch and col are C expressions of its numbers.
         """
         w, spec = self.w, self.spec
         tiles = -(-spec.rows // self.block_rows)
@@ -80,7 +80,7 @@ class Fragments(Scores):
         self.coordinates(batch)
         self.bound_numbers()
         if keys:
-            self.keys_met("m0", self.block_rows)
+            self.keys_met("m0", self.block_rows, some=some)
 
     def unit(self) -> None:
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
@@ -222,6 +222,8 @@ class Fragments(Scores):
         w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
         none = "0.0f" if spec.zero else "quiet_nan<float>()"
         w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
+        if spec.zero and not self.trivial:
+            w.line("if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are")
         if spec.stats is not None:
             w.line(f"const {self.t} m = m0 + row + f * 8;")
             place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])

@@ -161,9 +161,9 @@ class Scores:
         """The part of a bound that depends on neither query nor key: terms and a constant."""
         return ([(f"bound{number}", 1)], 0) if bound.loads else ([], bound.start)
 
-    def keys_met(self, m0: str, rows: int) -> None:
+    def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
         """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
-        from first to last - 1.
+        from first to last - 1.  With ``some`` there is one, if need be one in which no query meets a key.
         """
         w, spec = self.w, self.spec
         tiles = -(-spec.keys // self.keys)
@@ -207,6 +207,10 @@ class Scores:
         if rest:
             none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
             last = f"{none} ? 0 : {last}"
+        if some and self.spec.bounds:
+            # Where a bound rules all tiles out it rules out each one.
+            first = f"min({first}, {tiles - 1})" if starts else first
+            last = f"max(first + 1, {last})"
         w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
 
     def inside(self, m0: str, rows: int, n0: str) -> str:

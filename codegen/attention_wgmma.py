@@ -36,7 +36,7 @@ TAKEN = frozenset(
     keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
     inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
-    mine end left number met_tiles inside_tiles
+    mine end left number met_tiles inside_tiles previous next
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -85,6 +85,8 @@ class _Renderer:
             self.stats = self.written[-1]
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
+        #: whether the first product of a tile of queries begins while the one before ends; both have tiles of keys
+        self.joined = schedule.joined(spec)
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
@@ -177,7 +179,7 @@ class _Renderer:
         w.open(f"for (int work = blockIdx.x; work < {work}; work += gridDim.x)")
         heads = min(s.heads, self.batches)
         w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
-        self.scores.place("at.row", "at.col", keys=keys)
+        self.scores.place("at.row", "at.col", keys=keys, some=self.joined)
 
     def _coordinates(self, op: Operand, first: str) -> str:
         """The coordinates of a box after those along the elements."""
@@ -260,7 +262,7 @@ class _Renderer:
             w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
             self._load_tile()
             w.close()
-            if spec.some_meet_none:
+            if spec.some_meet_none and not self.joined:
                 w.open("if (first >= last)")
                 self._load_queries()
                 w.close()
@@ -325,27 +327,34 @@ class _Renderer:
         self.scores.scalars()
         if s.turns:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
+        if self.joined:
+            self._registers()
+            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            self._first_product("query")
         self._work(keys=not self.listing)
         self.scores.state(self.sink, self.width)
-        w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+        if not self.joined:
+            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
         if self.listing:
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             w.line("int tile = shared.tiles[stage.index];")
             w.open("if (tile >= 0)")
-        elif spec.some_meet_none:
+        elif spec.some_meet_none and not self.joined:
             w.open("if (first < last)")
-        w.line(f"float s[{s.keys // 2}], rescale[2];")
-        w.line(f"uint32 probability[{s.keys // 16}][4];")
+        if not self.joined:
+            self._registers()
         self.scores.define()
-        if not self.listing:
-            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
-        self._turn(begin=True)
-        self._multiply_keys("stage")
-        self._turn(begin=False)
+        if not self.joined:
+            if not self.listing:
+                w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            self._first_product("query")
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else "last - 1")
         self.scores.softmax(s.chains)
+        if self.joined and self.out_map is not None:
+            self._free_queries()
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
@@ -378,8 +387,12 @@ class _Renderer:
         latest = "previous" if self.listing else "stage"
         w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
         self._multiply_values(latest)
-        w.line("wgmma_wait<0>();")
-        w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")
+        if self.joined:
+            self._begin_next()
+            w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
+        else:
+            w.line("wgmma_wait<0>();")
+            w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")
         if self.listing:
             w.close()
             w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
@@ -388,17 +401,56 @@ class _Renderer:
             w.line("barrier_arrive(shared.values_empty[stage.index]);")
             w.close()
             w.line("++stage;")
-        else:
+        elif not self.joined:
             w.line("++stage;")
             if spec.some_meet_none:
                 w.close()
         self._results()
-        w.line("++query;")
+        w.line("query = next;" if self.joined else "++query;")
         w.close()
+        if self.joined:
+            w.line("wgmma_wait<0>();  // nothing is in flight, but the compiler cannot know")
         if self.out_map is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
-    def _multiply_keys(self, stage: str) -> None:
+    def _registers(self) -> None:
+        """Writes what holds the scores of a tile and, rounded, its probabilities."""
+        w, s = self.w, self.s
+        w.line(f"float s[{s.keys // 2}], rescale[2];")
+        w.line(f"uint32 probability[{s.keys // 16}][4];")
+
+    def _first_product(self, query: str) -> None:
+        """Starts the product of queries with the first tile of keys."""
+        self._turn(begin=True)
+        self._multiply_keys("stage", query)
+        self._turn(begin=False)
+
+    def _free_queries(self) -> None:
+        """Lets the producer bring queries to where the results before have left from."""
+        w = self.w
+        w.open("if (t == 0 && work != blockIdx.x)")
+        w.line("tma_wait_read<0>();")
+        w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+        w.close()
+
+    def _begin_next(self) -> None:
+        """Starts the first product of the block's next tile of queries, behind the last one of this."""
+        w, s = self.w, self.s
+        w.line(f"const Ring<{s.stages}> previous = stage;")
+        w.line("++stage;")
+        w.line(f"Ring<{s.ahead}> next = query;")
+        w.line("++next;")
+        w.open(f"if (work + gridDim.x < {self.tiles * self.batches})")
+        w.line("barrier_wait(shared.queries_full[next.index], next.parity);")
+        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        self._first_product("next")
+        w.line("wgmma_wait<1>();  // the results are there")
+        w.close("} else {")
+        w.depth += 1
+        w.line("wgmma_wait<0>();")
+        w.close()
+
+    def _multiply_keys(self, stage: str, query: str = "query") -> None:
         w, s, spec = self.w, self.s, self.spec
         steps = -(-spec.depth // 16)
         part = f"group * {ROWS}" if s.groups > 1 else "0"
@@ -406,7 +458,7 @@ class _Renderer:
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
         w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
-        w.line(f"    s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),")
+        w.line(f"    s, matrix_descriptor<128>(&shared.queries[{query}.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),")
         w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
         w.close()
         w.line("wgmma_commit();")
@@ -452,7 +504,7 @@ class _Renderer:
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
         w.open("if (t == 0)")
-        if s.ahead > 1:
+        if s.ahead > 1 and not self.joined:
             w.open("if (work != blockIdx.x)")
             w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
             w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")

@@ -41,7 +41,8 @@ class AttentionWgmmaSchedule:
     turns   whether consumers take turns in starting products.
     heads   batches whose queries are worked on together.
     blocks  of the grid, if there is work for as many.
-    ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on.
+    ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
+            `joined`) multiplied with its first keys while this one ends.
     chains  of maxima and of sums that do not wait for each other.
     resident  blocks of a multiprocessor: of two one works while the other begins or ends a tile of queries.
     """
@@ -61,6 +62,16 @@ class AttentionWgmmaSchedule:
         if self.resident > 1:
             return RESIDENT_REGISTERS
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
+
+    def joined(self, spec: AttentionSpec) -> bool:
+        """Whether the first product of a tile of queries begins while the one before ends.
+
+        Not where that may have no tile of keys, and not where of the same tile keys are missing each time: there the
+        compiler, which knows it, finds no registers for products that go on around the loop.
+        """
+        return (
+            self.ahead > 1 and not spec.ranges and spec.parts == 1 and bool(spec.bounds or spec.keys % self.keys == 0)
+        )
 
     @property
     def threads(self) -> int:
@@ -157,7 +168,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     reads = any(op.strides[-1] for op in spec.program.loads)
     tall = max(spec.depth, spec.width)
     if tall <= 64:
-        preferred = [(2, 128), (3, 128), (2, 192), (2, 64)] if sides else [(3, 128), (2, 128), (2, 192), (2, 64)]
+        preferred = [(2, 128), (2, 96), (2, 192), (2, 64)] if sides else [(3, 128), (2, 128), (2, 192), (2, 64)]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
         if len(sides) > 1 or spec.inside.instructions:
@@ -186,7 +197,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         keys = tile_keys(spec, keys)
         if not keys:
             continue
-        deeper = ((3, 1),) if groups == 1 else ()  # few queries: what counts are the bytes on their way
+        # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
+        deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             chains = 1 if groups > 2 else 2
             s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), blocks, ahead, chains)
@@ -199,7 +211,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         and spec.rows > 64
     ):
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
-        two = AttentionWgmmaSchedule(2, 64, 2, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
+        two = AttentionWgmmaSchedule(2, 64, 3, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
         if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
             found.append(two)
     if not found:

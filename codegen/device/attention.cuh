@@ -119,6 +119,14 @@ __device__ __forceinline__ T shift(T log_sum) {
     return log_sum == -infinity<T>() ? infinity<T>() : log_sum;
 }
 
+// Sets the sums of row f to zero.
+template <int N>
+__device__ __forceinline__ void clear(float (&sum)[N], int f) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (i / 2 % 2 == f) sum[i] = 0;
+}
+
 // Adds up the shares of the sums.
 __device__ __forceinline__ void finish(Rows& rows) {
 #pragma unroll
