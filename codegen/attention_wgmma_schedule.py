@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,6 +28,12 @@ HELD = {1: 200, 2: 208, 3: 128, 4: 80}
 FEW_ROWS = 1024
 #: More blocks than there is work.
 MOST_BLOCKS = 1 << 24
+#: More tiles of queries than it matters how they are dealt to blocks.
+MOST_TILES = 1 << 14
+#: So many ways of dealing them are looked at.
+CHOICES = 12
+#: A time smaller than this part of another makes a difference.
+NOTICEABLE = 0.995
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 24 << 20
 
@@ -168,7 +175,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     reads = any(op.strides[-1] for op in spec.program.loads)
     tall = max(spec.depth, spec.width)
     if tall <= 64:
-        preferred = [(2, 128), (2, 96), (2, 192), (2, 64)] if sides else [(3, 128), (2, 128), (2, 192), (2, 64)]
+        preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
+        if not sides and spec.rows <= FEW_ROWS:
+            preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
         if len(sides) > 1 or spec.inside.instructions:
@@ -199,9 +208,10 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             continue
         # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
+        heads = _heads(spec, arch, groups * ROWS, keys)
+        chains = 1 if groups > 2 else 4 if tall <= 64 and groups == 2 else 2
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
-            chains = 1 if groups > 2 else 2
-            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, _heads(spec), blocks, ahead, chains)
+            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, heads, blocks, ahead, chains)
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
@@ -211,7 +221,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         and spec.rows > 64
     ):
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
-        two = AttentionWgmmaSchedule(2, 64, 3, True, _heads(spec), 2 * arch.sm_count_hint, 2, 2, 2)
+        two = AttentionWgmmaSchedule(2, 64, 3, True, _heads(spec, arch, 2 * ROWS, 64), 2 * arch.sm_count_hint, 2, 2, 2)
         if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
             found.append(two)
     if not found:
@@ -219,10 +229,45 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     return tuple(dict.fromkeys(found))
 
 
-def _heads(spec: AttentionSpec) -> int:
-    """Batches whose keys and values fit the L2 cache together."""
+def _heads(spec: AttentionSpec, arch: Arch, rows: int, keys: int) -> int:
+    """How many batches' tiles of queries follow each other: as many as have keys and values that fit the L2 cache
+    together, or fewer where that gives all multiprocessors as much to do.
+    """
     if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
         return 1  # tiles of one batch follow each other: none of them takes long
+    batches = prod(spec.batch)
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
-    return max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)
+    most = max(1, min(batches, SHARED_IN_L2 // max(each, 1)) * shares)
+    most = min(most, batches)
+    costs = [_tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
+    costs = sorted(costs, reverse=True)
+    if costs[0] == costs[-1] or len(costs) * batches > MOST_TILES:
+        return most
+    least = max(shares, most // 3)
+    step = shares * -(-(most - least + 1) // (shares * CHOICES))
+    spans = {h: _longest(costs, batches, h, arch.sm_count_hint) for h in range(most, least - 1, -step)}
+    best = min(spans, key=lambda h: spans[h])
+    return best if spans[best] < NOTICEABLE * spans[most] else most
+
+
+def _tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
+    """Tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for beginning."""
+    low, high = 0, spec.keys - 1
+    for b in spec.bounds:
+        most = b.start + max(b.row * m0, b.row * min(m0 + rows - 1, spec.rows - 1))
+        if b.key < 0 and not b.loads:
+            high = min(high, most)
+        elif b.key > 0 and not b.loads:
+            low = max(low, -most)
+    return 1 + max(0, high // keys + 1 - low // keys)
+
+
+def _longest(costs: Sequence[int], batches: int, heads: int, blocks: int) -> int:
+    """The largest sum of costs of the tiles of a block, if each has every ``blocks``-th tile."""
+    order: list[int] = []
+    for first in range(0, batches, heads):
+        together = min(heads, batches - first)
+        for cost in costs:
+            order += [cost] * together
+    return max(sum(order[block::blocks]) for block in range(blocks))

@@ -135,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(128) causal_attention_o_kernel(
     for (int f = 0; f < 2; ++f) {
         const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key
         inverse[f] = met ? 1.0f / rows.total[f] : 0.0f;
+        if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are
     }
     #pragma unroll
     for (int i = 0; i < 64; i += 2) {

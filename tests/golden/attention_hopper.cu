@@ -218,6 +218,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
             for (int f = 0; f < 2; ++f) {
                 const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key
                 inverse[f] = met ? 1.0f / rows.total[f] : 0.0f;
+                if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are
             }
             // The results take the place of the queries, of which nothing is left to multiply.
             #pragma unroll
