@@ -74,8 +74,7 @@ class Fragments(Scores):
         w, spec = self.w, self.spec
         tiles = -(-spec.rows // self.block_rows)
         # The last queries of a causal mask meet the most keys: they begin first.
-        growing = any(b.key < 0 and b.row > 0 for b in spec.bounds)
-        position = f"({tiles - 1} - {col})" if growing and tiles > 1 else col
+        position = f"({tiles - 1} - {col})" if spec.growing and tiles > 1 else col
         w.line(f"const int m0 = {position} * {self.block_rows};")
         self.coordinates(batch)
         self.bound_numbers()

@@ -36,7 +36,7 @@ TAKEN = frozenset(
     keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
     inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
-    mine end left number met_tiles inside_tiles previous next
+    mine end left number met_tiles inside_tiles previous next back_and_forth
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -176,10 +176,15 @@ class _Renderer:
         """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
         w, s = self.w, self.s
         work = self.tiles * self.batches
-        w.open(f"for (int work = blockIdx.x; work < {work}; work += gridDim.x)")
+        step = f"work = {self._following()}" if s.alternate else "work += gridDim.x"
+        w.open(f"for (int work = blockIdx.x; work < {work}; {step})")
         heads = min(s.heads, self.batches)
         w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
         self.scores.place("at.row", "at.col", keys=keys, some=self.joined)
+
+    def _following(self) -> str:
+        """The number of the block's next tile of queries."""
+        return "back_and_forth(work)" if self.s.alternate else "work + gridDim.x"
 
     def _coordinates(self, op: Operand, first: str) -> str:
         """The coordinates of a box after those along the elements."""
@@ -440,7 +445,7 @@ class _Renderer:
         w.line("++stage;")
         w.line(f"Ring<{s.ahead}> next = query;")
         w.line("++next;")
-        w.open(f"if (work + gridDim.x < {self.tiles * self.batches})")
+        w.open(f"if ({self._following()} < {self.tiles * self.batches})")
         w.line("barrier_wait(shared.queries_full[next.index], next.parity);")
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._first_product("next")

@@ -52,6 +52,7 @@ class AttentionWgmmaSchedule:
             `joined`) multiplied with its first keys while this one ends.
     chains  of maxima and of sums that do not wait for each other.
     resident  blocks of a multiprocessor: of two one works while the other begins or ends a tile of queries.
+    alternate  whether blocks take the tiles of every other round in reverse: who had a long one then has a short one.
     """
 
     groups: int
@@ -63,6 +64,7 @@ class AttentionWgmmaSchedule:
     ahead: int = 1
     chains: int = 2
     resident: int = 1
+    alternate: bool = False
 
     def registers(self, *, listing: bool) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
@@ -77,7 +79,10 @@ class AttentionWgmmaSchedule:
         compiler, which knows it, finds no registers for products that go on around the loop.
         """
         return (
-            self.ahead > 1 and not spec.ranges and spec.parts == 1 and bool(spec.bounds or spec.keys % self.keys == 0)
+            self.ahead > 1
+            and not (spec.ranges or spec.pages)
+            and spec.parts == 1
+            and bool(spec.bounds or spec.keys % self.keys == 0)
         )
 
     @property
@@ -208,10 +213,12 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             continue
         # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
-        heads = _heads(spec, arch, groups * ROWS, keys)
+        heads, alternate = _dealt(spec, blocks, groups * ROWS, keys)
         chains = 1 if groups > 2 else 4 if tall <= 64 and groups == 2 else 2
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(groups, keys, stages, groups > 1, heads, blocks, ahead, chains)
+            s = AttentionWgmmaSchedule(
+                groups, keys, stages, groups > 1, heads, blocks, ahead, chains, alternate=alternate
+            )
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
@@ -221,7 +228,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         and spec.rows > 64
     ):
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
-        two = AttentionWgmmaSchedule(2, 64, 3, True, _heads(spec, arch, 2 * ROWS, 64), 2 * arch.sm_count_hint, 2, 2, 2)
+        blocks = 2 * arch.sm_count_hint
+        heads, alternate = _dealt(spec, blocks, 2 * ROWS, 64)
+        two = AttentionWgmmaSchedule(2, 64, 3, True, heads, blocks, 2, 2, 2, alternate)
         if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
             found.append(two)
     if not found:
@@ -229,29 +238,29 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     return tuple(dict.fromkeys(found))
 
 
-def _heads(spec: AttentionSpec, arch: Arch, rows: int, keys: int) -> int:
-    """How many batches' tiles of queries follow each other: as many as have keys and values that fit the L2 cache
-    together, or fewer where that gives all multiprocessors as much to do.
+def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int, bool]:
+    """How many batches' tiles of queries follow each other, and whether every other round of them is reversed: as many
+    as have keys and values that fit the L2 cache together, or fewer where that gives all blocks as much to do.
     """
     if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
-        return 1  # tiles of one batch follow each other: none of them takes long
+        return 1, False  # tiles of one batch follow each other: none of them takes long
     batches = prod(spec.batch)
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
-    most = max(1, min(batches, SHARED_IN_L2 // max(each, 1)) * shares)
-    most = min(most, batches)
-    costs = [_tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
-    costs = sorted(costs, reverse=True)
-    if costs[0] == costs[-1] or len(costs) * batches > MOST_TILES:
-        return most
-    least = max(shares, most // 3)
-    step = shares * -(-(most - least + 1) // (shares * CHOICES))
-    spans = {h: _longest(costs, batches, h, arch.sm_count_hint) for h in range(most, least - 1, -step)}
+    most = min(batches, max(1, SHARED_IN_L2 // max(each, 1)) * shares)
+    costs = [tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
+    costs = costs[::-1] if spec.growing else costs
+    if min(costs) == max(costs) or not blocks < len(costs) * batches <= MOST_TILES:
+        return most, False
+    least = max(1, most // 3)
+    step = 1 + (most - least) // CHOICES
+    found = range(most, least - 1, -step)
+    spans = {(h, x): longest(costs, batches, h, blocks, alternate=x) for h in found for x in (False, True)}
     best = min(spans, key=lambda h: spans[h])
-    return best if spans[best] < NOTICEABLE * spans[most] else most
+    return best if spans[best] < NOTICEABLE * spans[most, False] else (most, False)
 
 
-def _tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
+def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
     """Tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for beginning."""
     low, high = 0, spec.keys - 1
     for b in spec.bounds:
@@ -263,11 +272,15 @@ def _tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
     return 1 + max(0, high // keys + 1 - low // keys)
 
 
-def _longest(costs: Sequence[int], batches: int, heads: int, blocks: int) -> int:
-    """The largest sum of costs of the tiles of a block, if each has every ``blocks``-th tile."""
+def longest(costs: Sequence[int], batches: int, heads: int, blocks: int, *, alternate: bool) -> int:
+    """The largest sum of costs of a block's tiles; costs are those of one batch, in their order."""
     order: list[int] = []
     for first in range(0, batches, heads):
         together = min(heads, batches - first)
         for cost in costs:
             order += [cost] * together
+    if alternate:
+        order += [0] * (-len(order) % blocks)
+        for start in range(blocks, len(order), 2 * blocks):
+            order[start : start + blocks] = order[start : start + blocks][::-1]
     return max(sum(order[block::blocks]) for block in range(blocks))

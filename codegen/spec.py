@@ -429,6 +429,11 @@ class AttentionSpec:
     parts: int = 1
 
     @property
+    def growing(self) -> bool:
+        """Whether later queries meet later keys, so that the last ones may meet the most."""
+        return any(b.key < 0 and b.row > 0 for b in self.bounds)
+
+    @property
     def some_meet_none(self) -> bool:
         """Whether there may be tiles of queries without a tile of keys."""
         return bool(self.bounds) or bool(self.ranges) or self.parts > 1

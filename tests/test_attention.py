@@ -145,10 +145,13 @@ def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def few(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
         found = attention_wgmma_schedule.schedules(spec, arch)
-        return tuple(replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, chains=3) for s in found)
+        return tuple(
+            replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, chains=3, alternate=ahead > 1) for s in found
+        )
 
     monkeypatch.setitem(attention._FASTEST, "wgmma", few)
     graphs = [made(name="all", rows=200, keys=50, heads=3), made(name="some", rows=300, keys=70, heads=1, **BOTTOM)]
+    graphs.append(made(name="even", rows=200, keys=48, heads=3))  # no mask, and no tile of keys that is not full
     # Rows of results that do not begin at multiples of 16 bytes leave from registers.
     graphs.append(made(name="elements", rows=200, keys=50, heads=3, depth=36, width=20, layout="rows"))
     assert all(k.source.grid == (2, 1, 1) for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels)
@@ -183,6 +186,31 @@ def test_rows_without_keys_are_zero() -> None:
     assert not found["o"][:, :, :2].any()
     assert (found["stats"][:, :, :2] == -inf).all()
     assert np.isfinite(found["stats"][:, :, 2:]).all()
+
+
+@pytest.mark.slow
+def test_rows_without_keys_are_zero_whatever_the_values() -> None:
+    """One tile of queries meets no key at all, of the other some queries do not."""
+    g = made(name="none", rows=250, keys=40, **BOTTOM)
+    for executable in executables([g], arch="sm_90a"):
+        inputs = random_inputs(g)
+        inputs["v"][...] = np.nan
+        found = run(executable, inputs)["o"].astype(np.float32)
+        assert not found[:, :, :210].any()
+        assert np.isnan(found[:, :, 210:]).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "heads", "shared"), [(2048, 64, 256, 256), (4096, 128, 16, 4), (8192, 128, 64, 16)]
+)
+def test_tiles_are_dealt_evenly(rows: int, depth: int, heads: int, shared: int) -> None:
+    """No block has much more to do than the others, as far as masks say."""
+    (kernel,) = plan(made(rows=rows, depth=depth, heads=heads, shared=shared, **CAUSAL)).kernels
+    spec = kernel.group.lowered.spec
+    s = attention_wgmma_schedule.schedules(spec, HOPPER)[0]
+    costs = [attention_wgmma_schedule.tiles_met(spec, m, s.rows, s.keys) for m in range(0, rows, s.rows)][::-1]
+    longest = attention_wgmma_schedule.longest(costs, heads, s.heads, s.blocks, alternate=s.alternate)
+    assert longest <= 1.02 * sum(costs) * heads / s.blocks
 
 
 @pytest.mark.slow

@@ -35,6 +35,12 @@ __device__ __forceinline__ void copy_async_arrive(Barrier& barrier) {
 #endif
 }
 
+// What a block works on after the n-th work, where each block has one in every round and every other round is in reverse.
+__device__ __forceinline__ int back_and_forth(int n) {
+    const int blocks = gridDim.x;
+    return (n / blocks * 2 + 2) * blocks - 1 - n;
+}
+
 struct Tile {
     int row, col, batch;
 };

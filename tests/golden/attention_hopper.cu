@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         if (threadIdx.x == 0) {
             Ring<2> stage;
             Ring<1> query;
-            for (int work = blockIdx.x; work < 256; work += gridDim.x) {
+            for (int work = blockIdx.x; work < 256; work = back_and_forth(work)) {
                 const Tile at = tile_at<16, 16, 16>(work);
                 const int m0 = (15 - at.col) * 128;
                 const int32 b0 = at.row / 4;
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         Ring<1> query;
         const float unit = 0.12751743f;  // of a score, to base 2
         if (group == 1) named_barrier_arrive(1, 256);  // consumer 0 begins
-        for (int work = blockIdx.x; work < 256; work += gridDim.x) {
+        for (int work = blockIdx.x; work < 256; work = back_and_forth(work)) {
             const Tile at = tile_at<16, 16, 16>(work);
             const int m0 = (15 - at.col) * 128;
             const int32 b0 = at.row / 4;
