@@ -103,6 +103,14 @@ class Arch:
             self.shared_bytes_per_sm // block_shared,
         )
 
+    def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
+        """Registers of a block that may move between its warpgroups (setmaxnreg), if so many blocks share an SM.
+
+        The compiler gives every thread as many as fit, a multiple of 8, and there are never more than that: a warpgroup
+        that asks for more than others have given away waits for ever.
+        """
+        return threads * min(self.registers_per_sm // (threads * blocks) // 8 * 8, 256)
+
     def __repr__(self) -> str:
         return self.name
 

@@ -12,7 +12,7 @@ from codegen.attention_wgmma_schedule import GROUP, PANEL, ROWS, box, columns, p
 from codegen.tiles import Unsupported
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
-REGISTERS = {1: (40, 240), 2: (32, 240), 3: (32, 160)}
+REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 #: Registers of a consumer's thread that scores, gradients, factors and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
 #: Bytes of what is brought that blocks at work at the same time share in the L2 cache.

@@ -21,7 +21,7 @@ REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
 #: The same for two blocks of two consumers on a multiprocessor.
-RESIDENT_REGISTERS = (24, 112)
+RESIDENT_REGISTERS = (24, 104)
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}
 #: So many queries are few tiles.

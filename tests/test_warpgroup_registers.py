@@ -1,0 +1,27 @@
+"""Registers that warpgroups hand to each other: no more than a block has, or those that ask wait for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen import attention_backward_wgmma_schedule, attention_wgmma_schedule, contraction_wgmma_layout
+from codegen.arch import arch
+
+GROUP = 128
+
+#: (warpgroups of the producer, consumers, blocks of a multiprocessor, registers of a thread of either)
+SHARES = [
+    *((1, n, 1, held) for n, held in attention_backward_wgmma_schedule.REGISTERS.items()),
+    *((1, n, 1, held) for n, held in attention_wgmma_schedule.REGISTERS.items()),
+    *((1, n, 1, held) for n, held in attention_wgmma_schedule.LISTING_REGISTERS.items()),
+    (1, 2, 2, attention_wgmma_schedule.RESIDENT_REGISTERS),
+    *((1, n, 1, held) for n, held in contraction_wgmma_layout.REGISTERS.items()),
+    *((2, n, 1, held) for n, held in contraction_wgmma_layout.GATHER_REGISTERS.items()),
+    *((f, n, 1, held) for f, of in contraction_wgmma_layout.FILL_REGISTERS.items() for n, held in of.items()),
+]
+
+
+@pytest.mark.parametrize(("producers", "consumers", "blocks", "held"), SHARES)
+def test_no_more_registers_than_a_block_has(producers: int, consumers: int, blocks: int, held: tuple[int, int]) -> None:
+    there = arch("sm_90a").registers_at_launch((producers + consumers) * GROUP, blocks)
+    assert GROUP * (producers * held[0] + consumers * held[1]) <= there
