@@ -15,6 +15,11 @@ if "FUSEGRAPH_TEST_CACHE" not in os.environ:
     os.environ["FUSEGRAPH_TEST_CACHE"] = tempfile.mkdtemp(prefix="fusegraph-tests-")
 os.environ["FUSEGRAPH_CACHE_DIR"] = os.environ["FUSEGRAPH_TEST_CACHE"]
 
+# Workers share the processors: threads of their libraries would wait for each other, busily, most of the time.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for library in ("OPENBLAS", "OMP", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from fusegraph.runtime import driver
