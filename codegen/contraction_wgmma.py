@@ -50,8 +50,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk col e empty exchange f first full
-    group i inside item j k k0 kk lane last m m0 memory mine n n0 next p panel part piece place previous q r rank reduce
-    row shared stage sum t tap theirs tile total turn u v
+    group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next p panel part piece place previous q
+    r rank reduce row shared stage sum t tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 

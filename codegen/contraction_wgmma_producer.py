@@ -13,6 +13,9 @@ from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
 from codegen.tiles import ROW_BYTES, Factors, Gathered, Side
 
+#: Stages that are on their way while one that was gathered is rounded, unless the ring is shorter.
+LATE = 2
+
 
 class Producer:
     """Writes the loop over a block's tiles, and what the producer does in it."""
@@ -26,6 +29,8 @@ class Producer:
     a_map: str
     b_maps: list[str]
     itemsize: int
+    #: types in which the factors are multiplied
+    types: tuple[str, str]
     layout: Layout
     epilogue: Epilogue
     #: what fills the tiles of the factors, None for those that the copy engine brings
@@ -151,6 +156,10 @@ class Producer:
         w.line("const int t = threadIdx.x;")
         w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
         w.line(f"Ring<{s.stages}> stage;")
+        late = min(LATE, s.stages - 2)  # consumers free a stage when they have the next one
+        if self._rounds:
+            w.line(f"Ring<{s.stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
+            w.line("int late = 0;")
         self.tiles()
         w.line(f"{t} base[{count}];  // of a row's window")
         w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
@@ -204,9 +213,38 @@ class Producer:
         w.line(f"{copy}({tile},")
         w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
         w.close()
-        w.line("copy_async_arrive(shared.full[stage.index]);")
+        if not self._rounds:
+            w.line("copy_async_arrive(shared.full[stage.index]);")
+        else:
+            w.line("copy_async_commit();")
+            w.open(f"if (++late > {late})")
+            w.line(f"copy_async_wait<{late}>();")
+            self._round_landed(count, step)
+            w.close()
         w.close()
         self.end_tiles()
+        if self._rounds:
+            w.line("copy_async_wait<0>();")
+            w.open("while (late > 0)")
+            self._round_landed(count, step)
+            w.close()
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether gathered elements are rounded to tf32: asynchronous copies do not, and tensor cores cut them off."""
+        return self.types[0] == "tf32"
+
+    def _round_landed(self, count: int, step: int) -> None:
+        """Writes how a thread rounds what it has copied of a stage, and hands it over."""
+        w = self.w
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+        w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
+        w.close()
+        w.line("barrier_arrive(shared.full[landed.index]);")
+        w.line("++landed;")
+        w.line("--late;")
 
     def filling_producer(self, stages: int) -> None:
         """Threads fill tiles of what is computed or converted; one of them tells the copy engine about the others."""

@@ -211,8 +211,8 @@ RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
 ADD_STAGE = 100.0
 #: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
 L2_RATE, LATENCY = 70.0, 1500.0
-#: Cycles of a warp's copy of 32 pieces, and of the copy engine's of a row of a panel.
-GATHER, PANEL_ROW = 16.0, 2.0
+#: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
+GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: The same of a row of windows some of whose channels do not exist.
 PARTIAL_ROW = 6.0
 #: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
@@ -303,7 +303,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
     if s.gather:
-        loads += s.rows * PIECES / 32 * GATHER
+        loads += s.rows * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.cols, itemsize)
         every = (s.rows + cols * rows) * parts.reduction.per_stage

@@ -21,10 +21,8 @@ from codegen.ways import Way, orders, product_types, way_of
 def filled(spec: ContractionSpec) -> Factors:
     """The factors of a contraction of which threads fill at least one.  Raises Unsupported where there is none."""
     types = product_types(spec, widen=False)
-    copied = Unsupported("both factors are multiplied as they lie in memory")
-    windows = types[0] == "tf32" and spec.a.image is not None  # which `tiles.gathered` leaves to this form
-    if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)) and not windows:
-        raise copied
+    if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
+        raise Unsupported("both factors are multiplied as they lie in memory")
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
         raise Unsupported("phases of a strided convolution, or a filter turned around")
     best: tuple[float, Way | Side, Way | Side] | None = None
@@ -42,8 +40,6 @@ def filled(spec: ContractionSpec) -> Factors:
     if best is None:
         raise reason
     _, a, b = best
-    if isinstance(a, Side) and isinstance(b, Side):
-        raise copied
     itemsize = next(side.itemsize for side in (a, b) if isinstance(side, Way))
     reduction = Reduction((), prod(spec.inner), ROW_BYTES // itemsize, 1)
     if isinstance(a, Side) and a.im2col:

@@ -137,8 +137,6 @@ def gathered(spec: ContractionSpec) -> Factors:
         raise Unsupported("only the windows of an image are gathered")
     _check_elements(spec)
     _check_limits(spec)
-    if itemsize == 4:
-        raise Unsupported("copies of threads do not round to tf32")
     if image.across:
         raise Unsupported("the rows of the first factor are no windows")
     channels, *taps = spec.inner

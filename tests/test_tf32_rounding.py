@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ def wgmma(**wanted: bool) -> Chooser:
         return next(s for s in every if all(bool(getattr(s, name)) == value for name, value in wanted.items()))
 
     return choose
+
+
+def ring_of_two(spec: Any) -> Any:
+    """Of few stages, and for all tiles one block: what was gathered is rounded at once, tile after tile."""
+    return replace(wgmma(gather=True)(spec), stages=2, blocks=1)
 
 
 def mma(spec: Any) -> Any:
@@ -64,8 +70,9 @@ def test_factors_are_rounded():
         product(wgmma(fillers=True), front=True),
         product(mma),
         windows(32, wgmma(fillers=False)),
-        windows(12, wgmma(fillers=False)),
-        windows(12, wgmma(fillers=True)),
+        windows(12, wgmma(gather=False)),
+        windows(12, wgmma(gather=True)),
+        windows(12, ring_of_two),
         windows(12, mma),
     ]
     for case, exe in zip(cases, check_cases(cases)):

@@ -24,6 +24,15 @@ struct Ring {
     }
 };
 
+// Rounds four floats at `piece` in shared memory to tf32: tensor cores that read them there would cut them off.
+__device__ __forceinline__ void round_to_tf32(unsigned char* piece) {
+    float* const floats = reinterpret_cast<float*>(piece);
+    Vector<float, 4> v = load_shared<4>(floats);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[e] = bits_float(to_tf32(v[e]));
+    store_shared(floats, v);
+}
+
 // Arrives at a barrier once all copies (copy_async) that the thread has started have landed.
 __device__ __forceinline__ void copy_async_arrive(Barrier& barrier) {
 #ifdef FUSEGRAPH_CPU
