@@ -236,12 +236,14 @@ class _Renderer:
             w.line(f"if (m >= {spec.rows}) break;")
         w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
         if spec.zero:
-            w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;  // 0 where no key is met")
+            w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;")
         else:
             w.line(f"const {real} inverse = 1 / sum;")
         w.line("#pragma unroll")
         w.open(f"for (int c = 0; c < {self.each}; ++c)")
         w.line(f"const {scores.t} n = c * {LANES} + lane;")
+        if spec.zero:
+            w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
         self._store()
         w.close()
         if spec.stats is not None:

@@ -189,15 +189,15 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 @pytest.mark.slow
-def test_rows_without_keys_are_zero_whatever_the_values() -> None:
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_90a", "bfloat16"), ("sm_80", "float16"), ("sm_80", "float32")])
+def test_rows_without_keys_are_zero_whatever_the_values(arch: str, dtype: str) -> None:
     """One tile of queries meets no key at all, of the other some queries do not."""
-    g = made(name="none", rows=250, keys=40, **BOTTOM)
-    for executable in executables([g], arch="sm_90a"):
-        inputs = random_inputs(g)
-        inputs["v"][...] = np.nan
-        found = run(executable, inputs)["o"].astype(np.float32)
-        assert not found[:, :, :210].any()
-        assert np.isnan(found[:, :, 210:]).all()
+    (executable,) = executables([made(name="none", rows=250, keys=40, dtype=dtype, **BOTTOM)], arch=arch)
+    inputs = random_inputs(executable.graph)
+    inputs["v"][...] = np.nan
+    found = run(executable, inputs)["o"].astype(np.float32)
+    assert not found[:, :, :210].any()
+    assert np.isnan(found[:, :, 210:]).all()
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,13 @@ def test_tiles_are_dealt_evenly(rows: int, depth: int, heads: int, shared: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", FORMS)
 def test_what_is_masked_does_not_leak(arch: str) -> None:
-    """NaN and infinity in keys that no query meets, and scores so large that their exponentials overflow."""
-    masked = made(name="nan", rows=65, keys=130, extra=lambda g: {"mask": g.tensor("mask", (130,), "bool")})
+    """NaN and infinity in keys that no query meets and in their bias; scores whose exponentials overflow."""
+    masked = made(
+        name="nan",
+        rows=65,
+        keys=130,
+        extra=lambda g: {"mask": g.tensor("mask", (130,), "bool"), "bias": g.tensor("bias", (130,), "float32")},
+    )
     large = made(name="large", rows=65, keys=130, attn_scale=300.0)
     for executable in executables([masked, large], arch=arch):
         inputs = random_inputs(executable.graph, 3)
@@ -225,6 +230,7 @@ def test_what_is_masked_does_not_leak(arch: str) -> None:
             inputs["mask"][...] = np.arange(130) % 3 > 0
             inputs["k"][:, :, ::3] = np.nan
             inputs["k"][:, :, 6] = np.inf
+            inputs["bias"][::3] = np.nan
         assert np.isfinite(np.asarray(run(executable, inputs)["o"], np.float32)).all(), executable.graph.name
 
 

@@ -422,9 +422,10 @@ register(
         dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
         of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0 (and -inf in the stats).  Values at keys that are met by no query of
-        a tile may be NaN; others must be finite even where they are masked.  The probabilities are rounded to v's dtype
-        before they are multiplied.""",
+        A query that meets no key has the result 0 (and -inf in the stats), whatever the values are.  Where a key is
+        masked, the key and what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless
+        its whole tile is masked: it has to be finite.  The probabilities are rounded to v's dtype before they are
+        multiplied.""",
     )
 )
 
