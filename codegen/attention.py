@@ -8,7 +8,7 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from codegen import attention_mma, attention_simt, attention_wgmma, attention_wgmma_schedule
 from codegen.arch import Arch
@@ -50,6 +50,13 @@ def declined(spec: AttentionSpec, arch: Arch) -> dict[str, str]:
         else:
             break
     return reasons
+
+
+def coarse_products(spec: AttentionSpec, schedule: Any) -> int | None:
+    """The most products of 8-bit floats that tensor cores add up, in fewer bits than float32; None if it has all."""
+    if not isinstance(schedule, AttentionWgmmaSchedule) or not attention_wgmma_schedule.narrow(spec):
+        return None
+    return max(schedule.keys, spec.depth)
 
 
 def render(spec: AttentionSpec, schedule: AttentionSchedule) -> KernelSource:

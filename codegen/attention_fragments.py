@@ -7,7 +7,7 @@ first of them in the block's tile of queries, which begins at ``m0``, ``lane``, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import e, log2
+from math import e, log, log2
 
 from codegen.attention_random import RandomWords, random_words
 from codegen.attention_scores import Scores, sink_value
@@ -64,6 +64,8 @@ class Fragments(Scores):
         super().__init__(w, spec, names, keys, listed=listed)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
+        #: exponentials are 2^lift times as large, so that more of them are normal numbers when they are rounded
+        self.lift = 0
         #: the tile of which scores were made last
         self.made = ""
 
@@ -92,7 +94,8 @@ class Fragments(Scores):
         if spec.sink is not None:
             sunk = sink_value(w, spec, sink, self.batch, "float")
             w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
-            w.line("rows.total[0] = rows.total[1] = lane % 4 == 0;  // one of the lanes that share a row has it")
+            own = "lane % 4 == 0" if not self.lift else f"lane % 4 == 0 ? {2**self.lift}.0f : 0.0f"
+            w.line(f"rows.total[0] = rows.total[1] = {own};  // one of the lanes that share a row has it")
 
     @property
     def trivial(self) -> bool:
@@ -152,7 +155,8 @@ class Fragments(Scores):
 
     def softmax(self, chains: int) -> None:
         """Takes the scores of the tile in of which they were made last."""
-        self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale);")
+        lift = f", {self.lift}.0f" if self.lift else ""
+        self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale{lift});")
         if self.weight is not None:
             self.w.line(f"weigh({self.made});")
 
@@ -227,6 +231,8 @@ class Fragments(Scores):
             w.line(f"const {self.t} m = m0 + row + f * 8;")
             place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
             value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
+            if self.lift:
+                value += f" - {literal(self.lift * log(2), 'float')}"
             target = spec.stats.dtype.ctype
             text = f"met ? {value} : -infinity<float>()"
             text = text if target == "float" else f"convert<{target}>({text})"

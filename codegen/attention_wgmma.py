@@ -20,8 +20,10 @@ from codegen.attention_wgmma_schedule import (
     AttentionWgmmaSchedule,
     box,
     columns,
+    narrow,
     panels,
     shared_bytes,
+    values_box,
 )
 from codegen.expr import Operand
 from codegen.iteration import linear
@@ -30,13 +32,15 @@ from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, TensorMap
 from codegen.tiles import Unsupported
 
+#: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
+LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
     keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
     inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
-    mine end left number met_tiles inside_tiles previous next back_and_forth
+    mine end left number met_tiles inside_tiles previous next back_and_forth before part
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -61,6 +65,11 @@ class _Renderer:
         self.scores = Fragments(
             self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
         )
+        self.narrow = narrow(spec)
+        self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
+        self.size = spec.q.dtype.itemsize
+        #: elements of queries and keys in a row of 128 bytes
+        self.panel = 2 * PANEL // self.size
         #: of a thread of the producer and of a consumer
         self.registers = schedule.registers(listing=bool(spec.ranges))
         #: how the producer finds the tiles that are met, where that depends on data
@@ -68,9 +77,11 @@ class _Renderer:
         self.maps = [
             box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
             self._box(spec.k, 1, spec.depth),
-            self._box(spec.v, 2, spec.width),
+            values_box(spec) if self.narrow else self._box(spec.v, 2, spec.width),
         ]
         self.element = spec.q.dtype.ctype
+        #: products that a wgmma adds up
+        self.step = 32 // self.size
         self.width = columns(spec.width)
         number = len(spec.arguments) + len(spec.loads)
         self.out_map: TensorMap | None = None
@@ -94,7 +105,7 @@ class _Renderer:
         details = [
             *kernel_details(spec),
             f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA, {s.groups} consumer "
-            f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k16, m64n{self.width}k16)",
+            f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k{self.step}, m64n{self.width}k{self.step})",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
         needed = headers(program, *more, "attention.cuh", *random_headers(spec), programs=[spec.weight, spec.epilogue])
@@ -135,13 +146,14 @@ class _Renderer:
 
     def _shared(self) -> None:
         w, s, spec = self.w, self.s, self.spec
-        deep, wide = panels(spec.depth), panels(spec.width)
+        deep, wide = panels(spec.depth, self.size), panels(spec.width)
         t = self.element
         w.open("struct Shared")
-        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{PANEL}]"
+        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
         w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
-        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{PANEL}];")
-        w.line(f"alignas(1024) {t} values[{s.stages}][{wide}][{s.keys}][{PANEL}];")
+        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
+        values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
+        w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
         w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
         w.line(
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
@@ -206,7 +218,15 @@ class _Renderer:
         """Writes the loads of a tile of keys or values."""
         spec, keys, w = self.spec, self.s.keys, self.w
         op, map_ = ((spec.k, self.k), (spec.v, self.v))[number]
-        full, tile, count = f"shared.{name}_full[stage.index]", f"shared.{name}[stage.index]", panels(elements)
+        full, tile, count = (
+            f"shared.{name}_full[stage.index]",
+            f"shared.{name}[stage.index]",
+            panels(elements, self.size),
+        )
+        if self.narrow and number == 1:
+            w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
+            w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {self._coordinates(op, '0')});")
+            return
         if spec.pages is None:
             self._load(name, tile, keys, count, op, map_, full, "n0")
             return
@@ -240,7 +260,7 @@ class _Renderer:
             return
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {count}; ++i)")
-        w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {PANEL}, {at});")
+        w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {self.panel}, {at});")
         w.close()
 
     def _producer(self) -> None:
@@ -303,7 +323,7 @@ class _Renderer:
     def _load_queries(self) -> None:
         w, s, spec = self.w, self.s, self.spec
         w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
-        deep = panels(spec.depth)
+        deep = panels(spec.depth, self.size)
         full = "shared.queries_full[query.index]"
         self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")
 
@@ -357,10 +377,7 @@ class _Renderer:
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else "last - 1")
-        self.scores.softmax(s.chains)
-        if self.joined and self.out_map is not None:
-            self._free_queries()
-        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        self._soften(free=self.joined and self.out_map is not None)
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
             w.open("while (true)")
@@ -385,9 +402,8 @@ class _Renderer:
         # for exponentials are busy, only once nothing reads the probabilities of the tile before.
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
-        self.scores.softmax(s.chains)
-        w.line("attention::scale(o, rescale);")
-        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        self._add_part()
+        self._soften(again=True)
         w.close()
         latest = "previous" if self.listing else "stage"
         w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
@@ -398,6 +414,7 @@ class _Renderer:
         else:
             w.line("wgmma_wait<0>();")
             w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")
+        self._add_part()
         if self.listing:
             w.close()
             w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
@@ -422,7 +439,9 @@ class _Renderer:
         """Writes what holds the scores of a tile and, rounded, its probabilities."""
         w, s = self.w, self.s
         w.line(f"float s[{s.keys // 2}], rescale[2];")
-        w.line(f"uint32 probability[{s.keys // 16}][4];")
+        w.line(f"uint32 probability[{s.keys // self.step}][4];")
+        if self.narrow:
+            w.line(f"float part[{self.width // 2}], before[2];  // a tile's products with values, and o's next factors")
 
     def _first_product(self, query: str) -> None:
         """Starts the product of queries with the first tile of keys."""
@@ -455,16 +474,35 @@ class _Renderer:
         w.line("wgmma_wait<0>();")
         w.close()
 
+    def _soften(self, *, again: bool = False, free: bool = False) -> None:
+        """Takes in the scores of a tile, which become a factor of the products with its values."""
+        w = self.w
+        self.scores.softmax(self.s.chains)
+        if free:
+            self._free_queries()
+        if self.narrow:
+            w.line("before[0] = rescale[0];")
+            w.line("before[1] = rescale[1];")
+        elif again:
+            w.line("attention::scale(o, rescale);")
+        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+
+    def _add_part(self) -> None:
+        """Adds what the last products with values are to the results, where they are not added up there."""
+        if self.narrow:
+            self.w.line("attention::add(o, before, part);")
+
     def _multiply_keys(self, stage: str, query: str = "query") -> None:
         w, s, spec = self.w, self.s, self.spec
-        steps = -(-spec.depth // 16)
+        steps = -(-spec.depth // self.step)
         part = f"group * {ROWS}" if s.groups > 1 else "0"
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
         w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
-        w.line(f"    s, matrix_descriptor<128>(&shared.queries[{query}.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),")
-        w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
+        at = f"kk % 4 * {self.step}"
+        w.line(f"    s, matrix_descriptor<128>(&shared.queries[{query}.index][kk / 4][{part}][{at}], 16, 1024),")
+        w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][{at}], 16, 1024), kk > 0);")
         w.close()
         w.line("wgmma_commit();")
 
@@ -472,7 +510,14 @@ class _Renderer:
         w, s = self.w, self.s
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)")
+        w.open(f"for (int kk = 0; kk < {s.keys // self.step}; ++kk)")
+        if self.narrow:
+            place = f"&shared.values[{stage}.index][0][0][kk * {self.step}]"
+            w.line(f"wgmma<{self.element}, {self.element}, {self.width}>(")
+            w.line(f"    part, probability[kk], matrix_descriptor<128>({place}, 16, 1024), kk > 0);")
+            w.close()
+            w.line("wgmma_commit();")
+            return
         w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
         place = f"shared.values[{stage}.index][0][kk * 16]"
         w.line(f"    o, probability[kk], matrix_descriptor<128>({place}, {s.keys * 128}, 1024), true);")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
@@ -94,8 +94,16 @@ class AttentionWgmmaSchedule:
         return self.groups * ROWS
 
 
-def panels(elements: int) -> int:
-    return -(-elements // PANEL)
+def panels(elements: int, size: int = 2) -> int:
+    """Rows of 128 bytes that so many elements of a size are."""
+    return -(-elements * size // (2 * PANEL))
+
+
+def narrow(spec: AttentionSpec) -> bool:
+    """Whether 8-bit floats are multiplied: their values lie along the keys, and what 128 products add up to is added up
+    in float32.
+    """
+    return spec.q.dtype.itemsize == 1
 
 
 def columns(width: int) -> int:
@@ -104,21 +112,24 @@ def columns(width: int) -> int:
 
 
 def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
-    row = 2 * PANEL
-    queries = s.rows * row * max(panels(spec.depth), panels(spec.width))
-    ring = s.stages * s.keys * row * (panels(spec.depth) + panels(spec.width))
+    row, deep = 2 * PANEL, panels(spec.depth, spec.q.dtype.itemsize)
+    queries = s.rows * row * max(deep, panels(spec.width))
+    values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
+    ring = s.stages * row * (s.keys * deep + values)
     return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + 128
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
     """Registers of a consumer's thread for scores, probabilities and results."""
+    if narrow(spec):
+        return keys // 2 + keys // 8 + columns(spec.width)
     return keys // 2 + keys // 4 + columns(spec.width) // 2
 
 
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:
-    """The map of queries, keys, values or results: a box has 64 elements of ``height`` rows."""
+    """The map of queries, keys, values or results: a box has 128 bytes of ``height`` rows."""
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
@@ -135,7 +146,7 @@ def box(
         strides.append(pages.step * size)
     if len(sizes) > MOST_RANK:
         raise Unsupported(f"{op.name} has more than {MOST_RANK} dimensions in memory")
-    boxed = (PANEL, height, *(1 for _ in sizes[2:]))
+    boxed = (2 * PANEL // size, height, *(1 for _ in sizes[2:]))
     made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
     reason = refusal(made)
     if reason is None and not all(strides):
@@ -149,13 +160,21 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     """The spec with merged batches.  Raises Unsupported with the reason if it cannot have this form."""
     if not arch.has_wgmma:
         raise Unsupported(f"{arch.name} has no warpgroup matrix products")
-    check_types(spec)
+    check_types(spec, small=True)
+    if narrow(spec) and not spec.q.dtype == spec.k.dtype == spec.v.dtype:
+        raise Unsupported("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
         raise Unsupported(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Unsupported("there is nothing to multiply")
     spec = merged(spec)
     box(spec, spec.q, 0, spec.rows, spec.depth, 64)
+    if narrow(spec):
+        if spec.pages is not None:
+            raise Unsupported("8-bit floats in pages do not lie along the keys")
+        box(spec, spec.k, 1, spec.keys, spec.depth, 64)
+        values_box(spec)
+        return spec
     for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
         pages = None if spec.pages is None else spec.pages[n]
         if pages is not None and pages.size % 8:
@@ -164,8 +183,19 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     return spec
 
 
+def values_box(spec: AttentionSpec) -> TensorMap:
+    """The map of 8-bit values: a box has 128 keys of all elements."""
+    *batch, key, element = spec.v.strides
+    if key != 1 and spec.keys > 1:
+        raise Unsupported(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
+    turned = replace(spec.v, strides=(*batch, element, 1))
+    return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
+
+
 def tile_keys(spec: AttentionSpec, most: int) -> int:
     """The keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one; or 0."""
+    if narrow(spec):
+        return 2 * PANEL
     found = min(most, max(16, -(-spec.keys // 16) * 16))
     if spec.pages is None:
         return found
@@ -200,6 +230,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
         most = 96 if tall <= 64 else 112 if tall <= 128 else 64 if tall <= 192 else 48
         preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
+    if narrow(spec):
+        preferred = [(2, 2 * PANEL)]
     if spec.rows <= 64:
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
@@ -224,7 +256,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
                 break
     if (
         tall <= 64
-        and not (spec.pages or reads or spec.ranges or spec.inside.instructions or spec.weight)
+        and not (narrow(spec) or spec.pages or reads or spec.ranges or spec.inside.instructions or spec.weight)
         and spec.rows > 64
     ):
         # For short sequences, beginning and ending a tile of queries takes as long as what lies between.

@@ -64,8 +64,10 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 // Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
 // rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0; NaN and infinity make
 // the sum NaN.  There are few warps to switch between: maxima and sums are made in Chains that do not wait for each other.
+// All of them, and their sums, are 2^lift times as large.
 template <int Chains, int N>
-__device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2]) {
+__device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
+                                        float lift = 0.0f) {
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
         float most[Chains], sum[Chains] = {};
@@ -83,7 +85,7 @@ __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float uni
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
             float& s = score[i / 2 * 4 + 2 * f + i % 2];
-            s = math::fast_exp2(unit * s - shift);
+            s = math::fast_exp2(unit * s - (shift - lift));
             sum[i % Chains] += s;
         }
 #pragma unroll
@@ -98,6 +100,25 @@ template <class T, int N>
 __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint32 (&words)[N / 8][4]) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) words[i / 4][i % 4] = pair<T>(score[2 * i], score[2 * i + 1]);
+}
+
+// The same of 8-bit floats, words[i] being that of keys 32 * i to 32 * i + 31: a lane needs four neighbouring keys, of
+// which two lanes have two each.
+template <class T>
+__device__ __forceinline__ uint32 four(float a, float b, float c, float d) {
+    const T every[4] = {convert<T>(a), convert<T>(b), convert<T>(c), convert<T>(d)};
+    return uint32(every[0].bits) | uint32(every[1].bits) << 8 | uint32(every[2].bits) << 16 | uint32(every[3].bits) << 24;
+}
+template <class T, int N>
+__device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint32 (&words)[N / 16][4]) {
+    const int lane = threadIdx.x % 32, from = lane / 4 * 4 + lane % 2 * 2;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+        const float* s = &score[i / 2 * 8 + i % 2 * 2];  // of 16 keys of a row
+        const uint32 own = four<T>(s[0], s[1], s[4], s[5]);  // keys 2 * (lane % 4) and the next, and those 8 behind
+        const uint32 first = __shfl_sync(0xffffffffu, own, from), second = __shfl_sync(0xffffffffu, own, from + 1);
+        words[i / 4][i % 4] = lane % 4 < 2 ? first & 0xffffu | second << 16 : first >> 16 | second & 0xffff0000u;
+    }
 }
 
 // Four neighbouring sums, those of a fragment of mma.
@@ -125,6 +146,13 @@ __device__ __forceinline__ void clear(float (&sum)[N], int f) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
         if (i / 2 % 2 == f) sum[i] = 0;
+}
+
+// sum = sum * by + part, by being that of each of two rows.
+template <int N>
+__device__ __forceinline__ void add(float (&sum)[N], const float (&by)[2], const float (&part)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] = math::fma(sum[i], by[i / 2 % 2], part[i]);
 }
 
 // Adds up the shares of the sums.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen import attention_simt
-from codegen.expr import Operand, Program, Store
+from codegen.expr import Anchor, Load, Operand, Program, Result, Store, Value
 from codegen.spec import AttentionSpec, Pages
 from codegen.tiles import Unsupported
 from fusegraph.dtypes import float32, float64
@@ -180,7 +180,9 @@ def _spec(
     node: Node, graph: Graph, options: Options, name: str, epilogue: Program | None = None
 ) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
     spec, reads = whole_spec(node, graph, options, name)
-    parts = node.attributes["parts"]
+    parts, weight = node.attributes["parts"], spec.weight
+    if weight is not None and parts == 1 and _is_one_factor(weight):
+        epilogue, spec = _behind(weight, epilogue, spec.out), replace(spec, weight=None)
     if epilogue is not None:
         notes = (*spec.program.notes, *epilogue.notes)
         out = epilogue.stores[0].operand
@@ -189,6 +191,33 @@ def _spec(
     if parts > 1:
         spec = _in_parts(spec, parts, tuple(t.strides[0] for t in node.outputs))
     return spec, reads
+
+
+def _is_one_factor(weight: Program) -> bool:
+    """Whether it is linear in the probabilities with the same factor for all of them."""
+    return not weight.indices and not any(step for op in weight.loads for step in op.strides)
+
+
+def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:
+    """A factor of all probabilities as one of the results, with what becomes of these."""
+    if epilogue is None:
+        epilogue = Program(stores=(Store(out, Anchor()),), real=weight.real, exact=weight.exact)
+    loads, instructions = len(weight.loads), len(weight.instructions)
+
+    def moved(value: Value) -> Value:
+        if isinstance(value, Anchor):
+            return weight.stores[0].value
+        if isinstance(value, Load):
+            return Load(value.operand + loads)
+        return Result(value.instruction + instructions) if isinstance(value, Result) else value
+
+    after = (replace(i, args=tuple(moved(v) for v in i.args)) for i in epilogue.instructions)
+    return replace(
+        epilogue,
+        loads=(*(replace(op, strides=(0,) * len(out.strides)) for op in weight.loads), *epilogue.loads),
+        instructions=(*weight.instructions, *after),
+        stores=tuple(Store(s.operand, moved(s.value)) for s in epilogue.stores),
+    )
 
 
 def _spread(out: Tensor, space: tuple[int, ...]) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen import contraction
-from codegen.spec import ContractionSpec
+from codegen import attention, contraction
+from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
@@ -130,6 +130,8 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
     for kernel in plan.kernels:
         spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
+        if isinstance(spec, AttentionSpec) and (most := attention.coarse_products(spec, schedule)) is not None:
+            coarse |= {n.outputs[0]: most for n in kernel.group.nodes if n.kind is Kind.ATTENTION}
         if isinstance(spec, ContractionSpec) and (most := contraction.coarse_products(spec, schedule)) is not None:
             coarse |= {n.output: most for n in kernel.group.nodes if _is_fp8(n)}
     # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
