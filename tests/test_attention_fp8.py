@@ -14,6 +14,7 @@ from codegen.arch import arch
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops.attention_fp8 import SCALES
+from fusegraph.passes import operand_layouts
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
@@ -66,6 +67,43 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("arch", FORMS)
 def test_attention_of_small_floats(arch: str) -> None:
     check_all([built(**how) for how in VARIANTS], arch=arch, inputs=inputs)
+
+
+HOPPER: tuple[dict[str, Any], ...] = (
+    {"name": "plain", "rows": 70, "keys": 144},
+    {"name": "causal", "rows": 200, "keys": 300, "heads": 4, "depth": 64, "generate_stats": True, **CAUSAL},
+    {"name": "deep", "rows": 130, "keys": 272, "depth": 128, "dtype": E5M2, "out": "bfloat16"},
+    {"name": "few", "rows": 64, "keys": 100, "depth": 96, "shared": 1},
+)
+
+
+@pytest.mark.slow
+def test_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are laid out along the keys, which pays for large ones."""
+    monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
+    graphs = [built(**how) for how in HOPPER]
+    for g in graphs:
+        kernels = plan(g, choose=by_cost_model(arch("sm_90a"))).kernels
+        assert [k.group.family for k in kernels] == ["pointwise", "attention"]
+        assert type(kernels[1].choice.schedule).__name__ == "AttentionWgmmaSchedule"
+    results = check_all(graphs, arch="sm_90a", inputs=inputs)
+    assert not any(o.undecided for r in results for o in r.outputs)
+
+
+def test_values_are_laid_out_where_it_pays() -> None:
+    def families(**how: Any) -> list[str]:
+        return [k.group.family for k in plan(built(**how)).kernels]
+
+    large = {"rows": 4096, "keys": 4096, "heads": 16, "shared": 16, "depth": 128}
+    assert families(**large) == ["pointwise", "attention"]
+    assert "pointwise" not in families(**{**large, "rows": 64})
+
+
+def test_a_factor_of_all_probabilities_is_one_of_the_results() -> None:
+    (kernel,) = plan(built()).kernels
+    spec = kernel.group.lowered.spec
+    assert spec.weight is None
+    assert len(spec.epilogue.loads) == 4
 
 
 def test_tensor_cores_take_them() -> None:
