@@ -6,9 +6,9 @@ the next rows, and as many of them as share a row read its elements in turn.
 
 from __future__ import annotations
 
-from codegen.expr import Index, Load, Reduced, Reduction, Result, Value, ctype_of
+from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import converted, signature
+from codegen.kernel import signature
 from codegen.pointwise_body import vector_type
 from codegen.rows_renderer import RowsRenderer, combiner, identity
 from codegen.rows_schedule import RowsSchedule
@@ -52,19 +52,6 @@ class AcrossRenderer(RowsRenderer):
             row = f"inside ? {row} : {self.count - s.vector}"
         w.line(f"const {s.itype} row = {row};")
         w.line(f"const uint32 lane = threadIdx.x / {self.side};")
-
-    def _row_values(self) -> None:
-        self.rows = self._coordinates()
-        n = len(self.space.outer)
-        for k, operand in enumerate(self.program.loads):
-            if not self.space.varies(operand):
-                name = self.names.unique(operand.name, "_r")
-                count = self._count(k)
-                self._read(k, f"const {vector_type(operand, count)} {name}", self.rows.offset(operand.strides[:n]))
-                self.terms[Load(k)] = converted(operand, name + ("[e]" if count > 1 else ""), self.program.real)
-        for k, strides in enumerate(self.program.indices):
-            if not any(strides[n:]):
-                self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _keep(self) -> int:
         w = self.w

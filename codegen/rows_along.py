@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 
-from codegen.expr import Index, Load, Reduced, Reduction, Value, ctype_of
+from codegen.expr import Load, Reduced, Reduction, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import converted, signature
+from codegen.kernel import signature
 from codegen.pointwise_body import vector_type
 from codegen.rows_renderer import RowsRenderer, combiner, identity
 from codegen.rows_schedule import RowsSchedule
@@ -65,20 +65,6 @@ class AlongRenderer(RowsRenderer):
         w.line(f"const {s.itype} row = {row};")
         if s.lanes > 1:
             w.line(f"const uint32 lane = threadIdx.x % {s.lanes};")
-
-    def _row_values(self) -> None:
-        self.rows = self._coordinates()
-        n = len(self.space.outer)
-        for k, operand in enumerate(self.program.loads):
-            if not self.space.varies(operand):
-                name = self.names.unique(operand.name, "_r")
-                text = f"{self.pointers.loads[k]}[{self.rows.offset(operand.strides[:n])}]"
-                ctype = ctype_of(self.program, Load(k))
-                self.w.line(f"const {ctype} {name} = {converted(operand, text, self.program.real)};")
-                self.terms[Load(k)] = name
-        for k, strides in enumerate(self.program.indices):
-            if not any(strides[n:]):
-                self.terms[Index(k)] = f"int32({self.rows.offset(strides[:n])})"
 
     # ---- what stays on the chip
 

@@ -104,10 +104,6 @@ class RowsRenderer(ABC):
         """``row`` (the first of the thread's rows), and ``lane``: which of the row's threads this one is."""
 
     @abstractmethod
-    def _row_values(self) -> None:
-        """The operands and indices with one value a row."""
-
-    @abstractmethod
     def _keep(self) -> int:
         """Reads what several stages need.  Returns the bytes of dynamic shared memory for it."""
 
@@ -147,6 +143,26 @@ class RowsRenderer(ABC):
         self.beside = {}
         if parts:
             self._combined(parts)
+
+    def _row_values(self) -> None:
+        """The operands and indices with one value a row."""
+        self.rows = self._coordinates()
+        n = len(self.space.outer)
+        for k, operand in enumerate(self.program.loads):
+            if self.space.varies(operand):
+                continue
+            name, count = self.names.unique(operand.name, "_r"), self._count(k)
+            offset = self.rows.offset(operand.strides[:n])
+            if count == 1:
+                text = converted(operand, f"{self.pointers.loads[k]}[{offset}]", self.program.real)
+                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
+                self.terms[Load(k)] = name
+            else:
+                self._read(k, f"const {vector_type(operand, count)} {name}", offset)
+                self.terms[Load(k)] = converted(operand, f"{name}[e]", self.program.real)
+        for k, strides in enumerate(self.program.indices):
+            if not any(strides[n:]):
+                self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _coordinates(self) -> Coordinates:
         """Those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
