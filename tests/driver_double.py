@@ -54,9 +54,10 @@ def double() -> str:
     return str(folder)
 
 
-def run_double(module: str, name: str) -> str:
-    """Run the function ``name`` of a test module in a process whose driver is the double; its output."""
-    return run_python(f"import {module}; {module}.{name}()", LD_LIBRARY_PATH=double())
+def run_double(module: str, *names: str) -> str:
+    """Run functions of a test module, one after the other, in a process whose driver is the double; its output."""
+    calls = "; ".join(f"{module}.{name}()" for name in names)
+    return run_python(f"import {module}; {calls}", LD_LIBRARY_PATH=double())
 
 
 def library() -> Any:

@@ -456,9 +456,9 @@ kept: list[Any]
 DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
 
 
-@pytest.mark.parametrize("name", quick(*DOUBLES))
-def test_with_the_double(name: str):
-    run_double("test_driver", name)
+@pytest.mark.parametrize("names", quick(DOUBLES[:1], DOUBLES[1:]), ids=["first", "others"])
+def test_with_the_double(names: list[str]):
+    run_double("test_driver", *names)
 
 
 def test_a_driver_without_devices():

@@ -114,7 +114,9 @@ def _winograd(node: Node, tile: int, why: str) -> Algorithm:
     shape, side = node.output.shape, tile + 2
     rows, columns = w.tiles((shape[2], shape[3]), tile)
     fewer = 9 * shape[2] * shape[3] / (side * side * rows * columns)
-    reason = f"{why}; {fewer:.3g} times fewer products, {_workspace(node, tile) / 1e6:.1f} MB between its kernels"
+    between = f"{_workspace(node, tile) / 1e6:.1f} MB between its kernels"
+    spread = f"what is NaN or infinite may spread over {tile}x{tile} results"
+    reason = f"{why}; {fewer:.3g} times fewer products, {between}; {spread}"
     return Algorithm(f"winograd F({tile}x{tile},3x3)", reason, tile)
 
 
