@@ -122,11 +122,10 @@ class Fragments(Scores):
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
         w, program = self.w, weight.program
-        uniform = program.instructions[random.uniform]
-        seed, offset = random.numbers(program, ["", *(weight.constant(x) for x in uniform.args[1:])])
-        weight.known[Result(random.uniform)] = ""  # is compared with, and nothing else
-        for k, word in random.kept.items():
-            weight.known[Result(k)] = f"(words[h * 2 + e] >= {word}u)" if word < 1 << 32 else "false"
+        arguments = program.instructions[random.compared].args[1:]
+        seed, offset = random.numbers(program, ["", *map(weight.constant, arguments)])
+        kept = f"(words[h * 2 + e] >= {random.least}u)" if random.least < 1 << 32 else "false"
+        weight.known[Result(random.compared)] = kept
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {self.keys // 2}; j += 8)")
         w.line("#pragma unroll")

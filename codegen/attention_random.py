@@ -1,7 +1,7 @@
-"""Random numbers in a program on probabilities: words that lanes compute for each other, and compare as integers.
+"""Random numbers in a program on probabilities: words that lanes compute for each other.
 
-Dropout asks whether a random number is at least some probability.  A number is the upper 24 bits of a word, and a
-probability a multiple of 2^-24, so that words are compared with 2^32 times the probability.
+Dropout asks whether a random number is at least a multiple of 2^-24: whether the upper 24 bits of a word are, which is
+to say whether the word is at least 256 times that multiple.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from codegen.expr import Index, Literal, Program, Result, fill
-from codegen.kernel import uses
+from codegen.expr import Index, Program, fill
 
-_UNIFORM = re.compile(r"philox::uniform<float>\((\{0\}), 0, (.+), (.+)\)")
+_COMPARED = re.compile(r"philox::at_least\(\{0\}, 0, (.+), (.+), (\d+)\)")
 
 
 @dataclass(frozen=True)
 class RandomWords:
-    """index       the program's index that counts the numbers.
-    uniform     the instruction that makes them.
-    kept        the instructions that compare them, and the words that are the least to pass.
+    """index     the program's index that counts the numbers.
+    compared  the instruction that compares them.
+    least     the least word that is enough.
     """
 
     index: int
-    uniform: int
-    kept: dict[int, int]
+    compared: int
+    least: int
 
-    def numbers(self, program: Program, seed: list[str]) -> tuple[str, str]:
-        """The C expressions of seed and offset; ``seed`` are those of the arguments of the instruction."""
-        found = _UNIFORM.fullmatch(program.instructions[self.uniform].template)
+    def numbers(self, program: Program, arguments: list[str]) -> tuple[str, str]:
+        """The C expressions of seed and offset; ``arguments`` are those of the instruction's."""
+        found = _COMPARED.fullmatch(program.instructions[self.compared].template)
         assert found is not None
-        return fill(found[2], seed), fill(found[3], seed)
+        return fill(found[1], arguments), fill(found[2], arguments)
 
 
 def random_words(program: Program) -> RandomWords | None:
@@ -39,16 +38,10 @@ def random_words(program: Program) -> RandomWords | None:
     if len(every) != 1:
         return None
     instruction = program.instructions[every[0]]
-    index = instruction.args[0]
-    if _UNIFORM.fullmatch(instruction.template) is None or not isinstance(index, Index):
+    index, found = instruction.args[0], _COMPARED.fullmatch(instruction.template)
+    if found is None or not isinstance(index, Index):
         return None
     *others, step = program.indices[index.index]
     if step != 1 or any(n % 4 for n in others):
         return None
-    kept: dict[int, int] = {}
-    for k, i in enumerate(program.instructions):
-        if i.template == "{0} >= {1}" and i.args[0] == Result(every[0]) and isinstance(i.args[1], Literal):
-            kept[k] = int(float(i.args[1].value) * 2**32)
-    if uses(program).get(Result(every[0]), 0) != len(kept):
-        return None
-    return RandomWords(index.index, every[0], kept)
+    return RandomWords(index.index, every[0], int(found[3]) << 8)

@@ -10,8 +10,9 @@ from graphs import check_all, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, made
 
 import fusegraph as fg
+from codegen.arch import arch as arch_of
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 
 
@@ -40,6 +41,16 @@ def test_dropout(arch: str) -> None:
     graphs = [made(extra=seeded, **how) for how in DROPPED]
     assert all(families(g)[0] == "attention" for g in graphs)
     check_all(graphs, arch=arch)
+
+
+@pytest.mark.parametrize("arch", FORMS)
+def test_lanes_share_random_words(arch: str) -> None:
+    """Where rows of scores begin at multiples of four."""
+    for keys, shared in ((132, True), (130, False)):
+        g = made(keys=keys, extra=seeded, dropout_probability=0.5)
+        (kernel,) = plan(g, choose=by_cost_model(arch_of(arch))).kernels
+        assert ("attention::random_words(" in kernel.source.code) == shared
+        assert ("philox::at_least(" in kernel.source.code) != shared
 
 
 def weighted(g: fg.Graph, kind: str) -> fg.Tensor:
