@@ -243,7 +243,7 @@ class _Renderer:
         w.line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
         if exists:
             w.close()
-        w.line(f"store(&{to}, v);")
+        w.line(f"store_shared(&{to}, v);")
 
     def _multiply_keys(self) -> None:
         """Writes the products of a warp's queries with a tile of keys."""
