@@ -40,7 +40,7 @@ def accept(view: GroupView, options: Options) -> None:
         attention_backward.accept(view, options)
         return
     anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view)]
-    moved = next((n for n in view.nodes if n.kind is Kind.MOVEMENT), None)
+    moved = next(iter(view.of(Kind.MOVEMENT)), None)
     if moved is not None and anchors:
         raise Refusal(
             f"{moved.op.name} {moved.name!r} and {anchors[0].op.name} {anchors[0].name!r} are not one kernel: "

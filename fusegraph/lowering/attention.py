@@ -23,7 +23,7 @@ from fusegraph.ops.base import Kind
 
 
 def attentions(view: GroupView) -> list[Node]:
-    return [n for n in view.nodes if n.kind is Kind.ATTENTION]
+    return view.of(Kind.ATTENTION)
 
 
 def accept(view: GroupView, options: Options) -> None:

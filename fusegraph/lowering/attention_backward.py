@@ -18,7 +18,7 @@ from fusegraph.ops.base import Kind
 
 
 def gradients(view: GroupView) -> list[Node]:
-    return [n for n in view.nodes if n.kind is Kind.ATTENTION_BACKWARD]
+    return view.of(Kind.ATTENTION_BACKWARD)
 
 
 def accept(view: GroupView, options: Options) -> None:

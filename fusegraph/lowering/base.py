@@ -57,25 +57,34 @@ class GroupView:
         self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
         self.members = frozenset(self.nodes)
         self._outputs = frozenset(graph.outputs)
+        self._kinds: dict[Kind, list[Node]] = {}
+        made = {t for node in self.nodes for t in node.outputs}
         reads: dict[Tensor, None] = {}
         writes: list[Tensor] = []
         for node in self.nodes:
+            self._kinds.setdefault(node.op.kind, []).append(node)
             for tensor in node.inputs:
-                producer = graph.producer(tensor)
-                if producer is None or producer not in self.members:
+                if tensor not in made:
                     reads[tensor] = None
             takers = [c for c in graph.network.successors(node) if c not in self.members]
             writes += (t for t in node.outputs if t in self._outputs or any(t in c.inputs for c in takers))
         self.reads = tuple(reads)
         self.writes = tuple(writes)
 
+    def of(self, kind: Kind) -> list[Node]:
+        """Its nodes of a kind."""
+        return list(self._kinds.get(kind, ()))
+
     @property
     def contractions(self) -> list[Node]:
-        return [n for n in self.nodes if n.kind is Kind.CONTRACTION]
+        return self.of(Kind.CONTRACTION)
 
     @property
     def anchors(self) -> list[Node]:
         """What a kernel is about, with pointwise nodes on its result: contractions, or a transform of Winograd's."""
+        contractions, transforms = self.contractions, self.of(Kind.TRANSFORM)
+        if not (contractions and transforms):
+            return contractions or transforms
         return [n for n in self.nodes if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:

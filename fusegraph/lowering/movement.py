@@ -16,7 +16,7 @@ MOST_NODES = 80
 
 def moves(group: GroupView) -> bool:
     """Whether a group has movement nodes."""
-    return any(n.kind is Kind.MOVEMENT for n in group.nodes)
+    return bool(group.of(Kind.MOVEMENT))
 
 
 def accept(group: GroupView, options: Options) -> None:

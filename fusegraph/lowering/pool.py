@@ -24,7 +24,7 @@ INSTRUCTIONS_PER_BYTE = 6
 
 def pools(view: GroupView) -> list[Node]:
     """The group's nodes with windows."""
-    return [n for n in view.nodes if n.kind is Kind.WINDOW]
+    return view.of(Kind.WINDOW)
 
 
 def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:

@@ -49,6 +49,8 @@ def broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a shape broadcasts to another without changing it."""
+    if shape == target:
+        return True
     return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(target)))
 
 

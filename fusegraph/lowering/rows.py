@@ -65,7 +65,7 @@ def keeps_whole(found: Parallelism) -> bool:
 
 def reductions(view: GroupView) -> list[Node]:
     """The group's reductions."""
-    return [n for n in view.nodes if n.kind is Kind.REDUCTION]
+    return view.of(Kind.REDUCTION)
 
 
 class _Space:

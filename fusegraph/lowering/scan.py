@@ -14,7 +14,7 @@ from fusegraph.ops.base import Kind
 
 def scans(view: GroupView) -> list[Node]:
     """The group's running sums."""
-    return [n for n in view.nodes if n.kind is Kind.SCAN]
+    return view.of(Kind.SCAN)
 
 
 def accept(view: GroupView, options: Options) -> None:

@@ -56,6 +56,7 @@ class _Quotient:
             self.consumers.setdefault(tensor, []).append(consumer)
         self._outputs = frozenset(graph.outputs)
         self._views: dict[int, GroupView] = {}
+        self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
     def path_outside(self, a: int, b: int) -> Node | None:
         """A node on a path from group a to group b that leaves both, which merging them would turn into a cycle."""
@@ -91,7 +92,9 @@ class _Quotient:
 
     def joined(self, a: int, b: int) -> GroupView:
         """What merging two groups would make."""
-        return GroupView(self.graph, self.members[a] + self.members[b], self.order)
+        if (a, b) not in self._joined:
+            self._joined = {(a, b): GroupView(self.graph, self.members[a] + self.members[b], self.order)}
+        return self._joined[a, b]
 
     def saved(self, a: int, b: int) -> int:
         """Bytes not moved when two groups become one: what both read is read once, what one makes the other need not
@@ -109,8 +112,9 @@ class _Quotient:
 
     def merge(self, a: int, b: int) -> int:
         """Merges group b into a; returns a."""
-        for group in (a, b):
-            self._views.pop(group, None)
+        self._views.pop(b, None)
+        self._views[a] = self.joined(a, b)
+        self._joined = {}
         for node in self.members[b]:
             self.group_of[node] = a
         self.members[a] += self.members.pop(b)
