@@ -16,8 +16,8 @@ from codegen.spec import RowsSpec
 OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS, BEST_ELEMENTS = 40, 32, 48, 16
 #: Threads of blocks whose rows are too short for all of them, and those that keep an SM busy.
 SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
-#: Bytes on their way to an SM that keep the memory busy.
-FLIGHT_BYTES = 32 * 1024
+#: Bytes on their way to an SM that keep the memory busy, and those that are best: more take turns with what is written.
+FLIGHT_BYTES, BEST_FLIGHT_BYTES = 32 * 1024, 48 * 1024
 #: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
 MOST_BARRIERS = 8
 MOST_STAGES = 16
@@ -60,6 +60,7 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
         sum(max(4, program.loads[n].dtype.itemsize * vector) for n in which)
         for which in (streamed(space), repeated(space))
     )
+    reductions = len(program.reductions) - len(set(space.sums.values()))
     exchanged = max((SIZE_OF[program.reductions[k].ctype] for k in space.sums.values()), default=4)
     copied = fetched and all(vector * size in (4, 8) or vector * size % 16 == 0 for size in fetched)
     straight = all(program.loads[n].strides[-1] == 1 for n in streamed(space))
@@ -89,7 +90,7 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                     nbytes = max(1, rows * space.length * sum(fetched))
                     room = min(arch.shared_bytes_per_block, arch.shared_bytes_per_sm // resident - 1024)
                     room -= static + 1024
-                    ahead = -(-FLIGHT_BYTES // (resident * nbytes))
+                    ahead = max(1, BEST_FLIGHT_BYTES // (resident * nbytes))
                     stages = min(1 + ahead, MOST_STAGES, 1 + steps, room // nbytes)
                     if stages < 2 or not (copied and straight):
                         continue
@@ -99,6 +100,8 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                 limit = min(MAX_REGISTERS_PER_THREAD, arch.registers_per_sm // (threads * resident))
                 busy = log2(threads * resident / BUSY_THREADS)
                 bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
+                # Rows side by side hide each other's reductions, if there are several to wait for.
+                bad *= 1.05 if rows > 1 and reductions == 1 else 1.0
                 bad *= 1 + 0.04 * abs(log2(unroll * vector / BEST_ELEMENTS))
                 bad *= 1 + max(0.0, own / limit - 1) * 4 + 0.3 * (wanted / resident - 1)
                 bad *= 1 + max(0.0, 1 - flight * resident / FLIGHT_BYTES)
