@@ -1,9 +1,10 @@
 """Attention on Hopper: both products by warpgroups (wgmma), of tiles that the copy engine brings.
 
 The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
-values.  Each consumer, a warpgroup, has 64 queries: while the tensor cores multiply the probabilities of a tile, which
-lie in registers, with its values, and the queries with the next tile of keys, the consumer computes the exponentials of
-the latter; consumers take turns in giving work to the tensor cores.  Blocks are persistent.
+values.  Each consumer, a warpgroup, has 64 queries.  It gives two products at a time to the tensor cores, that of its
+queries with the next tile of keys and that of the probabilities of a tile, which lie in registers, with its values.
+Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers, who take turns.
+Blocks are persistent: behind the last product of a tile of queries a block starts the first one of its next.
 """
 
 from __future__ import annotations
