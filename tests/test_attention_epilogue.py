@@ -79,5 +79,5 @@ def test_what_is_left_behind() -> None:
     q.output(q.sdpa(q.relu(x), x, q.tensor("v", x.shape)) + x, name="o")
     assert families(q) == ["pointwise", "attention"]
     split = built("split", gated, rows=1, keys=4096)
-    assert families(split) == ["attention", "rows", "rows"]  # behind what combines the parts
+    assert families(split) == ["attention", "rows"]  # with what combines the parts
     check_all([small, q, split], arch="sm_80")

@@ -76,6 +76,9 @@ def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Ten
     results, stats = tensor("of parts", (parts, *shape)), tensor("stats of parts", (parts, *space, 1))
     attributes = {**node.attributes, "parts": parts, "zero": True}
     graph.add_node(Node(ATTENTION, inputs, attributes, results, stats))
+    if len(outputs) == 1:
+        # A row of results has its sum of exponentials beside each element: one kernel combines them.
+        stats = write("broadcast", stats, shape=(parts, *shape))
     most = write("reduction", stats, mode="max", axes=0)
     shift = write("binary_select", 0.0, most, write("cmp_eq", most, -inf))
     weights = write("exp", stats - shift)
