@@ -8,13 +8,14 @@ multiply a tile, the consumer computes the exponentials of the next one or the g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 from codegen.attention_backward_fragments import BackwardFragments
 from codegen.attention_backward_scores import without_places
 from codegen.attention_backward_spec import AttentionBackwardSpec
-from codegen.attention_backward_wgmma_schedule import REGISTERS, AttentionBackwardWgmmaSchedule, shared_bytes
+from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
 from codegen.attention_scores import kernel_details
 from codegen.attention_wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.expr import Operand
@@ -27,9 +28,9 @@ from codegen.tiles import Unsupported
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile at attention by_p by_s c0 d delta e empty f first full g_factor group held i j kk lane last
-    m memory n o factor previous queries keys values losses numbers r0 ready row s score scores shared shift slope
-    slope_of stage t tile unit v x
+    Barrier Ring Shared Tile at attention by_p by_s c0 d delta e empty f factor first full g_factor group held
+    held_empty held_full i j keys kk lane last losses m memory n previous queries r0 row s score scores shared shift
+    slope slope_of stage stored t tile unit v values work x
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -55,6 +56,8 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
+        #: of a thread of the producer and of a consumer
+        self.registers = registers(spec, schedule)
         a = self.a
         taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
         self.names, self.w = Names(taken), Writer()
@@ -91,6 +94,7 @@ class _Renderer:
                 name = self.names.unique(op.name, "_map" if found else "")
                 self.results.append(_Result(sums, factor, op, elements, tile, name, found))
                 number += 1
+        self.mapped = [r for r in self.results if r.map is not None]
         self.by_scores = self.names.unique(spec.by_scores.name) if spec.by_scores is not None else ""
         self.tiles, self.batches = -(-spec.rows // schedule.height), prod(spec.batch)
         #: the batch dimension over which results of keys are summed up
@@ -135,7 +139,7 @@ class _Renderer:
         return KernelSource(
             spec.name,
             w.text(),
-            (self.tiles * self.batches, 1, 1),
+            (min(self.tiles * self.batches, s.blocks), 1, 1),
             (s.threads, 1, 1),
             shared_bytes(spec, s),
             uses_barriers=True,
@@ -147,28 +151,38 @@ class _Renderer:
         panel = (self.deep, self.wide)
         w.open("struct Shared")
         for (name, _), count in zip(self.held, panel):
-            w.line(f"alignas(1024) {t} {name}[{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled")
+            w.line(
+                f"alignas(1024) {t} {name}[{s.ahead}][{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled"
+            )
         for (name, _), count in zip(self.brought, panel):
             w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
         if not spec.queries:
             w.line(f"alignas(16) float shift[{s.stages}][{s.cols}], delta[{s.stages}][{s.cols}];")
-        w.line(f"Barrier held, full[{s.stages}], empty[{s.stages}];")
+        w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
         w.open("if (threadIdx.x == 0)")
-        w.line("barrier_init(shared.held, 1);")
+        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+        w.line("barrier_init(shared.held_full[i], 1);")
+        w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
+        w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        w.line(f"barrier_init(shared.full[i], {1 if spec.queries else 33});")
+        w.line(f"barrier_init(shared.full[i], {1 if spec.queries else 33 + 32 * self.with_loss});")
         w.line(f"barrier_init(shared.empty[i], {s.groups});")
         w.close()
         w.line("barrier_fence_init();")
         w.close()
         w.line("__syncthreads();")
         w.line()
+
+    def _work(self) -> None:
+        """Opens the loop over the block's tiles of rows."""
+        w, s, spec = self.w, self.s, self.spec
+        w.open(f"for (int work = blockIdx.x; work < {self.tiles * self.batches}; work += gridDim.x, ++held)")
         heads = min(s.heads, self.batches)
-        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(blockIdx.x);")
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
         # The last queries of a causal mask meet the most keys: they begin first.
         growing = spec.queries and any(b.key < 0 and b.row > 0 for b in self.a.bounds)
         w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
@@ -210,12 +224,16 @@ class _Renderer:
     def _producer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
         row = 2 * PANEL * (self.deep + self.wide)
-        w.line(f"registers_decrease<{REGISTERS[s.groups][0]}>();")
+        w.line(f"registers_decrease<{self.registers[0]}>();")
         w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> held;")
         w.open("if (threadIdx.x == 0)")
-        w.line(f"barrier_expect(shared.held, {s.height * row});")
+        self._work()
+        w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
+        full = "shared.held_full[held.index]"
+        w.line(f"barrier_expect({full}, {s.height * row});")
         for (name, number), count in zip(self.held, (self.deep, self.wide)):
-            self._load(f"shared.{name}", number, count, "shared.held", "r0")
+            self._load(f"shared.{name}[held.index]", number, count, full, "r0")
         self._tiles()
         w.open("for (int tile = first; tile < last; ++tile, ++stage)")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
@@ -225,23 +243,31 @@ class _Renderer:
             self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
         w.close()
         self._end_tiles()
+        w.close()
         if not spec.queries:
-            w.close("} else if (threadIdx.x / 32 == 1) {")
-            w.depth += 1
-            w.line("const int lane = threadIdx.x % 32;")
-            self._tiles()
-            w.open("for (int tile = first; tile < last; ++tile, ++stage)")
-            w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-            w.open(f"for (int i = lane; i < {s.cols}; i += 32)")
-            w.line(f"const {self.scores.t} x = tile * {s.cols} + i;")
-            exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-            w.line(f"shared.shift[stage.index][i] = {self.scores.shift_of(self.shift, 'x', exists)};")
+            self._numbers(1, "shift", self.scores.shift_of, self.shift)
             if self.with_loss:
-                w.line(f"shared.delta[stage.index][i] = {self.scores.delta_of(self.delta, 'x', exists)};")
-            w.close()
-            w.line("barrier_arrive(shared.full[stage.index]);")
-            w.close()
-            self._end_tiles()
+                self._numbers(2, "delta", self.scores.delta_of, self.delta)
+        w.close()
+
+    def _numbers(self, warp: int, name: str, text: Callable[[str, str, str], str], source: str) -> None:
+        """Writes what a warp does that brings a number for each of the columns, by ordinary loads."""
+        w, s, spec = self.w, self.s, self.spec
+        w.close(f"}} else if (threadIdx.x / 32 == {warp}) {{")
+        w.depth += 1
+        self._work()
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.line("#pragma unroll 1")
+        w.open(f"for (int i = threadIdx.x % 32; i < {s.cols}; i += 32)")
+        w.line(f"const {self.scores.t} x = tile * {s.cols} + i;")
+        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+        w.line(f"shared.{name}[stage.index][i] = {text(source, 'x', exists)};")
+        w.close()
+        w.line("barrier_arrive(shared.full[stage.index]);")
+        w.close()
+        self._end_tiles()
         w.close()
 
     # ---- the consumers
@@ -249,7 +275,7 @@ class _Renderer:
     def _consumer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
         half = s.cols // 2
-        w.line(f"registers_increase<{REGISTERS[s.groups][1]}>();")
+        w.line(f"registers_increase<{self.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
         w.line(
             f"const int row = {linear([('group', ROWS if s.groups > 1 else 0), ('t / 32 * 16', 1), ('lane / 4', 1)])};"
@@ -258,6 +284,10 @@ class _Renderer:
         self.scores.unit()
         self.scores.scalars()
         w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> held;")
+        if self.mapped and s.ahead > 1:
+            w.line("bool stored = false;  // whether results are on their way out of the tile before")
+        self._work()
         for r in self.results:
             w.line(f"float {r.sums}[{columns(r.elements) // 2}] = {{}};")
         w.line(f"float s[{half}]{f', d[{half}]' if self.with_loss else ''}{f', slope[{half}]' if spec.sloped else ''};")
@@ -266,7 +296,7 @@ class _Renderer:
         w.line(f"uint32 {', '.join(f'{name}[{s.cols // 16}][4]' for name in dict.fromkeys(factors))};")
         if spec.queries:
             self.scores.row_numbers(self.shift, self.delta)
-        w.line("barrier_wait(shared.held, 0);")
+        w.line("barrier_wait(shared.held_full[held.index], held.parity);")
         self._tiles()
         self.scores.define()
         w.line(f"Ring<{s.stages}> previous = stage;")
@@ -275,6 +305,8 @@ class _Renderer:
         self._multiply("s", 0)
         w.line("wgmma_wait<1>();  // the sums of the tile before are made")
         w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
+        if s.ahead > 1:
+            self._release("t == 0 && stored && tile > first")
         if self.with_loss:
             self._multiply("d", 1)
         w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
@@ -295,9 +327,24 @@ class _Renderer:
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")
         self._end_tiles()
+        if s.ahead > 1:
+            self._release("t == 0 && stored")
         for r in self.results:
             w.line(f"wgmma_hold({r.sums});")
         self._store()
+        w.close()
+        if self.mapped and s.ahead > 1:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+
+    def _release(self, condition: str) -> None:
+        """Writes that the tile of rows before may be overwritten, once its results have left it."""
+        w = self.w
+        if self.mapped:
+            w.open(f"if ({condition})")
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.held_empty[held.index ^ 1]);")
+            w.line("stored = false;")
+            w.close()
 
     def _multiply(self, result: str, which: int) -> None:
         """Writes the products of the rows with a tile that was brought."""
@@ -309,7 +356,9 @@ class _Renderer:
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
         w.line(f"wgmma<{self.element}, {self.element}, {s.cols}>(")
-        w.line(f"    {result}, matrix_descriptor<128>(&shared.{held}[kk / 4][{part}][kk % 4 * 16], 16, 1024),")
+        w.line(
+            f"    {result}, matrix_descriptor<128>(&shared.{held}[held.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),"
+        )
         w.line(f"    matrix_descriptor<128>(&shared.{other}[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
         w.close()
         w.line("wgmma_commit();")
@@ -332,11 +381,12 @@ class _Renderer:
     def _store(self) -> None:
         w, s = self.w, self.s
         part = f"group * {ROWS}" if s.groups > 1 else "0"
-        mapped = [r for r in self.results if r.map is not None]
+        mapped = self.mapped
         for r in self.results:
             if r.map is None:
                 self.scores.store(r.sums, r.op, r.name, r.elements, columns(r.elements), r.factor)
         if not mapped:
+            w.line("if (t == 0) barrier_arrive(shared.held_empty[held.index]);")
             return
         w.line("// The results take the place of what the block kept, of which nothing is left to multiply.")
         for r in mapped:
@@ -349,7 +399,7 @@ class _Renderer:
             if r.factor != 1:
                 value = f"{self.scores.literal(r.factor)} * {value}"
             w.line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
-            pointer = f"&shared.{r.tile}[j / {PANEL}][{part}][0]"
+            pointer = f"&shared.{r.tile}[held.index][j / {PANEL}][{part}][0]"
             if out != self.element:
                 pointer = f"reinterpret_cast<{out}*>({pointer})"
             w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
@@ -362,8 +412,12 @@ class _Renderer:
             w.line("#pragma unroll")
             w.open(f"for (int i = 0; i < {panels(r.elements)}; ++i)")
             at = f"i * {PANEL}, {self._coordinates(r.op, first)}"
-            w.line(f"tma_store({r.name}, shared.{r.tile}[i][{part}], {at});")
+            w.line(f"tma_store({r.name}, shared.{r.tile}[held.index][i][{part}], {at});")
             w.close()
         w.line("tma_commit();")
-        w.line("tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+        if s.ahead > 1:
+            w.line("stored = true;")
+        else:
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.held_empty[held.index]);")
         w.close()

@@ -13,6 +13,8 @@ from codegen.tiles import Unsupported
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
+#: Those of two consumers that hold less than so much.
+FEWER, MOST_WITH_FEWER = (40, 232), 200
 #: Registers of a consumer's thread that scores, gradients, factors and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
 #: Bytes of what is brought that blocks at work at the same time share in the L2 cache.
@@ -25,9 +27,11 @@ class AttentionBackwardWgmmaSchedule:
 
     groups  consumer warpgroups of a block, 1 to 3.
     cols    of a tile that is brought, a multiple of 16 up to 256.
-    stages  of the ring of tiles.
+    stages  of the ring of tiles, two or more: a tile is given back when the next one is at work.
     heads   batches whose rows are worked on together.
     apart   whether the factors of two sums have registers of their own; else one sum is waited for.
+    blocks  of the grid, if there is work for as many.
+    ahead   tiles of rows in shared memory: with two, the next one is brought while this one is worked on.
     """
 
     groups: int
@@ -35,6 +39,8 @@ class AttentionBackwardWgmmaSchedule:
     stages: int
     heads: int
     apart: bool = False
+    blocks: int = 1 << 24
+    ahead: int = 1
 
     @property
     def threads(self) -> int:
@@ -48,7 +54,7 @@ class AttentionBackwardWgmmaSchedule:
 def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> int:
     row = 2 * PANEL * (panels(spec.attention.depth) + panels(spec.attention.width))
     numbers = 0 if spec.queries else 8 * s.stages * s.cols
-    return row * (s.height + s.stages * s.cols) + numbers + 16 * s.stages + 8 + 1024
+    return row * (s.ahead * s.height + s.stages * s.cols) + numbers + 16 * (s.stages + s.ahead) + 128
 
 
 def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
@@ -57,6 +63,12 @@ def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> in
     first, second = spec.first is not None, spec.second is not None
     sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
     return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (1 + (first and second and apart))
+
+
+def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> tuple[int, int]:
+    """Registers of a thread of the producer and of a consumer."""
+    few = registers_held(spec, s.cols, apart=s.apart) <= MOST_WITH_FEWER
+    return FEWER if s.groups == 2 and few else REGISTERS[s.groups]
 
 
 def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
@@ -96,7 +108,7 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
     found = []
     for groups, cols in preferred:
         cols = min(cols, max(16, -(-spec.cols // 16) * 16))
-        for stages in (3, 2, 1) if tall <= 64 else (2, 1):
+        for stages in (3, 2) if tall <= 64 else (2,):
             s = AttentionBackwardWgmmaSchedule(groups, cols, stages, heads)
             if (
                 registers_held(spec, cols, apart=s.apart) <= HELD[groups]

@@ -12,6 +12,7 @@ GROUP = 128
 #: (warpgroups of the producer, consumers, blocks of a multiprocessor, registers of a thread of either)
 SHARES = [
     *((1, n, 1, held) for n, held in attention_backward_wgmma_schedule.REGISTERS.items()),
+    (1, 2, 1, attention_backward_wgmma_schedule.FEWER),
     *((1, n, 1, held) for n, held in attention_wgmma_schedule.REGISTERS.items()),
     *((1, n, 1, held) for n, held in attention_wgmma_schedule.LISTING_REGISTERS.items()),
     (1, 2, 2, attention_wgmma_schedule.RESIDENT_REGISTERS),
