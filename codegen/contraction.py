@@ -40,8 +40,8 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, .
     """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the spec."""
     taken, estimates = form(spec, arch), _estimates(spec, arch)
     every: dict[str, tuple[ContractionSchedule, ...]] = {n: _FORMS[n].schedules(spec, arch) for n in estimates}
-    if taken == "simt" or contraction_simt_schedule.cycles(spec) <= HOPELESS * estimates[taken]:
-        every["simt"] = contraction_simt_schedule.schedules(spec)
+    if taken == "simt" or contraction_simt_schedule.cycles(spec, arch) <= HOPELESS * estimates[taken]:
+        every["simt"] = contraction_simt_schedule.schedules(spec, arch)
     first = every.pop(taken)
     others = tuple(s for form in every.values() for s in form[:OTHERS])
     rest = tuple(s for form in every.values() for s in form[OTHERS:])
@@ -51,7 +51,7 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, .
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
     """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
     taken = form(spec, arch)
-    return contraction_simt_schedule.cycles(spec) if taken == "simt" else _estimates(spec, arch)[taken]
+    return contraction_simt_schedule.cycles(spec, arch) if taken == "simt" else _estimates(spec, arch)[taken]
 
 
 def form(spec: ContractionSpec, arch: Arch) -> str:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from codegen.arch import MAX_REGISTERS_PER_THREAD, arch
+from codegen.arch import MAX_REGISTERS_PER_THREAD, Arch, arch
 from codegen.contraction_merge import merged
 from codegen.iteration import extent, index_type
 from codegen.spec import ContractionSpec, Gather
+
+Tile: TypeAlias = tuple[int, int, int, int, int]
 
 CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
 
@@ -18,6 +20,8 @@ CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: 
 class SimtSchedule:
     """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
 
+    ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the
+    factors' next tiles are on their way one after the other, which takes fewer of them.
     Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
     """
 
@@ -27,6 +31,8 @@ class SimtSchedule:
     thread_rows: int
     thread_cols: int
     itype: str
+    blocks: int = 1
+    apart: bool = False
 
     def __post_init__(self) -> None:
         threads = self.threads
@@ -34,15 +40,17 @@ class SimtSchedule:
             raise ValueError(
                 f"{self}: a thread has a multiple of {CHUNK} rows and columns, a block at most 1024 threads"
             )
-        if any(threads % n or n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
+        if any(n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
             raise ValueError(f"{self}: {threads} threads do not divide the tiles evenly")
+
+    @property
+    def tile(self) -> Tile:
+        return self.rows, self.cols, self.inner, self.thread_rows, self.thread_cols
 
     @property
     def threads(self) -> int:
         return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
 
-
-Tile: TypeAlias = tuple[int, int, int, int, int]
 
 #: (rows, cols, inner, thread_rows, thread_cols), largest first.
 TILES: tuple[Tile, ...] = (
@@ -54,6 +62,10 @@ TILES: tuple[Tile, ...] = (
     (32, 128, 16, 4, 4),
     (32, 32, 16, 4, 4),
 )
+#: A tile for plain products (see `_plain`) on Hopper, and the blocks of it that a multiprocessor is to hold: elsewhere
+#: it takes more registers than that leaves.
+PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
+PLAIN_BLOCKS = 3
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
 #: Multiply-adds of a multiprocessor in a cycle.
@@ -69,19 +81,22 @@ READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
 _HOPPER = arch("sm_90a")
 
 
-def schedules(spec: ContractionSpec) -> tuple[SimtSchedule, ...]:
+def schedules(spec: ContractionSpec, arch: Arch = _HOPPER) -> tuple[SimtSchedule, ...]:
     """The tiles by estimated time.
 
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
     itype = _itype(spec)
-    return tuple(SimtSchedule(*tile, itype) for _, tile in _ranked(spec))
+    tiles = [tile for _, tile in _ranked(spec, arch)]
+    return tuple(
+        SimtSchedule(*t, itype, PLAIN_BLOCKS, apart=True) if t == PLAIN_TILE else SimtSchedule(*t, itype) for t in tiles
+    )
 
 
-def cycles(spec: ContractionSpec) -> float:
+def cycles(spec: ContractionSpec, arch: Arch = _HOPPER) -> float:
     """Cycles that the best tile is estimated to take on an H200."""
-    return _ranked(spec)[0][0]
+    return _ranked(spec, arch)[0][0]
 
 
 def product_cycles(batch: int, m: int, n: int, k: int) -> float:
@@ -89,7 +104,7 @@ def product_cycles(batch: int, m: int, n: int, k: int) -> float:
     return min(_cycles(tile, batch, m, n, k) for tile in TILES)
 
 
-def _ranked(spec: ContractionSpec) -> list[tuple[float, Tile]]:
+def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
     """The tiles that fit, with their estimated cycles."""
     sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
     wide = spec.accumulate in ("double", "uint64")
@@ -100,6 +115,8 @@ def _ranked(spec: ContractionSpec) -> list[tuple[float, Tile]]:
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
     fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
     scattered = _scattered(spec)
+    if arch.major == _HOPPER.major and _plain(spec):
+        fitting.append(PLAIN_TILE)
     found = [(_cycles(tile, *sizes, products, size // 4, scattered), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
@@ -142,6 +159,38 @@ def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
     """Whether threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
     over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
     return (along == 1 and spec.inner[-1] > 1) or (over != 1 and along < over)
+
+
+def _plain(spec: ContractionSpec) -> bool:
+    """Whether a spec is a product of matrices of float32 that are fetched as vectors, from near places."""
+    if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
+        return False
+    spec = merged(spec)
+    if len(spec.inner) > 1 or spec.a.limits or spec.b.limits:
+        return False
+    sides = ((spec.a, spec.rows, PLAIN_TILE[0]), (spec.b, spec.cols, PLAIN_TILE[1]))
+    return all(width(spec, gather, outer, length, PLAIN_TILE) > 1 for gather, outer, length in sides)
+
+
+def width(
+    spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
+) -> int:
+    """Neighbours of a factor that threads fetch as one vector: 4 where every four are together in or out of it and lie
+    on a boundary of 16 bytes, and the threads divide the tile evenly; else 1.  The spec is merged.
+    """
+    rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
+    threads = (rows // thread_rows) * (cols // thread_cols)
+    along_k = along_reduction(spec, gather)
+    steps, sizes, length = (gather.inner, spec.inner, inner) if along_k else (gather.outer, outer, tile)
+    other = [*gather.batch, *gather.outer, *gather.inner, gather.start]
+    other.remove(steps[-1])
+    limits = [x.inner if along_k else x.outer for x in gather.limits]
+    together = not any(x[-1] for x in limits) and not spec.terms and sizes[-1] % CHUNK == 0
+    plain = gather.program is None and gather.operand.dtype.ctype == spec.accumulate == "float"
+    shared = plain and not (spec.others and gather is spec.b)
+    divided = tile * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
+    aligned = gather.operand.alignment % 16 == 0 and not any(x % CHUNK for x in other)
+    return CHUNK if shared and divided and aligned and together and steps[-1] == 1 else 1
 
 
 def _scattered(spec: ContractionSpec) -> bool:

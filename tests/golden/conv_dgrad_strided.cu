@@ -43,7 +43,9 @@ extern "C" __global__ void __launch_bounds__(64, 1) conv_dgrad_strided_kernel(
     const bool b_inside = b_n < 24;
 
     float sum[4][4] = {};
-    const int tx = t % 8, ty = t / 8;  // threads side by side take neighbouring columns
+    const int warp = t / 32, lane = t % 32;
+    const int tx = lane / 2 % 8;  // pairs of threads side by side take neighbouring columns
+    const int ty = warp * 4 + (lane / 16) * 2 + lane % 2;
 
     float a_next[8], b_next[8];
     const auto fetch = [&](int32 k0) {

@@ -38,7 +38,9 @@ extern "C" __global__ void __launch_bounds__(64, 1) matmul_bias_gelu_ragged_kern
     const bool b_inside = b_at < 127;
 
     float sum[4][4] = {};
-    const int tx = t % 8, ty = t / 8;  // threads side by side take neighbouring columns
+    const int warp = t / 32, lane = t % 32;
+    const int tx = lane / 2 % 8;  // pairs of threads side by side take neighbouring columns
+    const int ty = warp * 4 + (lane / 16) * 2 + lane % 2;
 
     float a_next[8], b_next[8];
     const auto fetch = [&](int32 k0) {
