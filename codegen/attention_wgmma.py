@@ -98,6 +98,8 @@ class _Renderer:
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
         #: whether the first product of a tile of queries begins while the one before ends; both have tiles of keys
+        #: whether lanes of a warp bring the pages of a tile side by side
+        self.spread = spec.pages is not None and not spec.ranges and min(p.size for p in spec.pages) < schedule.keys
         self.joined = schedule.joined(spec)
 
     def render(self) -> KernelSource:
@@ -233,9 +235,15 @@ class _Renderer:
             return
         pages = spec.pages[number]
         height = min(keys, pages.size)
-        w.line(f"barrier_expect({full}, {count * keys * PANEL * 2});")
-        if height < keys:
-            w.open(f"for (int r = 0; r < {keys}; r += {height})")
+        bytes_ = count * keys * PANEL * 2
+        if self.spread:
+            w.line(f"if (lane == 0) barrier_expect({full}, {bytes_});")
+            w.line("__syncwarp();  // a lane brings a page")
+            w.open(f"for (int r = lane * {height}; r < {keys}; r += {32 * height})")
+        else:
+            w.line(f"barrier_expect({full}, {bytes_});")
+            if height < keys:
+                w.open(f"for (int r = 0; r < {keys}; r += {height})")
         row, page = "(n0 + r)" if height < keys else "n0", f"{name}_page"
         block = self.scores.page(pages, self.pointers[number], f"{row} / {pages.size}")
         # What lies behind the last page is what the copy engine brings from outside of the container: zeros.
@@ -267,8 +275,8 @@ class _Renderer:
     def _producer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
         w.line(f"registers_decrease<{self.registers[0]}>();")
-        w.open(f"if (threadIdx.x {'< 32' if self.listing else '== 0'})")
-        if self.listing:
+        w.open(f"if (threadIdx.x {'< 32' if self.listing or self.spread else '== 0'})")
+        if self.listing or self.spread:
             w.line("const int lane = threadIdx.x;")
         w.line(f"Ring<{s.stages}> stage;")
         w.line(f"Ring<{s.ahead}> query;")
@@ -289,7 +297,7 @@ class _Renderer:
             self._load_tile()
             w.close()
             if spec.some_meet_none and not self.joined:
-                w.open("if (first >= last)")
+                w.open(f"if (first >= last{' && lane == 0' if self.spread else ''})")
                 self._load_queries()
                 w.close()
         w.line("++query;")
@@ -305,7 +313,7 @@ class _Renderer:
             w.line("shared.tiles[stage.index] = tile * 2 + whole;")
         self._load_rows("keys", 0, spec.depth)
         if not self.listing:
-            w.open("if (tile == last - 1)")
+            w.open(f"if (tile == last - 1{' && lane == 0' if self.spread else ''})")
             self._load_queries()
             w.close()
         w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
