@@ -39,6 +39,12 @@ def functions(torch: Any) -> dict[str, Any]:
         gradient, rows = torch.ops.aten._scaled_dot_product_flash_attention_backward, q.shape[2]
         return gradient(loss, q, k, v, o, stats[..., 0], None, None, rows, rows, 0.0, True, seed, seed[0])
 
+    def rmsnorm_backward(loss: Array, x: Array, weight: Array, inv_variance: Array) -> Array:
+        wide = loss.float()
+        normal, g = x.float() * inv_variance, wide * weight.float()
+        dx = (g - normal * (g * normal).mean(-1, keepdim=True)) * inv_variance
+        return dx.to(x.dtype), (wide * normal).sum(0).to(weight.dtype)
+
     def dgrad(loss: Array, w: Array) -> Array:
         return torch.nn.grad.conv2d_input(loss.shape, w, loss, padding=1)
 
@@ -73,6 +79,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "batchnorm_relu": batchnorm_relu,
         "layernorm_gelu_dropout_add": layernorm_gelu_dropout_add,
         "layernorm_backward": layernorm_backward,
+        "rmsnorm_backward": rmsnorm_backward,
         "softmax_backward": lambda loss, y: torch._softmax_backward_data(loss, y, -1, y.dtype),
         "maxpool": lambda x: f.max_pool2d(x, 3, 2, 1),
         "avgpool": lambda x: f.avg_pool2d(x, 3, 2, 1),

@@ -60,6 +60,10 @@ def _layernorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
     return g.layernorm_backward(*operands)
 
 
+def _rmsnorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+    return g.rmsnorm_backward(*operands)
+
+
 def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
     return g.conv_fprop(x, w, padding=1)
 
@@ -155,6 +159,11 @@ def memory_bound() -> Iterator[Workload]:
         also = ((cols,), (cols,))
         name = f"layernorm backward {rows}x{cols} {short(dtype)}"
         yield Workload(name, dtype, operands, shape, "layernorm_backward", _layernorm_backward, also=also)
+    for dtype in ("bfloat16", "float32"):
+        scale = Input("inv_variance", (rows, 1), dtype="float32")
+        operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), scale)
+        name = f"rmsnorm backward {rows}x{cols} {short(dtype)}"
+        yield Workload(name, dtype, operands, shape, "rmsnorm_backward", _rmsnorm_backward, also=((cols,),))
     for dtype in ("bfloat16", "float32"):
         operands = (Input("loss", (8192, 8192)), Input("y", (8192, 8192)))
         name = f"softmax backward 8192x8192 {short(dtype)}"
