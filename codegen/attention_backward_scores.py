@@ -72,19 +72,19 @@ class BackwardScores(Scores):
         tiles = -(-a.rows // self.width)
         ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if a.keys % self.height else f"r0 + {self.height - 1}"
 
-        def most(number: int) -> str:
-            """The largest key * j + start of the keys."""
+        def most(number: int, sign: int = 1) -> str:
+            """The largest key * j + start of the keys, or what is to be added to it for 0."""
             bound = a.bounds[number]
             terms, constant = self._start(number, bound)
             if bound.key:
                 terms = [(f"({ends})" if bound.key > 0 else "r0", bound.key), *terms]
-            return linear(terms, constant)
+            return linear([(text, sign * step) for text, step in terms], sign * constant)
 
         first, last = "0", str(tiles)
         rest = []
         for n, bound in enumerate(a.bounds):
             if bound.row > 0:
-                text = f"max(0, -({most(n)})) / {self.width}"
+                text = f"max(0, {most(n, -1)}) / {self.width}"
                 first = text if first == "0" else f"max({first}, {text})"
             elif bound.row < 0:
                 last = f"min({last}, max(0, {most(n)} + {self.width}) / {self.width})"

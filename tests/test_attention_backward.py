@@ -1,8 +1,13 @@
-"""The gradients of attention: the op sdpa_backward, and its kernels on the CPU against the reference."""
+"""The gradients of attention: the op sdpa_backward, and its kernels on the CPU against the reference.
+
+With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
+GOLDEN = Path(__file__).parent / "golden"
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
 
 
@@ -144,6 +150,18 @@ def test_variants(arch: str) -> None:
         assert families.count("attention_backward") == 2 * whole, graph.name
         assert ("contraction" in families) != whole, graph.name
     check_all(graphs, arch=arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_golden_source(arch: str) -> None:
+    graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **CAUSAL)
+    kernels = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
+    sources = [k.source.code for k in kernels if k.group.family == "attention_backward"]
+    for over, source in zip(("queries", "keys"), sources, strict=True):
+        file = GOLDEN / f"attention_backward_{over}_{arch}.cu"
+        if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
+            file.write_text(source, encoding="utf-8")
+        assert source == file.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
