@@ -247,9 +247,14 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys)
         chains = 1 if groups > 2 else 4 if tall <= 64 and groups == 2 else 2
+        grid = blocks
+        if groups > 1 and not sides and not spec.ranges:
+            # All tiles take the same time.  No more blocks than the rounds ask for: the last one is as long as others.
+            work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
+            grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             s = AttentionWgmmaSchedule(
-                groups, keys, stages, groups > 1, heads, blocks, ahead, chains, alternate=alternate
+                groups, keys, stages, groups > 1, heads, grid, ahead, chains, alternate=alternate
             )
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
