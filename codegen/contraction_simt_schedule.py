@@ -66,6 +66,9 @@ TILES: tuple[Tile, ...] = (
 #: it takes more registers than that leaves.
 PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
 PLAIN_BLOCKS = 3
+#: What one and two blocks of it that are left over take longer, in blocks: a block alone has one warp a scheduler.  And
+#: what its fetches, of vectors, cost of those of single elements.  From times of prototypes on an H200.
+PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
 #: Multiply-adds of a multiprocessor in a cycle.
@@ -145,10 +148,13 @@ def _cycles(
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
     held = max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
     work = rows * cols * products * inner * words / LANES
-    work *= 1 + READS * (tr + tc * products) / sums + FETCHES * (1 / rows + 1 / (cols * products))
+    plain = tile == PLAIN_TILE
+    fetches = FETCHES * (PLAIN_FETCHES if plain else 1)
+    work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
     tiles = batch * -(-m // rows) * -(-n // cols)
-    blocks = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
+    blocks: float = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
     together = min(blocks, held)
+    blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS] if plain else 0
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block has hardly asked for the next stage when it waits for it, those that began with it as well
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))

@@ -109,6 +109,8 @@ def test_plain_products_are_those_of_matrices():
     assert not is_plain(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1, **last))
     (best, *_) = schedules(spec_of(turned((12608, 768), (768, 768))))
     assert (best.tile, best.blocks, best.apart) == (PLAIN_TILE, 3, True)
+    # One block is left over on each multiprocessor, where it is alone.
+    assert schedules(spec_of(turned((8192, 768), (768, 768))))[0].tile != PLAIN_TILE
 
 
 @pytest.mark.slow
