@@ -139,6 +139,9 @@ def test_every_dtype_compiles_without_spills(dtype: str, arch: str) -> None:
         convolution((8, 64, 4000), (64, 1, 31), dtype, first, padding=15, groups=64),
         convolution((8, 3, 224, 224), (8, 3, 7, 7), dtype, last, padding=3, stride=2),
     ]
+    for alike in ("float16", "bfloat16"), ("float8_e4m3", "float8_e5m2"), ("int8", "uint8"):
+        if dtype in alike:  # of two types that are as wide and converted alike each has half of the kernels
+            graphs = graphs[alike.index(dtype) :: 2]
     compiled(sources(share(arch, graphs, DTYPES.index(dtype))), arch)
 
 
