@@ -18,7 +18,7 @@ import networkx as nx
 import numpy as np
 
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
-from fusegraph.errors import DTypeError, GraphError, LayoutError
+from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
 from fusegraph.ops import TABLE
@@ -101,7 +101,10 @@ class Graph:
 
         Python numbers, and lists of them, take the graph's io_dtype; NumPy arrays keep theirs.
         """
-        value = np.asarray(array)
+        try:
+            value = np.asarray(array)
+        except ValueError as error:
+            raise ShapeError(f"constant {name or ''!r}: {error}") from None
         if value.dtype not in BY_NUMPY:
             raise DTypeError(f"constant {name or ''!r}: NumPy dtype {value.dtype} is not one of fusegraph's")
         source = BY_NUMPY[value.dtype]

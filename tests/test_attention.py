@@ -397,6 +397,7 @@ def test_left_alone_it_is_still_right() -> None:
     ("error", "text", "how"),
     [
         (ShapeError, "not shared evenly", {"heads": 3, "shared": 2}),
+        (ShapeError, "queries and keys have no elements", {"depth": 0, "width": 8}),
         (AttributeValueError, "soft_cap is a positive number", {"soft_cap": 0}),
         (AttributeValueError, "TOP_LEFT", {"diagonal_alignment": "left"}),
         (AttributeValueError, "not negative", {"diagonal_band_left_bound": -1}),

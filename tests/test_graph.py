@@ -70,6 +70,8 @@ def test_constants(g: fg.Graph) -> None:
     assert third.value == np.float16(1 / 3)
     integers = fg.Graph("integers", io_dtype="int8")
     assert integers.constant(1.5).dtype is fg.float32
+    with pytest.raises(ShapeError, match=r"constant 'uneven': .*inhomogeneous"):
+        g.constant([[1], [1, 2]], name="uneven")
 
 
 # ---- operators

@@ -208,6 +208,15 @@ def test_every_op_has_a_case() -> None:
     assert set(CASES) == set(POINTWISE)
 
 
+def test_a_half_is_an_exponent_like_others() -> None:
+    """Of one number for all: C's pow, not a square root, of -inf and -0."""
+    given = np.array([-np.inf, -0.0, 0.0, np.inf, 4.0, -4.0])
+    with np.errstate(all="ignore"):
+        found = TABLE["pow"].reference(given, np.array(0.5))
+    np.testing.assert_array_equal(found, power(given, 0.5))
+    assert not np.signbit(found[:5]).any()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name: str) -> None:
     arity, floats = len(TABLE[name].operands), "float" in TABLE[name].cuda or not TABLE[name].reads_values

@@ -184,6 +184,7 @@ def test_no_elements_and_positions() -> None:
     g = fg.Graph("empty")
     x = g.tensor("x", (0, 4, 6, 6))
     g.output(g.max_pool(x, 2) + 1.0, name="y")
+    g.output(g.max_pool_backward(g.tensor("loss", (0, 4, 3, 3)), x, 2), name="dx")
     h = fg.Graph("positions")
     image = h.tensor("image", (2, 3, 6, 8))
     h.output(h.max_pool(h.gen_index(image, axis=3), 3, 2, 1), name="last columns")

@@ -109,6 +109,8 @@ def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorTyp
         raise ShapeError(f"there are {k[2]} keys and {v[2]} values")
     if k[2] == 0:
         raise ShapeError("attention to no keys")
+    if k[3] == 0:
+        raise ShapeError("queries and keys have no elements")
     scores = (*q[:3], k[2])
     packed.check(given, types[0], LENGTHS)
     for key, t in given.items():

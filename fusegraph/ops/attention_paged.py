@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,9 @@ def reference(given: Mapping[str, Array], k: Array, v: Array, longest: int | Non
         table = given.get(key, np.zeros(1))
         if table.ndim not in (2, 4):
             return k, v
-        numbers = np.clip(table.astype(np.int64).reshape(table.shape[0], -1), 0, x.shape[0] - 1)
+        numbers = np.clip(table.astype(np.int64).reshape(table.shape[0], prod(table.shape[1:])), 0, x.shape[0] - 1)
         taken = x[numbers].swapaxes(1, 2)
-        found.append(taken.reshape(taken.shape[0], x.shape[1], -1, x.shape[3])[:, :, :longest])
+        found.append(
+            taken.reshape(taken.shape[0], x.shape[1], taken.shape[2] * taken.shape[3], x.shape[3])[:, :, :longest]
+        )
     return found[0], found[1]

@@ -276,9 +276,9 @@ def _chosen_reference(loss: Array, index: Array, **values: Any) -> Array:
     outer = tuple(loss.shape[d] for d in rest)
     rows = prod(outer)
     total = np.zeros(rows * count)
-    flat = np.arange(rows)[:, None] * count + np.transpose(at, last).reshape(rows, -1)
-    chosen = np.transpose(inside, last).reshape(rows, -1)
-    np.add.at(total, flat[chosen], np.transpose(loss, last).reshape(rows, -1)[chosen])
+    at, inside, loss = (np.transpose(x, last).reshape(rows, prod(pooled[a] for a in axes)) for x in (at, inside, loss))
+    flat = np.arange(rows)[:, None] * count + at
+    np.add.at(total, flat[inside], loss[inside])
     return np.transpose(total.reshape(*outer, *sizes), np.argsort(last))
 
 
