@@ -80,3 +80,31 @@ def test_a_training_step_runs(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> No
         if ours > 2 * theirs + (2.0**-8 if tf32 else 2.0**-18):
             wrong.append(f"{name}: off by {ours:.2g} of the largest gradient, eager by {theirs:.2g}")
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_attention(kernel: str, causal: bool) -> None:
+    """The forward pass in training is torch's: it hands seeds to the gradient, which is ours."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    loss = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+
+    def attended(q: Any, k: Any, v: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    grads = []
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        for function in (torch.compile(attended, backend="fusegraph"), attended):
+            given = [x.clone().requires_grad_() for x in qkv]
+            grads.append(torch.autograd.grad(function(*given), given, loss))
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = [x.double().requires_grad_() for x in qkv]
+        true = torch.autograd.grad(attended(*exact), exact, loss.double())
+    for ours, theirs, right in zip(*grads, true):
+        off, allowed = ((g - right).abs().max() for g in (ours, theirs))
+        assert off <= 2 * allowed + 2.0**-8 * right.abs().max()
+    left = {op: why for report in fusegraph.torch.report() for _, op, why in report.left}
+    assert not any("attention_backward" in op for op in left), left
