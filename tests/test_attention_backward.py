@@ -86,6 +86,10 @@ def bias(*shape: int, dtype: str | None = None) -> Extra:
     return lambda g: {"bias": g.tensor("bias", shape, dtype)}
 
 
+def dropout(g: fg.Graph) -> dict[str, Any]:
+    return {"seed": 7, "offset": 3}
+
+
 CAUSAL: dict[str, Any] = {"use_causal_mask": True}
 BOTTOM: dict[str, Any] = {**CAUSAL, "diagonal_alignment": "BOTTOM_RIGHT"}
 
@@ -116,6 +120,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"name": "single", "dtype": "float32", "heads": 4, "shared": 2, "rows": 20, "extra": bias(4, 20, 1), **CAUSAL},
     {"name": "single capped", "dtype": "float32", "rows": 20, "keys": 33, "depth": 40, "soft_cap": 3.0, **BOTTOM},
     {"name": "double", "dtype": "float64", "rows": 9, "depth": 7, "width": 5, "heads": 1},
+    {"name": "dropped", "rows": 20, "heads": 4, "shared": 2, "extra": dropout, "dropout_probability": 0.3, **CAUSAL},
     {"name": "gaps", "layout": "gaps", "rows": 20, **CAUSAL},
     {"name": "turned", "layout": "turned", "rows": 20},
 )
@@ -146,7 +151,7 @@ def test_variants(arch: str) -> None:
     for graph in graphs:
         families = [g.family for g in plan(graph).partition.groups]
         # One query needs no tile; gradients by scores that are an output and multiplied with a slope are written out.
-        whole = graph.name not in ("one", "biased and capped")
+        whole = graph.name not in ("one", "biased and capped", "dropped")
         assert families.count("attention_backward") == 2 * whole, graph.name
         assert ("contraction" in families) != whole, graph.name
     check_all(graphs, arch=arch)
@@ -182,14 +187,16 @@ def test_registers() -> None:
 def test_reference() -> None:
     """Differences of the forward pass's reference in float64."""
     how: dict[str, Any] = {"rows": 5, "keys": 6, "depth": 3, "width": 2, "heads": 4, "shared": 2, "dtype": "float64"}
-    given: dict[str, Any] = {"extra": bias(1, 4, 1, 6), "soft_cap": 2.0, **BOTTOM}
+    given: dict[str, Any] = {"extra": lambda g: {**bias(1, 4, 1, 6)(g), **dropout(g)}, "soft_cap": 2.0, **BOTTOM}
+    given["dropout_probability"] = 0.4
     graph = made(**how, **given)
     forward = graph.nodes[0]
     inputs = random_inputs(graph)
     found = {t.name: x for t, x in evaluate(graph, inputs).items()}
 
     def loss(values: Mapping[str, Any]) -> float:
-        operands = [np.asarray(values[t.name], np.float64) for t in forward.inputs]
+        operands = [np.asarray(t.value if t.value is not None else values[t.name]) for t in forward.inputs]
+        operands = [x if x.dtype.kind in "bi" else x.astype(np.float64) for x in operands]
         return float((forward.op.reference(*operands, **forward.attributes)[0] * values["dO"]).sum())
 
     rng = np.random.default_rng(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegraph.graph import Node
 from fusegraph.lowering.base import Refusal
-from fusegraph.ops.attention import LENGTHS, NEUTRAL
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS
 from fusegraph.ops.attention_backward import OPERANDS
 
 NAME = "sdpa_backward"
@@ -20,7 +20,7 @@ def given(node: Node) -> dict[str, int]:
     found = {}
     for n, (key, t) in enumerate(zip(OPERANDS[FIRST:], node.inputs[FIRST:])):
         neutral = t.value is not None and t.size == 1 and float(t.value.reshape(-1)[0]) == NEUTRAL[key]
-        if not neutral:
+        if not neutral and key not in NUMBERS:
             found[key] = FIRST + n
     return found
 
@@ -30,6 +30,8 @@ def check(node: Node) -> None:
     has, at = given(node), node.attributes
     if at["soft_cap"] is not None:
         raise Refusal(f"cuDNN's sdpa_backward has no soft_cap ({node.name!r})")
+    if at["dropout_probability"]:
+        raise Refusal(f"cuDNN's sdpa_backward draws other random numbers than rng_uniform for dropout ({node.name!r})")
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa_backward has no mask of booleans ({node.name!r})")
     if len(node.outputs) > 3:

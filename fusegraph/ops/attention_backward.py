@@ -13,29 +13,39 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import float64
-from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.ops.attention import LENGTHS, NEUTRAL, infer, normalize, present, scored, scores_reference
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, infer, normalize, present, scored, scores_reference
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
+from fusegraph.ops.pointwise import number
+from fusegraph.ops.random import kept_scale, threshold, uniform
 
 Array = np.ndarray[Any, Any]
 
-OPTIONAL = ("bias", "mask", *LENGTHS)
+OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS)
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
 
 
 def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
-    return (*types[:3], *types[6:]), {**values, "generate_stats": True}
+    return (*types[:3], *types[6:][: len(OPTIONAL) - len(NUMBERS)]), {**values, "generate_stats": True}
 
 
 def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     for key, t in zip(OPERANDS[3:6], types[3:6]):
         if not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
+    for key, t in zip(OPERANDS[3:], types[3:]):
+        if key in NUMBERS and not t.dtype.is_int:
+            raise DTypeError(f"{key} is an integer, got {t.dtype}")
     result = normalize(*_forward(types, values))
     del result["generate_stats"]
-    return result
+    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
+    if not 0 <= probability <= 1:
+        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
+    if probability and len(types) < len(OPERANDS):
+        raise AttributeValueError("dropout needs a seed and an offset")
+    return {**result, "dropout_probability": probability}
 
 
 def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[TensorType, ...]:
@@ -54,7 +64,16 @@ def _summed(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _expand(
-    write: Writing, q: Any, k: Any, v: Any, o: Any, loss: Any, stats: Any, *others: Any, **attributes: Any
+    write: Writing,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    loss: Any,
+    stats: Any,
+    *others: Any,
+    dropout_probability: float,
+    **attributes: Any,
 ) -> tuple[Any, ...]:
     given = present(others, OPTIONAL)
     made = scored(write, q, k, v, given, **attributes)
@@ -84,20 +103,31 @@ def _expand(
     shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
     p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
     by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
+    dropped = p
+    if dropout_probability:
+        seed, offset = others[-2:]
+        keep = write("cmp_ge", "keep", write("rng_uniform", "random", p, seed, offset), threshold(dropout_probability))
+
+        def drop(x: Any, part: str) -> Any:
+            return write(
+                "binary_select", part, write("mul", f"{part} kept", x, kept_scale(dropout_probability)), 0.0, keep
+            )
+
+        dropped, by_p = drop(p, "dropped"), drop(by_p, "by dropped")
     by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_p, delta))
     by_product = by_score
     if made.tanh is not None:
         slope = write("sub", "slope", 1.0, write("mul", "square", made.tanh, made.tanh))
         by_product = write("mul", "by capped", by_score, slope)
     by_product = write("mul", "by products", by_product, made.scale)
-    if loss.dtype != p.dtype:
-        p = write("narrow", "rounded", p, dtype=loss.dtype)
+    if loss.dtype != dropped.dtype:
+        dropped = write("narrow", "rounded", dropped, dtype=loss.dtype)
     if q.dtype != by_product.dtype:
         by_product = write("narrow", "rounded by products", by_product, dtype=q.dtype)
     by_q = write("matmul", "by queries", by_product, made.k, dtype=q.dtype)
     if grouped:
         by_q = write("reshape", "by q", by_q, shape=q.shape)
-    results = (by_q, shared("by keys", by_product, made.q, k), shared("by values", p, gradient, v))
+    results = (by_q, shared("by keys", by_product, made.q, k), shared("by values", dropped, gradient, v))
     if not others:
         return results
     bias = others[0]
@@ -123,12 +153,20 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
         scores, slope = scores_reference(q, wide_k, given, attributes)
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
         delta = (o * loss).sum(axis=-1, keepdims=True)
-        by_score = p * (np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
+        kept: Array | float = 1.0
+        if attributes["dropout_probability"]:
+            probability = attributes["dropout_probability"]
+            # Counted along the heads as they share their keys.
+            shape = p.shape if group == 1 else (batch, -1, group, *p.shape[2:])
+            seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
+            keep = uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
+            kept = kept_scale(probability) * keep
+        by_score = p * (kept * np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
         by_product = by_score * slope * (1 / np.sqrt(depth) if scale is None else scale)
         by_q = np.matmul(by_product, wide_k)
         by_k, by_v = (
             np.matmul(weights.swapaxes(-1, -2), x).reshape(batch, k.shape[1], group, *like.shape[2:]).sum(axis=2)
-            for weights, x, like in ((by_product, q, k), (p, loss, v))
+            for weights, x, like in ((by_product, q, k), (kept * p, loss, v))
         )
     if not others:
         return by_q, by_k, by_v
@@ -152,6 +190,7 @@ register(
             "use_causal_mask": False,
             "use_alibi_mask": False,
             "soft_cap": None,
+            "dropout_probability": 0.0,
         },
         normalize=_normalize,
         expand=_expand,
@@ -160,7 +199,7 @@ register(
         neutral={key: NEUTRAL[key] for key in OPTIONAL},
         as_stored=True,
         masks=("mask",),
-        integers=("stats", "bias", *LENGTHS),
+        integers=("stats", "bias", *LENGTHS, *NUMBERS),
         keeps_layout=True,
         cudnn="sdpa_backward",
         doc="""The gradients of sdpa by q, k and v, and by a bias if any operand follows stats.
@@ -171,7 +210,8 @@ register(
         gradient by the sink itself is -sum(exp(sink_token - stats) * sum(o * dO, -1)) over batches and queries.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
-        The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",
+        The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.  With
+        dropout the scores are in memory between several kernels.""",
     )
 )
 
