@@ -209,7 +209,7 @@ def main() -> int:
     import os
 
     engines = given.engines.split(",")
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # processes that compile may still write
         for variable in ("FUSEGRAPH_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
             os.environ[variable] = str(Path(cache) / variable.lower())
         _start(engines)
