@@ -269,6 +269,28 @@ def test_errors_of_several_operands_act_together() -> None:
     assert wrong(g, inputs, rest * rest + np.float32(1e-3)) == 300
 
 
+def test_what_may_all_be_zero_may_be_false() -> None:
+    """Not where one operand alone is: the other still says true."""
+    g = graph(lambda g, x: g.logical_or((x + 1e8) - 1e8, (x + 1e8) - 1e8), {"x": (50,)})
+    inputs = random_inputs(g)
+    assert exact(g, inputs).all()
+    assert wrong(g, inputs, np.zeros(50, bool)) == 0
+    g = graph(lambda g, x: g.logical_or((x + 1e8) - 1e8, x), {"x": (50,)})
+    assert wrong(g, inputs, np.zeros(50, bool)) == 50
+
+
+def test_what_is_narrowed_from_float64_is_rounded_to_what_computes() -> None:
+    """A norm of fp8 with a bias in float64: float32 is what its result has in the kernel."""
+    g = fg.Graph("narrowed")
+    x, bias = g.tensor("x", (7, 5), "float8_e5m2"), g.tensor("bias", (5,), "float64")
+    zero = g.constant(np.zeros(5, np.float32))
+    y = g.output(g.tensor("other", (7, 5), "float64") + g.layernorm(x, zero, bias))
+    inputs = random_inputs(g)
+    _, error = bounded(g, inputs, Rounding())[y]
+    assert (error > 2.0**-26 * np.abs(inputs["bias"])).all()
+    assert check(g, "cpu", inputs=inputs).ok
+
+
 def test_accepts_at_the_ends() -> None:
     zeros = np.zeros(3)
     one = from_reference(np.ones(3), dt.bfloat16)

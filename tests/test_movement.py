@@ -67,6 +67,10 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda g, x: g.pad(x, [4, (0, 2), 0], "reflect"),
         lambda x: np.pad(x, [(4, 4), (0, 2), (0, 0)], "reflect"),
     ),
+    "reflect nothing": (
+        lambda g, x: g.pad(x[:, :0], [1, 0, 2], "reflect"),
+        lambda x: np.pad(x[:, :0], [(1, 1), (0, 0), (2, 2)], "reflect"),
+    ),
     "replicate": (lambda g, x: g.pad(x, 2, "replicate"), lambda x: np.pad(x, 2, "edge")),
     "concatenate": (
         lambda g, x: g.concatenate(x, x[:, 2:3], x, axis=1),

@@ -219,7 +219,7 @@ def _padding(types: Types, values: Values) -> dict[str, Any]:
         before, after = (_integer("padding", p) for p in both)
         if min(before, after) < 0:
             raise AttributeValueError(f"padding is not negative, got {each!r}; slice what is to go")
-        most = size - 1 if mode == "reflect" else 0 if mode == "replicate" and size == 0 else before + after
+        most = max(size - 1, 0) if mode == "reflect" else 0 if mode == "replicate" and size == 0 else before + after
         if max(before, after) > most and mode != "constant":
             raise ShapeError(f"a dimension of size {size} has too few elements for a {mode} padding of {each!r}")
         pairs.append((before, after))

@@ -25,7 +25,7 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.decompose import decompose
+from fusegraph.passes.decompose import NARROW, decompose
 
 Array = np.ndarray[Any, Any]
 
@@ -114,6 +114,9 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
     if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
+    elif node.op is NARROW:  # from float64 to what is computed in float32
+        if compute_dtype(node.inputs[0].dtype, graph.compute_dtype) != compute:
+            _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
         approximate = tensor.name in rounding.approximate
         unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff + 2 * node.op.reference_ulps * float64.unit_roundoff
@@ -349,7 +352,8 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     """How far the result moves when the operands move by their bounds.
 
     The sum over operands of how far each moves it alone, either way or onto the place where a discontinuity is likely
-    (zero, or another operand), or what all of them do together at their ends if that is more.
+    (zero, or another operand), or what all of them do together at their ends (in comparisons at those places, too) if
+    that is more.
     """
     values = [_known(v, e) for v, e in operands]
     inexact = [k for k, (_, e) in enumerate(operands) if e.any() and node.op.operands[k] not in node.op.shapes]
@@ -363,7 +367,9 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     for k in inexact:
         total = total + np.maximum.reduce([distance({k: candidate}) for candidate in moves[k]])
     if len(inexact) > 1:
-        for ends in product(*(moves[k][:2] for k in inexact)):
+        # What is continuous is farthest away at the ends; what is true or false may turn where all operands are 0.
+        most = 2 if node.output.dtype.is_float else None
+        for ends in product(*(moves[k][:most] for k in inexact)):
             total = np.maximum(total, distance(dict(zip(inexact, ends))))
     if inexact and node.op.name in _OSCILLATING:
         total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
