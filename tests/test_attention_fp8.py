@@ -13,6 +13,8 @@ import fusegraph as fg
 from codegen.arch import arch
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.lowering import cudnn_attention_fp8
+from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.passes import operand_layouts
 from fusegraph.passes.decompose import decompose
@@ -119,6 +121,17 @@ def test_the_reference_is_what_the_nodes_compute() -> None:
         whole, written_out = evaluate(g, given), evaluate(parts.graph, given)
         for new, old in zip(parts.graph.outputs, g.outputs):
             np.testing.assert_allclose(written_out[new], whole[old], rtol=1e-6, atol=1e-6, err_msg=g.name)
+
+
+def test_what_cudnn_is_not_told() -> None:
+    for how, text in (
+        ({"mask": True}, "no mask"),
+        ({"soft_cap": 2.0}, "no soft_cap"),
+        ({"use_alibi_mask": True}, "alibi"),
+    ):
+        with pytest.raises(Refusal, match=text):
+            cudnn_attention_fp8.check(built(**how).nodes[0])
+    cudnn_attention_fp8.check(built(generate_stats=True, **BOTTOM).nodes[0])
 
 
 def test_refusals() -> None:

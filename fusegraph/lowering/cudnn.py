@@ -23,6 +23,7 @@ from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import cudnn_attention as attention
 from fusegraph.lowering import cudnn_attention_backward as attention_backward
+from fusegraph.lowering import cudnn_attention_fp8 as attention_fp8
 from fusegraph.lowering import cudnn_norms as norms
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.program import broadcast_strides
@@ -159,6 +160,8 @@ def accept(view: GroupView, options: Options) -> None:
             attention.check(node)
         if node.op.name == attention_backward.NAME:
             attention_backward.check(node)
+        if node.op.name == attention_fp8.NAME:
+            attention_fp8.check(node)
         if node.op.cudnn is None and not composed:
             raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
@@ -356,6 +359,8 @@ class _Builder:
         if node.op.name == attention.NAME:
             alignments = self.cudnn.diagonal_alignment
             return attention.describe(node, self.graph.sdpa, operands, alignments, name=name, compute_data_type=compute)
+        if node.op.name == attention_fp8.NAME:
+            return attention_fp8.describe(node, self.graph.sdpa_fp8, operands, name=name, compute_data_type=compute)
         if node.op.name == attention_backward.NAME:
             how = {"name": name, "compute_data_type": compute}
             method, alignments = self.graph.sdpa_backward, self.cudnn.diagonal_alignment

@@ -117,6 +117,7 @@ register(
         masks=("mask",),
         integers=(*SCALES, "bias", *LENGTHS),
         keeps_layout=True,
+        cudnn="sdpa_fp8",
         doc="""sdpa of queries, keys and values in 8-bit floats, with scales; shapes and other attributes as sdpa's.
 
         descale_q, descale_k, descale_v, descale_s, scale_s and scale_o are one float32 each: products of queries and
