@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, executables
+from graphs import check_all, check_on_gpu, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, made
 
 import fusegraph as fg
@@ -114,3 +114,8 @@ def test_the_numbers_are_those_of_rng_uniform() -> None:
 def test_refusals(error: type[Exception], text: str, how: dict[str, Any]) -> None:
     with pytest.raises(error, match=text):
         made(**how)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu([made(extra=seeded, **how) for how in DROPPED])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, CAUSAL, FORMS
 
 import fusegraph as fg
@@ -81,3 +81,8 @@ def test_what_is_left_behind() -> None:
     split = built("split", gated, rows=1, keys=4096)
     assert families(split) == ["attention", "rows"]  # with what combines the parts
     check_all([small, q, split], arch="sm_80")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu(cases())

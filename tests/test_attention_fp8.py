@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, CAUSAL, FORMS
 
 import fusegraph as fg
@@ -143,3 +143,10 @@ def test_refusals() -> None:
         g.sdpa_fp8(x, x, x, *(g.tensor(n, (2,), "float32") for n in SCALES))
     with pytest.raises(ShapeError, match="4 dimensions"):
         g.sdpa_fp8(g.tensor("y", (8, 16)), x, x, *(g.tensor(f"{n} alone", (1,), "float32") for n in SCALES))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_on_gpu([built(**how) for how in VARIANTS], inputs=inputs)
+    monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
+    check_on_gpu([built(**how) for how in HOPPER], inputs=inputs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, executables
+from graphs import check_all, check_on_gpu, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, made
 
 import fusegraph as fg
@@ -119,3 +119,8 @@ def test_cudnn_is_not_asked() -> None:
 def test_one_batch_of_all_tokens() -> None:
     with pytest.raises(ShapeError, match="one of all tokens, got 2"):
         made(batch=2, extra=offsets)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu([packed(**how) for how in VARIANTS], inputs=inputs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, FORMS
 
 import fusegraph as fg
@@ -116,3 +116,8 @@ def test_refusals() -> None:
         made((2, 4), (2, 4), paged_attention_max_seq_len_kv=0)
     with pytest.raises(ShapeError, match="batches differ"):
         made((3, 4), (3, 4))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu([paged(**how) for how in VARIANTS], inputs=inputs)

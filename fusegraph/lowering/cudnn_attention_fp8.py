@@ -19,8 +19,7 @@ def given(node: Node) -> dict[str, int]:
     """The optional operands that a node has, and their places among its inputs."""
     found = {}
     for place, (key, tensor) in enumerate(zip(OPTIONAL, node.inputs[_FIRST:]), _FIRST):
-        number = tensor.value is not None and tensor.size == 1
-        if not number or float(tensor.value.reshape(-1)[0]) != NEUTRAL[key]:
+        if tensor.value is None or tensor.size != 1 or float(tensor.value.reshape(-1)[0]) != NEUTRAL[key]:
             found[key] = place
     return found
 
