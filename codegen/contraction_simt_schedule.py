@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from codegen.arch import MAX_REGISTERS_PER_THREAD, Arch, arch
 from codegen.contraction_merge import merged
+from codegen.dtypes import SIZE_OF
 from codegen.iteration import extent, index_type
 from codegen.spec import ContractionSpec, Gather
 
@@ -126,8 +127,7 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
 
 def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
     """Shared memory in which the threads of a block combine what they have of the parts of a reduction."""
-    sizes = {"float": 4, "int32": 4, "uint32": 4, "double": 8, "int64": 8, "uint64": 8}
-    each = [sizes[x.reduction.ctype] for x in spec.partials]
+    each = [SIZE_OF[x.reduction.ctype] for x in spec.partials]
     return max(each, default=0) * rows * cols // CHUNK
 
 

@@ -94,3 +94,5 @@ ALL: tuple[DType, ...] = (
 )
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in ALL}
+#: Bytes of a C type in which reductions are made.
+SIZE_OF = {"float": 4, "double": 8, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}

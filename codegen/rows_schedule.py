@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 
 from codegen.arch import Arch
+from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
 from codegen.iteration import index_type
 from codegen.rows_space import Space, Stages, normalize, segments_of_block, widest
@@ -35,8 +36,6 @@ FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Across rows: the fewest neighbouring rows that are worth it, the most of a thread, the bytes that neighbouring
 #: threads should read side by side, and the fewest that do not waste what the memory delivers.
 LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
-#: Bytes of a C type in which reductions are made.
-SIZE_OF = {"float": 4, "double": 8, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import log2, prod
 
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD, Arch
+from codegen.dtypes import SIZE_OF
 from codegen.iteration import index_type
-from codegen.rows_schedule import MAX_THREADS, MOST_TRIED, SIZE_OF, RowsSchedule
+from codegen.rows_schedule import MAX_THREADS, MOST_TRIED, RowsSchedule
 from codegen.rows_space import Space, Stages, normalize, repeated, streamed, widest
 from codegen.spec import RowsSpec
 

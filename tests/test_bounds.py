@@ -279,6 +279,13 @@ def test_what_may_all_be_zero_may_be_false() -> None:
     assert wrong(g, inputs, np.zeros(50, bool)) == 50
 
 
+def test_bits_of_inexact_integers_are_undecided() -> None:
+    """The lowest bit, of ends that are both odd."""
+    g = graph(lambda g, x: g.bitwise_and(g.cast(g.exp(x * 0.125 + 20.0), "int32"), 1), {"x": (100,)})
+    _, error = bounded(g, random_inputs(g), Rounding())[g.outputs[0]]
+    assert np.isinf(error).all()
+
+
 def test_what_is_narrowed_from_float64_is_rounded_to_what_computes() -> None:
     """A norm of fp8 with a bias in float64: float32 is what its result has in the kernel."""
     g = fg.Graph("narrowed")

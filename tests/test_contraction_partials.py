@@ -202,6 +202,18 @@ def test_batches_clusters_products_and_persistent_blocks():
     check_cases(cases, guard=True)
 
 
+def test_extremes_of_results_as_small_integers():
+    """A type that nothing is added up in: the largest and the smallest are made in it."""
+
+    def small(graph: fg.Graph, y: fg.Tensor) -> None:
+        for number, dtype in enumerate(("int8", "uint8")):
+            graph.output(graph.reduction(graph.cast(y * 8, dtype), "max", number), name=dtype)
+
+    cases = [matmul((72, 40), (40, 96), "bfloat16", epilogue=small, **form(kind)) for kind in ("wgmma", "mma")]
+    cases.append(matmul((72, 40), (40, 96), "float32", epilogue=small))
+    check_cases([replace(case, check=makes_parts(2)) for case in cases], guard=True)
+
+
 @pytest.mark.slow
 def test_parts_do_not_depend_on_the_schedule():
     """Hopper's kernels add up a part in the same order whatever their tiles are."""

@@ -373,11 +373,16 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
             total = np.maximum(total, distance(dict(zip(inexact, ends))))
     if inexact and node.op.name in _OSCILLATING:
         total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
+    if node.op.name in _BITWISE:
+        for k in inexact:
+            total = np.where(operands[k][1] > 0, np.inf, total)
     return total
 
 
 #: Ops that have turning points or jumps anywhere, so that values between two ends may lie beyond those at the ends.
 _OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
+#: Ops whose results tell nothing of those for the next integers.
+_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left"})
 
 
 def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:
