@@ -36,12 +36,8 @@ class BackwardScores(Scores):
         if not spec.queries:
             self.ragged = False  # what becomes of keys that do not exist is not stored
         self.differ = bool(spec.attention.bounds) or self.ragged
-        if spec.sloped:
-            for epilogue in (self.edge, self.inner):
-                epilogue.pointers.stores = ["score", "slope_of"]
-        else:
-            for epilogue in (self.edge, self.inner):
-                epilogue.pointers.stores = ["score"]
+        for epilogue in (self.edge, self.inner):
+            epilogue.pointers.stores = ["score", "slope_of"][: 1 + spec.sloped]
 
     def _reach(self) -> bool:
         a, spec = self.spec, self.whole
