@@ -317,10 +317,10 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "board": board,
     "memory-bound": memory_bound,
     "tensor-core": tensor_core_bound,
-    "attention": attention.attention,
     "models": models.drawn,
     "layers": models.layers,
     "layouts": layouts,
     "calls": calls,
     "refused": refused,
+    "attention": attention.attention,
 }
