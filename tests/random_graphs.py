@@ -82,7 +82,7 @@ class GraphAuthor(NodeAuthor):
         self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
 
     def composite(self) -> None:
-        if self.chance(10):
+        if self.chance(15):
             self.attention()
             return
         x = self.real(self.any())
@@ -109,8 +109,10 @@ class GraphAuthor(NodeAuthor):
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
 
     def attention(self) -> None:
-        """Attention of new tensors, with some of what it can have."""
-        dtype = self.draw.pick(("bfloat16", "float16", "float32"))
+        """Attention of new tensors or its gradients, with some of what they can have."""
+        op = self.draw.pick(("sdpa", "sdpa", "sdpa_backward", "sdpa_fp8"))
+        dtypes = ("float8_e4m3", "float8_e5m2") if op == "sdpa_fp8" else ("bfloat16", "float16", "float32")
+        dtype = self.draw.pick(dtypes)
         batch, shared, group = self.draw.pick((1, 2)), self.draw.pick((1, 2)), self.draw.pick((1, 1, 3))
         rows, keys, depth = self.draw.pick((1, 5, 17, 33)), self.draw.pick((1, 7, 33, 40)), self.draw.pick((8, 16, 24))
         width = self.draw.pick((depth, 8, 20))
@@ -120,10 +122,44 @@ class GraphAuthor(NodeAuthor):
             ("", ", use_causal_mask=True", ", diagonal_band_left_bound=3, diagonal_alignment='BOTTOM_RIGHT'",
              ", soft_cap=2.0", ", use_alibi_mask=True")
         )  # fmt: skip
+        operands = []
         if self.chance(30):
             mask = self.input(self.broadcastable((batch, shared * group, rows, keys)), "bool")
-            how = f", mask={mask}{how}"
-        self.define(f"g.sdpa({q}, {k}, {v}{how})")
+            operands.append(f"mask={mask}")
+        if self.chance(20):
+            operands.append(f"seq_len_kv={self.whole((batch,), keys)}")
+        if op == "sdpa_fp8":
+            scales = [self.scale(n) for n in (0.5, 0.25, 2.0, 1 / 256, 256.0, 4.0)]
+            how += self.draw.pick(("", ", dtype='bfloat16'", ", dtype='float32'"))
+            self.define(f"g.sdpa_fp8({', '.join([q, k, v, *scales, *operands])}{how})")
+            return
+        if self.chance(20):
+            operands += [f"seed={self.whole((1,), 9)}", f"offset={self.whole((1, 1, 1, 1), 9)}"]
+            how += ", dropout_probability=0.25"
+        if op == "sdpa":
+            self.define(f"g.sdpa({', '.join([q, k, v, *operands])}{how})")
+            return
+        if self.chance(30):
+            bias = self.input(self.broadcastable((batch, shared * group, rows, keys)), self.draw.pick(FLOATS[:3]))
+            operands.append(f"bias={bias}")
+        # The result and the statistics are of this attention: others would tell of probabilities above 1.
+        forward = f"g.sdpa({', '.join([q, k, v, *operands])}{how}, generate_stats=True)"
+        result, stats = (self.define(f"{forward}[{n}]") for n in range(2))
+        loss = self.input(self.tensor(result).shape, dtype)
+        gradients = f"g.sdpa_backward({', '.join([q, k, v, result, loss, stats, *operands])}{how})"
+        for n in {self.draw.integer(0, 3 if operands else 2): None for _ in range(2)}:
+            self.define(f"{gradients}[{n}]")
+
+    def whole(self, shape: tuple[int, ...], most: int) -> str:
+        """A constant of integers that are not negative."""
+        seed = self.draw.integer(0, 9)
+        return self.define(f"g.constant(np.random.default_rng({seed}).integers(0, {most + 1}, {shape}), dtype='int32')")
+
+    def scale(self, usual: float) -> str:
+        """The number that tensors of 8-bit floats are multiplied with: a usual one, or any."""
+        if self.chance(30):
+            return self.input((1, 1, 1, 1), "float32")
+        return self.define(f"g.constant(np.full((1, 1, 1, 1), {usual}), dtype='float32')")
 
     def row_gradient(self, x: str, axis: int) -> None:
         """The gradient of a softmax or a norm along an axis."""

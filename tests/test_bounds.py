@@ -279,6 +279,27 @@ def test_what_may_all_be_zero_may_be_false() -> None:
     assert wrong(g, inputs, np.zeros(50, bool)) == 50
 
 
+@pytest.mark.parametrize("op", ["cmp_eq", "cmp_neq"])
+def test_inexact_operands_may_be_equal_wherever_both_can_be(op: str) -> None:
+    """Also where neither operand's value is within the other's bound."""
+    g = fg.Graph("equal")
+    a, b = ((g.tensor(n, (6,)) + 1e4) - 1e4 for n in "ab")
+    y = g.output(getattr(g, op)(a, b))
+    x = np.linspace(0.25, 0.75, 6).astype(np.float32)
+    each = bounded(g, {"a": x, "b": x}, Rounding())[a][1]
+    apart = np.array([0.0, 0.9, 1.1, -1.9, 2.1, -3.0])
+    _, error = bounded(g, {"a": x, "b": (x + apart * each).astype(np.float32)}, Rounding())[y]
+    np.testing.assert_array_equal(error > 0, np.abs(apart) < 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
+def test_exact_operands_are_equal_or_not(dtype: str) -> None:
+    g = fg.Graph("equal", io_dtype=dtype)
+    y = g.output(g.cmp_eq(g.tensor("a", (6,)), g.tensor("b", (3, 6))))
+    _, error = bounded(g, random_inputs(g, special=0.2), Rounding())[y]
+    assert not error.any()
+
+
 def test_bits_of_inexact_integers_are_undecided() -> None:
     """The lowest bit, of ends that are both odd."""
     g = graph(lambda g, x: g.bitwise_and(g.cast(g.exp(x * 0.125 + 20.0), "int32"), 1), {"x": (100,)})

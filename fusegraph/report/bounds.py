@@ -373,6 +373,10 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
             total = np.maximum(total, distance(dict(zip(inexact, ends))))
     if inexact and node.op.name in _OSCILLATING:
         total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
+    if inexact and node.op.name in _EQUALITIES:
+        spans = [moves[k][:2] if k in moves else (v, v) for k, v in enumerate(values)]
+        meet = np.maximum(*(low for low, _ in spans)) <= np.minimum(*(high for _, high in spans))
+        total = np.where(meet & np.logical_or(*(e > 0 for _, e in operands)), np.inf, total)
     if node.op.name in _BITWISE:
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
@@ -381,6 +385,8 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
 
 #: Ops that have turning points or jumps anywhere, so that values between two ends may lie beyond those at the ends.
 _OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
+#: Ops whose result may turn wherever both operands may be, not at their ends alone.
+_EQUALITIES = frozenset({"cmp_eq", "cmp_neq"})
 #: Ops whose results tell nothing of those for the next integers.
 _BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left"})
 
