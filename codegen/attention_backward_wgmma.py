@@ -214,7 +214,7 @@ class _Renderer:
         w = self.w
         at = self._coordinates(self.spec.arguments[number], first)
         if count > 1:
-            w.line("#pragma unroll")
+            w.line("#pragma unroll 1  // the producer has few registers")
             w.open(f"for (int i = 0; i < {count}; ++i)")
         i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
         w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")

@@ -174,13 +174,17 @@ def test_registers() -> None:
     """The kernels of usual sizes keep everything in registers, and their products are not serialised."""
     chosen = by_cost_model(arch_of("sm_90a"))
     sources = []
-    for depth in (64, 128, 256):
-        graph = made(name=f"d{depth}", rows=4096, heads=16, depth=depth, forward=False, **CAUSAL)
+    for depth, shared in ((64, 16), (64, 4), (128, 16), (128, 4), (256, 16), (256, 4)):
+        name = f"d{depth}s{shared}"
+        graph = made(name=name, rows=4096, heads=16, shared=shared, depth=depth, forward=False, **CAUSAL)
         kernels = [k for k in plan(graph, choose=chosen).kernels if k.group.family == "attention_backward"]
         assert all(type(k.choice.schedule).__name__ == "AttentionBackwardWgmmaSchedule" for k in kernels)
         sources += [k.source for k in kernels]
-    for compiled in nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()):
-        assert compiled.spill_bytes <= 32, compiled.name  # two registers of a warp that waits most of the time
+    for source, compiled in zip(sources, nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()), strict=True):
+        assert compiled.spill_bytes == 0, compiled.name
+        # A block has as many registers as its warpgroups move among each other, or they wait for ever.
+        threads = source.block[0]
+        assert compiled.registers * threads == arch_of("sm_90a").registers_at_launch(threads)
         assert not compiled.warnings, compiled.warnings
 
 

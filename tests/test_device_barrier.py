@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 CASES = {case.name: case for case in barrier_cases()}
 HASTY = {f"without_{what}": pipeline(f"without_{what}", skip=what) for what in ("full", "empty")}
 
-#: Kernels of one warp that go wrong: name -> (what the error says, code).
+#: Kernels that go wrong: name -> (what the error says, code), of one warp or as many threads as THREADS says.
 WRONG = {
     "no_barrier": ("was not initialised", "barrier_arrive(one);"),
     "poisoned": ("was not initialised", "barrier_wait(one, 0);"),
@@ -57,7 +57,26 @@ WRONG = {
     "named_sixteen": ("barrier 16 for 32 threads", "named_barrier_arrive(16, 32);"),
     "named_odd": ("barrier 1 for 31 threads", "named_barrier_sync(1, 31);"),
     "half_a_warpgroup": ("no whole warpgroup", "registers_increase<64>();"),
+    "too_many_registers": (
+        "registers_increase at .*: the block's warpgroups want 66560 registers together, it has 64512 at launch",
+        "if (threadIdx.x < 128) registers_decrease<40>(); else registers_increase<240>();",
+    ),
+    "registers_kept": (  # by a warpgroup that gives nothing away
+        "the block's warpgroups want 74752 registers together, it has 65536 at launch",
+        "if (threadIdx.x >= 128) return; registers_increase<200>();",
+    ),
+    "registers_twice": (
+        "the warpgroup was given 24 registers a thread before",
+        "registers_decrease<24>(); registers_decrease<24>();",
+    ),
+    "missed": (
+        "the barrier .* completed phase 1 before the thread saw that the one waited for was done",
+        "first barrier_init(one, 1); __syncwarp();\n"
+        "    if (threadIdx.x == 16) for (int i = 0; i < 2; ++i) barrier_arrive(one);\n"
+        "    else barrier_wait(one, 0);",
+    ),
 }
+THREADS = {"too_many_registers": 384, "registers_kept": 512, "registers_twice": 128}
 _WRONG = """
 #include "mbarrier.cuh"
 #include "warpgroup.cuh"
@@ -76,7 +95,8 @@ extern "C" __global__ void {name}(int* out)
 def module() -> CpuModule:
     sources = [case.source for case in [*CASES.values(), *HASTY.values()]]
     for name, (_, code) in WRONG.items():
-        sources.append(KernelSource(name, _WRONG.format(name=name, code=code), (1, 1, 1), (32, 1, 1), 0, True))
+        block = (THREADS.get(name, 32), 1, 1)
+        sources.append(KernelSource(name, _WRONG.format(name=name, code=code), (1, 1, 1), block, 0, True))
     loop = _WRONG.format(name="loop", code="barrier_init(one, 1);")
     return build([*sources, KernelSource("loop", loop, (1, 1, 1), (32, 1, 1))], cache=default_cache())
 

@@ -103,6 +103,8 @@ struct Runtime {
     void (*meet)(Thread*, unsigned mask, void* operand, Complete complete, const Where&);
     // Waits until all 128 threads of the warpgroup have arrived with this `complete`; `mask` is then of no meaning.
     void (*meet_warpgroup)(Thread*, void* operand, Complete complete, const Where&);
+    // A warpgroup, of which this is the first thread, has so many registers a thread from here on.
+    void (*set_registers)(Thread*, unsigned count, const Where&);
     // Memory, all zero, until the block ends.
     void* (*block_memory)(Thread*, unsigned long long bytes);
     // Whether all these bytes are the block's own shared memory.

@@ -95,6 +95,8 @@ struct BlockState : Block {
     unsigned alive = 0;  // threads that have not exited
     NamedBarrier barriers[kBarriers];
     WarpgroupMeeting warpgroups[kMostWarps / 4];
+    unsigned registers[kMostWarps / 4] = {};  // of a thread of each warpgroup; 0: as many as at launch
+    Where registers_set = {};                 // where one was the last to be given more
     std::vector<std::unique_ptr<unsigned char[]>> memory;  // that device headers asked for
     DynamicShared dynamic;
     std::unique_ptr<SharedImage> image;  // of the shared variables; null in a cluster of one

@@ -118,7 +118,13 @@ inline void Worker::mbarrier_wait(Thread* self, void* barrier, unsigned parity, 
     Mbarrier& found = mbarrier_at(self, state_of(self), place_of(self, barrier, 8, "the barrier", where), where);
     if ((found.phase & 1) != parity) return;
     ++found.waiting;
-    wait(self, kInMbarrier, where, found.place, parity);
+    const Place place = found.place;
+    wait(self, kInMbarrier, where, place, parity);
+    const Mbarrier& after = mbarrier_at(self, state_of(self), place, where);
+    if ((after.phase & 1) == parity)
+        fail_format(self, nullptr, "%s at %s:%d: the barrier %s completed phase %llu before the thread saw that the one "
+                    "waited for was done: on a GPU it may wait for ever", where.what, where.file, where.line,
+                    describe(place).text, after.phase - 1);
 }
 
 // " (barrier at byte 64 of dynamic shared memory, phase 3: 1 of 2 arrivals and 512 bytes are missing)"

@@ -35,6 +35,10 @@ void runtime_meet_warpgroup(Thread* self, void* operand, Complete complete, cons
     Worker::of(self)->meet_warpgroup(self, operand, complete, where);
 }
 
+void runtime_set_registers(Thread* self, unsigned count, const Where& where) {
+    Worker::of(self)->set_registers(self, count, where);
+}
+
 void* runtime_block_memory(Thread* self, unsigned long long bytes) {
     return Worker::of(self)->block_memory(self, bytes);
 }
@@ -97,6 +101,7 @@ constexpr Runtime kRuntime = {runtime_barrier_sync,
                               runtime_barrier_arrive,
                               runtime_meet,
                               runtime_meet_warpgroup,
+                              runtime_set_registers,
                               runtime_block_memory,
                               runtime_is_shared,
                               runtime_wait_until,
@@ -225,6 +230,8 @@ void Worker::reset_scheduler() {
     for (const auto& block : blocks_) {
         for (NamedBarrier& barrier : block->barriers) barrier = NamedBarrier();
         for (WarpgroupMeeting& meeting : block->warpgroups) meeting = WarpgroupMeeting();
+        for (unsigned& registers : block->registers) registers = 0;
+        block->registers_set = Where{};
         block->memory.clear();
         block->alive = block->thread_count;
         block->mbarriers.clear();

@@ -78,6 +78,7 @@ inline void Worker::leave(Thread* self) {
 
 inline void Worker::end_block(BlockState& block) {
     check_copies(block);
+    check_registers(block);
     check_overrun(block);
     if (!block.image) return;
     block.dynamic.allow(false);
@@ -218,6 +219,38 @@ inline void Worker::meet_warpgroup(Thread* self, void* operand, Complete complet
     const unsigned first = block.first + number * kThreads;
     for (unsigned warp = 0; warp < 4; ++warp) runnable_[first / kWarpSize + warp] = ~0u;
     resume(self, reverse() ? first + kThreads - 1 : first);
+}
+
+// Registers of a thread at launch: what the compiler may give at most, by whole units of 8.
+inline unsigned registers_at_launch(const BlockState& block) {
+    constexpr unsigned kRegistersOfMultiprocessor = 65536, kUnit = 8, kMost = 256;
+    return std::min(kRegistersOfMultiprocessor / block.thread_count / kUnit * kUnit, kMost);
+}
+
+inline void Worker::set_registers(Thread* self, unsigned count, const Where& where) {
+    BlockState& block = state_of(self);
+    unsigned& registers = block.registers[self->linear / (4 * kWarpSize)];
+    if (registers)
+        fail_format(self, nullptr, "%s at %s:%d: the warpgroup was given %u registers a thread before, and is once",
+                    where.what, where.file, where.line, registers);
+    registers = count;
+    if (!block.registers_set.what || count > registers_at_launch(block)) block.registers_set = where;
+}
+
+// The block ends: its warpgroups took no more registers than there were.
+inline void Worker::check_registers(const BlockState& block) {
+    if (!block.registers_set.what) return;
+    constexpr unsigned kThreads = 4 * kWarpSize;
+    const unsigned launched = registers_at_launch(block);
+    unsigned taken = 0;
+    for (unsigned first = 0; first < block.thread_count; first += kThreads) {
+        const unsigned own = block.registers[first / kThreads];
+        taken += (own ? own : launched) * std::min(kThreads, block.thread_count - first);
+    }
+    if (taken > block.thread_count * launched)
+        fail_format(nullptr, nullptr, "%s at %s:%d: the block's warpgroups want %u registers together, it has %u at launch: "
+                    "on a GPU they wait for ever", block.registers_set.what, block.registers_set.file,
+                    block.registers_set.line, taken, block.thread_count * launched);
 }
 
 inline void* Worker::block_memory(Thread* self, unsigned long long bytes) {

@@ -79,6 +79,7 @@ class Worker {
     void barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where);
     void meet(Thread* self, unsigned mask, void* operand, Complete complete, const Where& where);
     void meet_warpgroup(Thread* self, void* operand, Complete complete, const Where& where);
+    void set_registers(Thread* self, unsigned count, const Where& where);
     void* block_memory(Thread* self, unsigned long long bytes);
     bool is_shared(Thread* self, const void* address, unsigned bytes) const {
         Place place;
@@ -145,6 +146,7 @@ class Worker {
     void end_block(BlockState& block);
     void check_overrun(const BlockState& block);
     void check_copies(const BlockState& block);
+    void check_registers(const BlockState& block);
     void require_fibers(Thread* self, const Where& where);
     [[noreturn]] void deadlock();
     std::string waits(const BlockState& block) const;  // which threads of the block wait where
