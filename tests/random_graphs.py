@@ -109,7 +109,7 @@ class GraphAuthor(NodeAuthor):
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
 
     def attention(self) -> None:
-        """Attention of new tensors or its gradients, with some of what they can have."""
+        """Attention of new tensors, maybe turned ones, or its gradients, with some of what they can have."""
         op = self.draw.pick(("sdpa", "sdpa", "sdpa_backward", "sdpa_fp8"))
         dtypes = ("float8_e4m3", "float8_e5m2") if op == "sdpa_fp8" else ("bfloat16", "float16", "float32")
         dtype = self.draw.pick(dtypes)
@@ -118,6 +118,10 @@ class GraphAuthor(NodeAuthor):
         width = self.draw.pick((depth, 8, 20))
         q = self.input((batch, shared * group, rows, depth), dtype)
         k, v = (self.input((batch, shared, keys, n), dtype) for n in (depth, width))
+        if op == "sdpa" and self.chance(30):
+            turned = self.draw.pick((0, 4))
+            freqs = self.input((rows, 1, 1, turned or depth), "float32")
+            q = self.define(f"g.{self.draw.pick(('rope', 'rope_backward'))}({q}, {freqs}, rope_dim={turned})")
         how = self.draw.pick(
             ("", ", use_causal_mask=True", ", diagonal_band_left_bound=3, diagonal_alignment='BOTTOM_RIGHT'",
              ", soft_cap=2.0", ", use_alibi_mask=True")

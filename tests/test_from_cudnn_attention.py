@@ -42,6 +42,24 @@ def test_gradients():
     assert [t.shape for t in graph.outputs] == [(2, 4, 6, 16), (2, 2, 10, 16), (2, 2, 10, 16)]
 
 
+def test_rotary_embeddings():
+    g = pygraph(DATA.HALF)
+    q, k, v = (g.tensor([2, h, 6, 16], name=n) for n, h in (("q", 4), ("k", 2), ("v", 2)))
+    freqs = g.tensor([6, 1, 1, 8], name="freqs", data_type=DATA.FLOAT)
+    turned = [g.rope(q, freqs, rope_dim=8, output_scale=0.25, name="turn"), g.rope(k, freqs, rope_dim=8)]
+    back = g.rope_backward(turned[0], freqs, rope_dim=8, output_scale=4.0).set_output(True)
+    o, _ = g.sdpa(q=turned[0], k=turned[1], v=v, is_inference=True)
+    o.set_output(True)
+    graph = from_cudnn(g)
+    assert [n.op.name for n in graph.nodes if n.op.name.startswith("rope")] == ["rope", "rope", "rope_backward"]
+    assert graph.nodes[0].attributes == {"rope_dim": 8, "output_scale": 0.25}
+    assert graph.uids[back.uid].strides == (384, 96, 16, 1)
+    x, angles = normal((2, 4, 6, 16), np.float16), normal((6, 1, 1, 8)) * 5
+    rest = {n: normal((2, 2, 6, 16), np.float16) for n in ("k", "v")}
+    found = execute(graph, {"q": x, "freqs": angles, **rest})[0]
+    np.testing.assert_allclose(found.astype(float), x.astype(float), rtol=4e-3, atol=4e-3)
+
+
 ATTENTION: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"attn_scale": 1.0}),
     ({"attn_scale": 0.25, "use_causal_mask": True, "is_inference": True}, {"diagonal_band_right_bound": 0}),

@@ -17,6 +17,7 @@ from fusegraph.ops import (
     pooling_composite,
     random,
     reduction,
+    rotary,
     scan,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
@@ -43,5 +44,6 @@ __all__ = [
     "pooling_composite",
     "random",
     "reduction",
+    "rotary",
     "scan",
 ]

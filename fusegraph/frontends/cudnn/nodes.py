@@ -258,6 +258,17 @@ def _concatenate(reading: Reading, node: Any) -> Results:
     return {"OUT_0": reading.graph.concatenate(parts, axis=int(node.params["axis"]))}
 
 
+def _rope(name: str, port: str, out: str) -> Rule:
+    """A rotary position embedding or the gradient of one."""
+
+    def make(reading: Reading, node: Any) -> Results:
+        given = {key: value for key in ("rope_dim", "output_scale") if (value := node.params.get(key)) is not None}
+        x, freqs = (reading.operand(node, p) for p in (port, "freqs"))
+        return {out: reading.composite(TABLE[name], (x, freqs), {**TABLE[name].attributes, **given})[0]}
+
+    return Rule(make, (port, "freqs"), ("rope_dim", "output_scale"))
+
+
 _FORWARD = ("Y", "mean", "inv_var")
 _BACKWARD = ("DX", "DScale", "DBias")
 
@@ -283,6 +294,8 @@ RULES: dict[str, Rule] = {
     "BATCHNORM_BWD": _norm("batchnorm_backward", *_BACKWARD),
     "RMSNORM_BWD": _norm("rmsnorm_backward", "DX", "DScale"),
     "GENSTATS": _norm("genstats", "SUM", "SQ_SUM"),
+    "ROPE": _rope("rope", "input", "OUT_0"),
+    "ROPE_BWD": _rope("rope_backward", "dY", "OUT_0"),
     "RESHAPE": Rule(_reshape, ("input",), ("reshape_mode",)),
     "TRANSPOSE": Rule(_transpose, ("input",), ("permutation",)),
     "SLICE": Rule(_slice, ("input",), ("slices",)),
