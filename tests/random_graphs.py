@@ -118,7 +118,7 @@ class GraphAuthor(NodeAuthor):
         width = self.draw.pick((depth, 8, 20))
         q = self.input((batch, shared * group, rows, depth), dtype)
         k, v = (self.input((batch, shared, keys, n), dtype) for n in (depth, width))
-        if op == "sdpa" and self.chance(30):
+        if op != "sdpa_fp8" and self.chance(60):
             turned = self.draw.pick((0, 4))
             freqs = self.input((rows, 1, 1, turned or depth), "float32")
             q = self.define(f"g.{self.draw.pick(('rope', 'rope_backward'))}({q}, {freqs}, rope_dim={turned})")
