@@ -90,6 +90,8 @@ RATE = {80: 1024, 86: 512, 87: 1024, 89: 512, 90: 1300, 100: 1024, 103: 1024, 11
 #: Bytes that a multiprocessor gets from the L2 cache in a cycle and the cycles until they come; bytes of shared memory
 #: and instructions of single threads in a cycle.
 L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
+#: Cycles from one load to registers to the next of a warp that has its scheduler of the multiprocessor for itself.
+BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 #: How much longer a stage takes that is gathered from windows of an image, or has a factor that is computed.
@@ -109,7 +111,8 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
     """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
-    return _ranked(spec, arch)[0][0]
+    # Schedules are ranked without the time between loads, of which those that come first have about as much.
+    return _cost(spec, ways(spec, _widens(spec, arch)), _ranked(spec, arch)[0][1], arch, between_loads=BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -185,7 +188,13 @@ def shared_bytes(parts: Ways, s: MmaSchedule) -> int:
     return max(ring_bytes(parts, s), sums)
 
 
-def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> float:
+def _loads(parts: Ways, s: MmaSchedule) -> int:
+    """Loads to registers of a thread in a stage."""
+    sides = ((parts.a, s.rows), (parts.b, s.cols * parts.products))
+    return sum(way.count(n, s.inner, s.threads) * way.piece // way.vector for way, n in sides if not way.copied)
+
+
+def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch, *, between_loads: float = 0.0) -> float:
     """Estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or latency."""
     itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
@@ -207,7 +216,10 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch) -> flo
     together = min(resident, -(-blocks // arch.sm_count_hint))
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
-    stage = max(busy, LATENCY / ahead / together)
+    latency = LATENCY / ahead / together
+    if together * warps <= 2:
+        latency += between_loads * _loads(parts, s)
+    stage = max(busy, latency)
     if spec.a.image is not None and len(spec.inner) - spec.inner.count(1) > 1:
         stage *= WINDOWS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):

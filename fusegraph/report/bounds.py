@@ -376,7 +376,7 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     if inexact and node.op.name in _EQUALITIES:
         spans = [moves[k][:2] if k in moves else (v, v) for k, v in enumerate(values)]
         meet = np.maximum(*(low for low, _ in spans)) <= np.minimum(*(high for _, high in spans))
-        total = np.where(meet & np.logical_or(*(e > 0 for _, e in operands)), np.inf, total)
+        total = np.maximum(total, meet & np.logical_or(*(e > 0 for _, e in operands)))
     if node.op.name in _BITWISE:
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
