@@ -192,6 +192,23 @@ def test_a_kernel_for_queries_and_one_for_keys(kind: str) -> None:
     assert [len(plan(g).memory.offsets) for g in (grouped, alike, decode)] == [2 + tables, 2, 2]
 
 
+def reason(graph: fg.Graph, operand: str) -> str:
+    (found,) = [d.reason for d in plan(graph).partition.decisions if f"reads tiles of its {operand}" in d.reason]
+    return found
+
+
+def test_why_attention_does_not_turn_them() -> None:
+    """Queries are read once, keys by every tile of queries and by both heads that share them."""
+    graph = attention("half", rows=1000, keys=1000)
+    assert "to compute 'add' in its kernel" in reason(graph, "queries")
+    assert "would save moving 1,024 kB" in reason(graph, "queries")
+    assert "compute each" not in reason(graph, "queries")
+    assert "would save moving 512 kB, but compute each element 16 times" in reason(graph, "keys")
+    decode = attention("half", rows=1, keys=1000)  # both heads are rows of one tile
+    assert "would save moving 512 kB" in reason(decode, "keys")
+    assert "compute each" not in reason(decode, "keys")
+
+
 def test_attention_of_rotated_queries_and_keys() -> None:
     check_all([attention("rope")])
 

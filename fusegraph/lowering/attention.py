@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from codegen import attention_simt
@@ -20,6 +21,9 @@ from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention import Score, Weight
 from fusegraph.ops.base import Kind
+
+#: Queries of a tile; operations of an H200's tensor cores, at two thirds of their peak, in the time of moving a byte.
+TILE_ROWS, OPERATIONS_PER_BYTE = 128, 140.0
 
 
 def attentions(view: GroupView) -> list[Node]:
@@ -47,8 +51,9 @@ def accept(view: GroupView, options: Options) -> None:
                 f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
                 f"{list(out.shape)}"
             )
-        if other.output in node.inputs or any(view.graph.producer(t) in view.members for t in node.inputs):
-            raise Refusal(f"attention {node.name!r} computes nothing in front of its operands, as {what} is")
+        made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
+        if made is not None:
+            raise Refusal(from_memory(node, made, made))
         if any(t in stats for t in other.inputs):
             raise Refusal(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
         if any(view.graph.producer(t) in after for t in other.inputs):
@@ -57,6 +62,30 @@ def accept(view: GroupView, options: Options) -> None:
         if tensor not in stats and (view.graph.producer(tensor) not in after or tensor.shape != out.shape):
             raise Refusal(f"{tensor.name!r} is written and is no result of attention {node.name!r}")
     check_size(view)
+
+
+def from_memory(node: Node, operand: Tensor, made: Tensor) -> str:
+    """Why what makes an operand of an attention (``made``, of which the operand may be a view) is not part of its
+    kernel, with what that would save and cost; the work that masks save is not known here.
+    """
+    position = node.inputs.index(operand)
+    if position > 2:
+        return f"attention {node.name!r} computes nothing in front of its operands, and {made.name!r} is one"
+    q, k, v = node.inputs[:3]
+    *batch, rows, keys = node.attributes["score"].anchor.output.shape
+    if rows == 1 and batch and shares_keys(node):
+        rows = batch.pop()
+    tiles = prod(batch) * -(-rows // TILE_ROWS)  # each reads all keys and values
+    reads = rows * prod(batch) * q.shape[-1] if position == 0 else tiles * keys * (q, v)[position - 1].shape[-1]
+    times = max(1, round(reads / max(1, operand.size)))
+    products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / OPERATIONS_PER_BYTE
+    whole = max(products, q.nbytes + k.nbytes + v.nbytes + node.outputs[0].nbytes)
+    repeated = f", but compute each element {times} times" if times > 1 else ""
+    what, saved = ("queries", "keys", "values")[position], f"{2 * operand.nbytes / 1e3:,.0f} kB"
+    return (
+        f"attention {node.name!r} reads tiles of its {what} as they lie in memory: to compute {made.name!r} in its "
+        f"kernel, which takes as long as moving {whole / 1e3:,.0f} kB, would save moving {saved}{repeated}"
+    )
 
 
 def check(node: Node, graph: Graph, options: Options) -> None:

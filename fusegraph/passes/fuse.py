@@ -19,6 +19,7 @@ import networkx as nx
 from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
@@ -274,6 +275,19 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Targe
     return None
 
 
+def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:
+    """The attention, and which of its operands it is, that reads a result where views of it lie."""
+    while node in free:
+        readers = quotient.consumers.get(node.output, [])
+        found = next((n for n in readers if n.kind is Kind.ATTENTION), None)
+        if found is not None:
+            return found, node.output
+        if len(readers) != 1:
+            return None
+        (node,) = readers
+    return None
+
+
 def _decisions(
     quotient: _Quotient, options: Options, enabled: bool, target: Target, free: frozenset[Node]
 ) -> Iterator[Decision]:
@@ -294,6 +308,9 @@ def _decisions(
             reason = (
                 f"{moved.op.name} {moved.name!r} needs no kernel: its elements are read, or written, where they lie"
             )
+            reader = _attention_behind(quotient, consumer, free) if producer not in free else None
+            if reader is not None:
+                reason += f"; {attention.from_memory(*reader, tensor)}"
             yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes)
             continue
         if not enabled:
