@@ -386,6 +386,8 @@ class _Renderer:
             if r.map is None:
                 self.scores.store(r.sums, r.op, r.name, r.elements, columns(r.elements), r.factor)
         if not mapped:
+            # Warps that multiply are together; where there was nothing to multiply one may be late.
+            w.line(f"named_barrier_sync(1 + group, {GROUP});  // all warps have been here")
             w.line("if (t == 0) barrier_arrive(shared.held_empty[held.index]);")
             return
         w.line("// The results take the place of what the block kept, of which nothing is left to multiply.")

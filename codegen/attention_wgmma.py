@@ -278,6 +278,7 @@ class _Renderer(Producer):
         if self.listing:
             w.close()
             w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
+            self._meet()
             w.open("if (t == 0)")
             w.line("barrier_arrive(shared.keys_empty[stage.index]);")
             w.line("barrier_arrive(shared.values_empty[stage.index]);")
@@ -384,6 +385,12 @@ class _Renderer(Producer):
         w.close()
         w.line("wgmma_commit();")
 
+    def _meet(self) -> None:
+        """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
+        nothing is multiplied, which they do together, one may be so late that what comes next takes its place.
+        """
+        self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
+
     # ---- results
 
     def _results(self) -> None:
@@ -391,6 +398,8 @@ class _Renderer(Producer):
         if self.out_map is not None:
             self._store_tiles()
         else:
+            if self.spec.some_meet_none and not (self.joined or self.listing):
+                self._meet()
             self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
             self.scores.store(self.written[0], self.width)
 

@@ -18,6 +18,7 @@ from fusegraph.plan import plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.host_compiler import Order
 
 __all__ = [
     "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "check_all", "check_on_gpu",
@@ -36,7 +37,8 @@ def executables(
     graphs: Sequence[fg.Graph], *, fusion: bool = True, arch: str | None = None, **options: Any
 ) -> list[CpuExecutable]:
     """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
-    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, arch=arch) for g in graphs]
+    order: Order = "late" if arch == "sm_90a" else "forward"  # where warpgroups work together one warp may be late
+    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, arch=arch, order=order) for g in graphs]
     build_together(made)
     return made
 

@@ -101,7 +101,7 @@ def module() -> CpuModule:
     return build([*sources, KernelSource("loop", loop, (1, 1, 1), (32, 1, 1))], cache=default_cache())
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("order", ["forward", "reverse", "late"])
 @pytest.mark.parametrize("name", CASES)
 def test_results(module: CpuModule, name: str, order: Order) -> None:
     case = CASES[name]
@@ -128,6 +128,47 @@ def test_a_missing_wait_shows(module: CpuModule, name: str, wrong_in: Order) -> 
 def test_errors(module: CpuModule, name: str, order: Order) -> None:
     with pytest.raises(KernelError, match=re.compile(WRONG[name][0], re.DOTALL)):
         module.launch(name, [0], order=order)
+
+
+def test_a_late_warp_misses_a_phase() -> None:
+    """One thread gives a stage away that other warps of its warpgroup may not have waited for."""
+    code = """
+#include "mbarrier.cuh"
+#include "warpgroup.cuh"
+
+extern "C" __global__ void hasty(int* out)
+{
+    __shared__ Barrier full, empty;
+    if (threadIdx.x == 0) {
+        barrier_init(full, 1);
+        barrier_init(empty, 1);
+        barrier_fence_init();
+    }
+    __syncthreads();
+    for (int k = 0; k < 4; ++k) {
+        if (threadIdx.x == 0) {
+            barrier_wait(empty, k % 2 ^ 1);
+            barrier_arrive(full);
+        } else if (threadIdx.x >= 128) {
+            barrier_wait(full, k % 2);
+            MEET
+            if (threadIdx.x == 128) barrier_arrive(empty);
+        }
+    }
+}
+"""
+    kernels = {name: code.replace("hasty", name) for name in ("hasty", "together")}
+    kernels["hasty"] = kernels["hasty"].replace("MEET", "")
+    kernels["together"] = kernels["together"].replace("MEET", "named_barrier_sync(1, 128);")
+    sources = [KernelSource(name, text, (1, 1, 1), (256, 1, 1), 0, True) for name, text in kernels.items()]
+    module = build(sources, cache=default_cache())
+    orders: tuple[Order, ...] = ("forward", "reverse", "late")
+    for order in orders:
+        module.launch("together", [0], order=order)
+    for order in orders[:2]:
+        module.launch("hasty", [0], order=order)
+    with pytest.raises(KernelError, match=r"deadlock|completed phase"):
+        module.launch("hasty", [0], order="late")
 
 
 def test_kernels_without_fibers_have_no_barriers(module: CpuModule) -> None:

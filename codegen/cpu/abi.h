@@ -158,6 +158,10 @@ struct Interpreter {
     void (*fetch)(void**, void**, void**);  // PyErr_Fetch
 };
 
+// In which order threads go on where several can: ascending, descending, or ascending but for the last warp of every
+// four, which goes on when nothing else can and all copies are done: what may happen to any warp of a warpgroup.
+enum Order { kForward, kReverse, kLate };
+
 // One launch, filled in by the caller.
 struct Request {
     const Kernel* kernel;
@@ -166,7 +170,7 @@ struct Request {
     unsigned int grid[3], block[3], cluster[3];
     unsigned int dynamic_shared_bytes;
     unsigned int host_threads;  // most host threads to use
-    int reverse;                // run blocks and threads in descending order
+    int order;                  // an Order
     int poison;                 // byte to fill shared memory with before each block; -1: leave it
     const Interpreter* python;  // asked now and then, between blocks, by the calling host thread; may be null
 };

@@ -285,7 +285,7 @@ void Worker::run_cluster(uint64_t number) {
         context_switch(main_, contexts_[first]);
     } else {
         in_kernel = true;
-        request.kernel->run_block(request.args, request.reverse);
+        request.kernel->run_block(request.args, reverse());
         in_kernel = false;
         check_overrun(first_block);
     }

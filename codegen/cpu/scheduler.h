@@ -1,5 +1,5 @@
-// The scheduler of one cluster: fibers run until they wait, in thread order (or reverse).  Where none can go on, copies
-// under way are finished, one at a time; what that does not resolve either is a deadlock.
+// The scheduler of one cluster: fibers run until they wait, in the launch's order.  Where none can go on, copies under way
+// are finished, one at a time; what that does not resolve either is a deadlock.
 #pragma once
 
 #include "worker.h"
@@ -19,22 +19,22 @@ inline unsigned Worker::first_of(const unsigned* lanes_by_warp, bool reverse) {
 }
 
 // The runnable thread that follows `from` in the order of the launch, going round.
-inline bool Worker::next_runnable(unsigned from, unsigned& next) {
+inline bool Worker::next_runnable(unsigned from, unsigned& next, bool late) {
     unsigned warp = from / kWarpSize;
     const unsigned lane = from % kWarpSize;
     if (reverse()) {
-        unsigned lanes = runnable_[warp] & ((1u << lane) - 1);
+        unsigned lanes = runnable(warp, late) & ((1u << lane) - 1);
         for (unsigned steps = 0; steps <= warp_count_; ++steps) {
             if (lanes) return next = warp * kWarpSize + 31 - __builtin_clz(lanes), true;
             warp = warp ? warp - 1 : warp_count_ - 1;
-            lanes = runnable_[warp];
+            lanes = runnable(warp, late);
         }
     } else {
-        unsigned lanes = lane == 31 ? 0 : runnable_[warp] & (~0u << (lane + 1));
+        unsigned lanes = lane == 31 ? 0 : runnable(warp, late) & (~0u << (lane + 1));
         for (unsigned steps = 0; steps <= warp_count_; ++steps) {
             if (lanes) return next = warp * kWarpSize + __builtin_ctz(lanes), true;
             warp = warp + 1 == warp_count_ ? 0 : warp + 1;
-            lanes = runnable_[warp];
+            lanes = runnable(warp, late);
         }
     }
     return false;
@@ -72,6 +72,7 @@ inline void Worker::leave(Thread* self) {
         if (polling_) poll_waiting();
         if (next_runnable(own, next)) return resume(self, next);
     } while (advance_copies());
+    if (next_runnable(own, next, true)) return resume(self, next);
     if (alive_) deadlock();
     context_switch(contexts_[own], main_);  // the cluster is done; resumed by the worker's next
 }

@@ -122,7 +122,12 @@ class Worker {
    private:
     unsigned index_of(const Thread* thread) const { return state_of(thread).first + thread->linear; }
     bool has_fibers() const { return launch_.request.kernel->run; }
-    bool reverse() const { return launch_.request.reverse; }
+    bool reverse() const { return launch_.request.order == kReverse; }
+    // The lanes of a warp that can go on, if the warp is one that comes late, or is not.
+    unsigned runnable(unsigned warp, bool late) const {
+        const bool comes_late = launch_.request.order == kLate && warp % warps_a_block_ % 4 == 3;
+        return comes_late == late ? runnable_[warp] : 0;
+    }
 
     void prepare_blocks();
     void prepare_threads(BlockState& block);
@@ -136,7 +141,7 @@ class Worker {
     void leave(Thread* self);                         // suspends `self`, runs the next runnable thread
     void resume(Thread* self, unsigned next);         // the same, with the next thread given
     void activate(BlockState& block);                 // its shared variables are now those of the host thread
-    bool next_runnable(unsigned from, unsigned& next);
+    bool next_runnable(unsigned from, unsigned& next, bool late = false);
     static unsigned first_of(const unsigned* lanes_by_warp, bool reverse);
     void wait(Thread* self, State state, const Where& where, unsigned detail0, unsigned detail1);
     bool arrive(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,9 @@ class _Module:
 class CpuExecutable(KernelExecutable[_Module]):
     """Runs a plan's kernels on the CPU.
 
-    order ("forward" or "reverse") is the order in which the threads of a block take turns: a result that depends on it
-    shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns before use.  arch is the
-    architecture whose kernels are run (default: those that run on all of them).
+    order is the order in which the threads of a block take turns (`fusegraph.runtime.host_compiler.CpuModule.launch`):
+    a result that depends on it shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns
+    before use.  arch is the architecture whose kernels are run (default: those that run on all of them).
     """
 
     engine = "cpu"
@@ -46,7 +46,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         fusion: bool = True,
         workspace_limit: int | None = None,
         cache: DiskCache | None = None,
-        order: Literal["forward", "reverse"] = "forward",
+        order: host_compiler.Order = "forward",
         lazy: bool = False,
         arch: str | None = None,
     ) -> None:

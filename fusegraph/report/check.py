@@ -258,7 +258,7 @@ def check_executable(
     note = ""
     if isinstance(executable, CpuExecutable):
         before = executable.order
-        executable.order = "reverse" if before == "forward" else "forward"
+        executable.order = "forward" if before == "reverse" else "reverse"
         try:
             again = run(executable, given)
         finally:

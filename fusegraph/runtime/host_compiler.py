@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
@@ -33,7 +33,7 @@ from fusegraph.errors import CompileError, KernelError, ToolchainError
 from fusegraph.runtime.cache import digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
-Order = Literal["forward", "reverse"]
+Order = Literal["forward", "reverse", "late"]
 Dim3 = tuple[int, int, int]
 
 # What the runtime and the kernels have in common.  No fortification: it takes leaving a fiber by longjmp for an attack.
@@ -269,7 +269,7 @@ class _Request(ctypes.Structure):
         ("cluster", ctypes.c_uint * 3),
         ("dynamic_shared_bytes", ctypes.c_uint),
         ("host_threads", ctypes.c_uint),
-        ("reverse", ctypes.c_int),
+        ("order", ctypes.c_int),
         ("poison", ctypes.c_int),
         ("python", ctypes.c_void_p),
     )
@@ -355,8 +355,8 @@ class CpuModule:
         kernel  index into ``kernels``, or a name that only one of them has.
         args    one value a parameter: an int for a pointer or an integer parameter, else a ctypes value of the
                 parameter's size.  If the KernelSource has ``parameters``: the addresses of its arguments.
-        order   in which order threads of a block, and blocks, take their turns.  A kernel whose result depends on it
-                lacks a barrier.
+        order   in which order threads of a block, and blocks, take their turns; "late": the last warp of every four
+                goes on when nothing else can.  A kernel whose result depends on it lacks a barrier.
         poison  fill shared memory with 0xff bytes, which are NaNs, before each block.
 
         Raises KernelError for arguments and dimensions that CUDA would refuse, and for what the kernel does wrong:
@@ -367,8 +367,8 @@ class CpuModule:
         source = self.kernels[index]
         grid, block = grid or source.grid, block or source.block
         shared_bytes = source.dynamic_shared_bytes if shared_bytes is None else shared_bytes
-        if order not in ("forward", "reverse"):
-            raise KernelError(f"kernel {source.name}: order is {order!r}; 'forward' or 'reverse' is expected")
+        if order not in (orders := get_args(Order)):
+            raise KernelError(f"kernel {source.name}: order is {order!r}; one of {', '.join(orders)} is expected")
         _check_dimensions(source, grid, block, shared_bytes)
         if 0 in grid:
             return
@@ -384,7 +384,7 @@ class CpuModule:
             source.cluster,
             shared_bytes,
             host_threads(),
-            order == "reverse",
+            orders.index(order),
             _POISON if poison else -1,
             ctypes.addressof(_interpreter()),
         )
