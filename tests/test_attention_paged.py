@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, FORMS
 
 import fusegraph as fg
+from codegen import attention_wgmma
+from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen.spec import AttentionSpec, KernelSource
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.attention_paged import TABLES
@@ -69,6 +73,30 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"name": "odd", "size": 5, "depth": 20},
     {"name": "simt", "dtype": "float32", "rows": 9},
 )
+
+
+@pytest.mark.slow
+def test_one_block_has_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tiles of queries with nothing to multiply, a warp may be late (`graphs.executables`)."""
+    original = attention_wgmma.render
+    alone: list[str] = []
+
+    def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
+        source = original(spec, replace(schedule, blocks=1))
+        alone.append(source.code)
+        return source
+
+    monkeypatch.setattr(attention_wgmma, "render", render)
+    graphs = [paged("stored", rows=5, heads=4), paged("scaled", rows=5, heads=4)]
+    out = graphs[1].outputs[0]
+    graphs[1].output(out * 2.0, name="twice")
+
+    def short(g: fg.Graph) -> dict[str, Any]:
+        return {**inputs(g), "seq_len_kv": np.array([0, 37], np.int32)}
+
+    check_all(graphs, arch="sm_90a", inputs=short)
+    assert len(alone) == 2
+    assert any("tma_store" not in code for code in alone)
 
 
 @pytest.mark.slow
