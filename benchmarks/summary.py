@@ -44,14 +44,22 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(files: Sequence[str]) -> int:
-    """Prints what the module's text says; returns 2 if no file is given."""
+    """Prints what the module's text says; returns 2 if no file is given, or one that holds no run."""
     if not files:
         print(__doc__, file=sys.stderr)
         return 2
     for file in files:
-        rows = json.loads(Path(file).read_text("utf-8"))["rows"]
-        print(f"{file}: {sentence(rows) or 'nothing to compare.'}")
-        for name, ratio in sorted(ratios(rows).items(), key=lambda item: item[1]):
+        try:
+            rows = json.loads(Path(file).read_text("utf-8"))["rows"]
+            said, found = sentence(rows), ratios(rows)
+        except OSError as error:
+            print(f"{file} cannot be read: {error.strerror or error}", file=sys.stderr)
+            return 2
+        except (ValueError, TypeError, LookupError) as error:
+            print(f"{file} is no run of fusegraph bench: {type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+        print(f"{file}: {said or 'nothing to compare.'}")
+        for name, ratio in sorted(found.items(), key=lambda item: item[1]):
             if ratio < 1:
                 print(f"  {ratio:.2f}  {name}")
     return 0

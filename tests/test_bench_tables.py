@@ -95,6 +95,17 @@ def test_a_run_in_a_sentence(tmp_path, capsys):
     assert summary.main([]) == 2
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": 3}', '{"rows": [{}]}', "\xff", None])
+def test_a_file_that_holds_no_run(text, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    if text is not None:
+        path.write_text(text, "latin-1")
+    assert summary.main([str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"{path} ")
+
+
 def test_the_picture_of_nothing():
     nothing = document(ENVIRONMENT, "--suite memory-bound", 15, [], complete=True)
     assert ElementTree.fromstring(svg(nothing)).tag.endswith("svg")

@@ -439,6 +439,19 @@ def test_no_compiler(write, tell, monkeypatch):
     assert (status, told["error"]["type"]) == (2, "ToolchainError")
 
 
+def test_a_cache_folder_that_cannot_be_used(write, tmp_path, capsys, monkeypatch):
+    """It is said in one line, and the command does its work."""
+    monkeypatch.setenv("FUSEGRAPH_CACHE_DIR", write("a file", "cache"))
+    monkeypatch.setattr(cache, "_warned", False)
+    cache.default_cache.cache_clear()
+    warn = "import warnings\nwarnings.warn('of the user')\n"
+    with pytest.warns(UserWarning, match="of the user"):
+        assert main(["compile", write(warn + POINTWISE), "--engine", "cpu", "--out", str(tmp_path / "out")]) == 0
+    cache.default_cache.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fusegraph: warning: the cache folder {tmp_path / 'cache'} cannot be used")
+
+
 def test_too_large_for_memory(write, tell):
     text = HEAD + "g = fg.Graph('huge')\ng.output(g.exp(g.tensor('a', (2**20, 2**30))), name='y')\n"
     status, told, _ = tell("run", write(text), "--engine", "reference")

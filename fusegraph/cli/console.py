@@ -9,11 +9,14 @@ import shutil
 import sys
 import traceback
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any, ParamSpec
 
 from fusegraph.errors import FusegraphError
 
+_PACKAGE = Path(__file__).parents[1]
 NOT_OK, ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 P = ParamSpec("P")
@@ -37,7 +40,8 @@ def guarded(command: Callable[P, int]) -> Callable[P, None]:
 def _guard(body: Callable[[], int], *, as_json: bool) -> int:
     try:
         try:
-            status = body()
+            with _own_warnings_as_notes():
+                status = body()
         except FusegraphError as error:
             status = _report(type(error).__name__, str(error), ERROR, as_json=as_json)
         except MemoryError as error:
@@ -65,6 +69,21 @@ def _report(kind: str, message: str, status: int, *, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"type": kind, "message": message}})
     return status
+
+
+@contextlib.contextmanager
+def _own_warnings_as_notes() -> Iterator[None]:
+    """What fusegraph warns of is said in one line, without a place in its source; warnings of a user's file have it."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any) -> None:
+        if Path(filename).is_relative_to(_PACKAGE):
+            note(f"warning: {message}")
+        else:
+            shown(message, category, filename, *place, **more)
+
+    with warnings.catch_warnings():
+        shown, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 # --- printing
