@@ -234,5 +234,7 @@ def test_errors() -> None:
         g.sdpa_backward(q, k, k, o, o, o)
     with pytest.raises(ShapeError, match=r"dO \[1, 1, 6, 8\] has not the shape \[1, 2, 5, 8\]"):
         g.sdpa_backward(q, k, k, o, k, stats)
+    with pytest.raises(ShapeError, match="queries and keys have no elements"):
+        g.sdpa_backward(g.tensor("q0", (1, 2, 5, 0)), g.tensor("k0", (1, 1, 6, 0)), k, o, o, stats)
     with pytest.raises(DTypeError, match="stats is of floats, got int32"):
         g.sdpa_backward(q, k, k, o, o, g.tensor("i", (1, 2, 5, 1), "int32"))

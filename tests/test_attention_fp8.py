@@ -135,6 +135,8 @@ def test_what_cudnn_is_not_told() -> None:
 
 
 def test_refusals() -> None:
+    with pytest.raises(ShapeError, match="queries and keys have no elements"):
+        built(depth=0)
     with pytest.raises(DTypeError, match="q is of 8-bit floats, got bfloat16"):
         built(dtype="bfloat16")
     g = fg.Graph("refused", io_dtype=E4M3)
