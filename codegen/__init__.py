@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from codegen import attention, attention_backward, contraction, pointwise, pool, rows, scan, window, winograd
+from codegen import attention, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
-from codegen.attention_backward_mma import AttentionBackwardMmaSchedule
-from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
-from codegen.attention_backward_spec import AttentionBackwardSpec
-from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
-from codegen.attention_mma import AttentionMmaSchedule
-from codegen.attention_simt import AttentionSimtSchedule
-from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
-from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt_schedule import SimtSchedule
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.attention import backward as attention_backward
+from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
+from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
+from codegen.attention.mma import AttentionMmaSchedule
+from codegen.attention.simt import AttentionSimtSchedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.contraction.mma_schedule import MmaSchedule
+from codegen.contraction.simt_schedule import SimtSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
-from codegen.pool_schedule import PoolSchedule
-from codegen.rows_schedule import RowsSchedule
+from codegen.pool.schedule import PoolSchedule
+from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
 from codegen.schedule import (
     PORTABLE,
@@ -30,8 +31,8 @@ from codegen.schedule import (
     target,
 )
 from codegen.spec import AttentionSpec, ContractionSpec, KernelSource, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
-from codegen.window_schedule import WindowSchedule
-from codegen.window_spec import WindowSpec, WinogradSpec
+from codegen.window.schedule import WindowSchedule
+from codegen.window.spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
 
 __all__ = [

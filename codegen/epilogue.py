@@ -14,7 +14,7 @@ from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, converted
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
-from codegen.rows_renderer import combiner
+from codegen.rows.renderer import combiner
 from codegen.spec import Limit
 
 

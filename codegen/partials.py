@@ -9,7 +9,7 @@ from codegen.expr import Reduction
 from codegen.iteration import collapse, coordinate, linear
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
-from codegen.rows_renderer import combiner, identity
+from codegen.rows.renderer import combiner, identity
 from codegen.spec import ContractionSpec, Partial
 
 

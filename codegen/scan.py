@@ -15,8 +15,8 @@ from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, 
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
-from codegen.pointwise_body import plus, vector_type
-from codegen.rows_renderer import accumulate, identity
+from codegen.pointwise.body import plus, vector_type
+from codegen.rows.renderer import accumulate, identity
 from codegen.spec import KernelSource, ScanSpec
 
 #: Threads of a block; those of a row are at most as many.

@@ -11,35 +11,28 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import (
-    attention,
-    attention_backward,
-    contraction,
-    pointwise,
-    pool_schedule,
-    rows,
-    scan,
-    window_schedule,
-    winograd,
-)
+from codegen import attention, contraction, pointwise, rows, scan, winograd
 from codegen.arch import Arch
-from codegen.attention_backward_mma import AttentionBackwardMmaSchedule
-from codegen.attention_backward_simt import AttentionBackwardSimtSchedule
-from codegen.attention_backward_spec import AttentionBackwardSpec
-from codegen.attention_backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
-from codegen.attention_mma import AttentionMmaSchedule
-from codegen.attention_simt import AttentionSimtSchedule
-from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
-from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt_schedule import SimtSchedule
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.attention import backward as attention_backward
+from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
+from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
+from codegen.attention.mma import AttentionMmaSchedule
+from codegen.attention.simt import AttentionSimtSchedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.contraction.mma_schedule import MmaSchedule
+from codegen.contraction.simt_schedule import SimtSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
-from codegen.pool_schedule import PoolSchedule
-from codegen.rows_schedule import RowsSchedule
+from codegen.pool import schedule as pool_schedule
+from codegen.pool.schedule import PoolSchedule
+from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
 from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
-from codegen.window_schedule import WindowSchedule
-from codegen.window_spec import WindowSpec, WinogradSpec
+from codegen.window import schedule as window_schedule
+from codegen.window.schedule import WindowSchedule
+from codegen.window.spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
 
 KernelSpec: TypeAlias = (

@@ -15,7 +15,7 @@ from codegen.iteration import coordinate, extent, index_type, linear, unsigned
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
-from codegen.window_spec import WinogradSpec
+from codegen.window.spec import WinogradSpec
 
 #: Elements of all patches of a thread; it needs more registers than that for the transforms.
 _MOST_ELEMENTS = 144

@@ -19,9 +19,10 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 
 import codegen
 import fusegraph as fg
-from codegen import attention, attention_wgmma_schedule
+from codegen import attention
 from codegen.arch import arch as arch_of
-from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, Bound
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError

@@ -11,8 +11,8 @@ from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, FORMS
 
 import fusegraph as fg
-from codegen import attention_wgmma
-from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen.attention import wgmma as attention_wgmma
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, KernelSource
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, ShapeError

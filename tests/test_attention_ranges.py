@@ -14,8 +14,9 @@ from graphs import check_all, executables
 from test_attention import written_out
 
 import fusegraph as fg
-from codegen import attention, attention_wgmma_schedule
-from codegen.attention_wgmma_schedule import AttentionWgmmaSchedule
+from codegen import attention
+from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run

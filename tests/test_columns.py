@@ -21,8 +21,8 @@ from graphs import check_all, check_on_gpu, executables
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, arch
-from codegen.rows_schedule import SIZE_OF, RowsSchedule
-from codegen.rows_space import normalize
+from codegen.rows.schedule import SIZE_OF, RowsSchedule
+from codegen.rows.space import normalize
 from codegen.schedule import target
 from codegen.spec import RowsSpec
 from fusegraph.engines.cpu import CpuExecutable, build_together

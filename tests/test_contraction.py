@@ -13,7 +13,7 @@ import pytest
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen.contraction_simt_schedule import TILES, SimtSchedule
+from codegen.contraction.simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options

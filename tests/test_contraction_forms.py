@@ -11,9 +11,9 @@ from test_contraction_wgmma import hopper, spec
 
 import fusegraph as fg
 from codegen import contraction, schedules, target
-from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_simt_schedule import SimtSchedule
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction.mma_schedule import MmaSchedule
+from codegen.contraction.simt_schedule import SimtSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec
 from fusegraph.plan import plan
 

@@ -16,7 +16,7 @@ from test_contraction import convolution, epilogues, matmul, transposed
 import codegen
 import fusegraph as fg
 from codegen import arch as archs
-from codegen.contraction_mma_schedule import TILES, MmaSchedule, schedules
+from codegen.contraction.mma_schedule import TILES, MmaSchedule, schedules
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options
 from fusegraph.passes.rewrite import same

@@ -16,8 +16,9 @@ from test_contraction_mma import as_given, spec_of, tf32  # noqa: F401 - a fixtu
 import codegen
 import fusegraph as fg
 from codegen import arch as archs
-from codegen import contraction, contraction_mma
-from codegen.contraction_mma_schedule import MmaSchedule, schedules, shared_bytes
+from codegen import contraction
+from codegen.contraction import mma as contraction_mma
+from codegen.contraction.mma_schedule import MmaSchedule, schedules, shared_bytes
 from codegen.tiles import Unsupported
 from codegen.ways import ways
 from fusegraph.runtime import nvrtc

@@ -15,8 +15,11 @@ from test_contraction import convolution, matmul, transposed
 from test_contraction_products import form, products
 
 import fusegraph as fg
-from codegen import contraction_mma_schedule, contraction_simt_schedule, contraction_wgmma_schedule, render, target
+from codegen import render, target
 from codegen.contraction import keeps_form
+from codegen.contraction import mma_schedule as contraction_mma_schedule
+from codegen.contraction import simt_schedule as contraction_simt_schedule
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.spec import ContractionSpec
 from fusegraph.lowering import partials
 from fusegraph.plan import plan

@@ -15,8 +15,11 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
 
 import fusegraph as fg
-from codegen import contraction_mma_schedule, contraction_simt_schedule, contraction_wgmma_schedule, render, target
-from codegen.contraction_simt_schedule import TILES
+from codegen import render, target
+from codegen.contraction import mma_schedule as contraction_mma_schedule
+from codegen.contraction import simt_schedule as contraction_simt_schedule
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
+from codegen.contraction.simt_schedule import TILES
 from codegen.spec import ContractionSpec
 from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc

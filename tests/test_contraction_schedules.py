@@ -7,7 +7,7 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import convolution, epilogues, matmul, plain, tiles, transposed
 
 import fusegraph as fg
-from codegen.contraction_simt_schedule import TILES, SimtSchedule, schedules
+from codegen.contraction.simt_schedule import TILES, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
 
 # ---- schedules

@@ -16,7 +16,7 @@ from test_contraction import convolution, epilogues, matmul, plain, transposed
 
 from codegen import contraction
 from codegen.arch import arch
-from codegen.contraction_simt_schedule import PLAIN_TILE, SimtSchedule, schedules
+from codegen.contraction.simt_schedule import PLAIN_TILE, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc

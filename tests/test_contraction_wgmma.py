@@ -13,8 +13,9 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import convolution, matmul, plain, transposed
 
 import fusegraph as fg
-from codegen import contraction_wgmma_schedule, render, schedules, target
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen import render, schedules, target
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.tiles import Unsupported, factors, gathered
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc

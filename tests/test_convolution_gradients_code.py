@@ -14,8 +14,10 @@ from kernel_cases import Case, check_cases
 from test_convolution_gradients import KINDS, LAYOUTS, PROBLEMS, gradient
 
 import fusegraph as fg
-from codegen import contraction, contraction_simt, contraction_simt_schedule
+from codegen import contraction
 from codegen.arch import arch
+from codegen.contraction import simt as contraction_simt
+from codegen.contraction import simt_schedule as contraction_simt_schedule
 from fusegraph.plan import plan
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from test_convolution_gradients import gradient
 
 import fusegraph as fg
 from codegen import contraction, target
-from codegen.contraction_wgmma_layout import WgmmaSchedule
-from codegen.contraction_wgmma_schedule import schedules
+from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.contraction.wgmma_schedule import schedules
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported
 from fusegraph.engines.cpu import CpuExecutable

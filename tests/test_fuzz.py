@@ -28,8 +28,10 @@ from graphs import (
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from codegen import pointwise, pointwise_schedule, pointwise_vectors
+from codegen import pointwise
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
+from codegen.pointwise import schedule as pointwise_schedule
+from codegen.pointwise import vectors as pointwise_vectors
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable, build_together

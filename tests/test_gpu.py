@@ -19,7 +19,7 @@ from gpu_graphs import (
 
 import fusegraph as fg
 from codegen import contraction
-from codegen.contraction_simt_schedule import TILES, SimtSchedule
+from codegen.contraction.simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime.arrays import to_device

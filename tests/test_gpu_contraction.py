@@ -14,7 +14,7 @@ import test_contraction_wgmma
 from kernel_cases import Case, describe
 
 from codegen import schedules, target
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.engines import cuda
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.plan import Choice

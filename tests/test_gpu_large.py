@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from codegen.window_spec import WindowSpec
+from codegen.window.spec import WindowSpec
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 

@@ -9,7 +9,7 @@ from graphs import check_all, check_on_gpu, compile_for, share
 from test_movement import ALL, CASES, GOLDEN, fused, moved, odd, views, wide
 
 import fusegraph as fg
-from codegen.pointwise_tiling import TilesSchedule
+from codegen.pointwise.tiling import TilesSchedule
 from fusegraph.lowering import coordinates, movement
 from fusegraph.lowering import cudnn as cudnn_lowering
 from fusegraph.lowering.base import GroupView, Options, Refusal

@@ -12,7 +12,7 @@ from graphs import check_all, check_on_gpu, compile_for, executables, share
 from test_composite import MADE
 
 import fusegraph as fg
-from codegen.rows_schedule import RowsSchedule
+from codegen.rows.schedule import RowsSchedule
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
 from fusegraph.ops import TABLE, Kind

@@ -16,7 +16,7 @@ from graphs import ARCHS, share
 from kernel_cases import rendered
 
 import fusegraph as fg
-from codegen.contraction_simt_schedule import TILES, SimtSchedule
+from codegen.contraction.simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource
 from fusegraph.plan import plan

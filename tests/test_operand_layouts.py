@@ -8,8 +8,8 @@ from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
 from codegen import target
-from codegen.contraction_mma_schedule import MmaSchedule
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction.mma_schedule import MmaSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.lowering.base import Options
 from fusegraph.passes import operand_layouts
 from fusegraph.plan import Plan, by_cost_model, plan

@@ -12,9 +12,11 @@ from graphs import check_all
 from test_pointwise import mixed_cases, one, only_spec, poison
 
 import fusegraph as fg
-from codegen import pointwise, pointwise_schedule, pointwise_vectors
+from codegen import pointwise
 from codegen.pointwise import PointwiseSchedule
-from codegen.pointwise_schedule import best_schedule, normalize
+from codegen.pointwise import schedule as pointwise_schedule
+from codegen.pointwise import vectors as pointwise_vectors
+from codegen.pointwise.schedule import best_schedule, normalize
 from codegen.spec import PointwiseSpec
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.lowering.base import Options

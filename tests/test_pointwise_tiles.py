@@ -18,9 +18,11 @@ from graphs import QUICK_ARCHS, check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen import pointwise, pointwise_schedule, pointwise_tiling, schedule_data, schedule_from_data
+from codegen import pointwise, schedule_data, schedule_from_data
 from codegen.dtypes import ALL
-from codegen.pointwise_tiling import TilesSchedule, Tiling
+from codegen.pointwise import schedule as pointwise_schedule
+from codegen.pointwise import tiling as pointwise_tiling
+from codegen.pointwise.tiling import TilesSchedule, Tiling
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan

@@ -18,7 +18,7 @@ from graphs import check_all, check_on_gpu, compile_for, undecided_share
 
 import fusegraph as fg
 from codegen import best_schedule, schedules
-from codegen.pool_schedule import PoolSchedule, normalize
+from codegen.pool.schedule import PoolSchedule, normalize
 from codegen.spec import PoolSpec
 from codegen.windows import Covering, Sliding
 from fusegraph import dtypes as dt

@@ -16,7 +16,9 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
 
 import fusegraph as fg
-from codegen import contraction, contraction_mma_schedule, contraction_wgmma_schedule, render, schedules, target
+from codegen import contraction, render, schedules, target
+from codegen.contraction import mma_schedule as contraction_mma_schedule
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported
 from fusegraph.engines.cpu import CpuExecutable

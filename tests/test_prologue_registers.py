@@ -25,9 +25,10 @@ from test_prologue import (
 )
 
 import fusegraph as fg
-from codegen import contraction_wgmma_schedule, render, target
+from codegen import render, target
 from codegen.computed_tiles import computed
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.packed import packed
 from codegen.spec import ContractionSpec
 from codegen.tiles import Unsupported

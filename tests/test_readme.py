@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import fusegraph as fg
-from codegen import contraction_wgmma_schedule, render, target
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen import render, target
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.cli import app
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import KernelError

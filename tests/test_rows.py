@@ -13,7 +13,7 @@ from graphs import check_all, check_on_gpu, executables, quick, undecided_share
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
 from codegen.arch import arch
-from codegen.rows_schedule import RowsSchedule
+from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
 from fusegraph import dtypes as dt
 from fusegraph.engines.cpu import CpuExecutable, build_together

@@ -10,7 +10,7 @@ import pytest
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
 from fusegraph.ops.parts import AXES, PARTS

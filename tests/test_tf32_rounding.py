@@ -13,7 +13,8 @@ from kernel_cases import Case, check_cases
 
 import fusegraph as fg
 from codegen import arch as archs
-from codegen import contraction_mma_schedule, contraction_wgmma_schedule
+from codegen.contraction import mma_schedule as contraction_mma_schedule
+from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from fusegraph.report.check import random_inputs, run
 
 #: 1 + 3/4 of the distance between neighbours in tf32, which becomes the upper one of them.

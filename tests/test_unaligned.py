@@ -17,15 +17,11 @@ from graphs import check_all, check_on_gpu
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen import (
-    pointwise,
-    pointwise_schedule,
-    pointwise_tiling,
-    pointwise_unaligned,
-    schedule_data,
-    schedule_from_data,
-)
+from codegen import pointwise, schedule_data, schedule_from_data
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
+from codegen.pointwise import schedule as pointwise_schedule
+from codegen.pointwise import tiling as pointwise_tiling
+from codegen.pointwise import unaligned as pointwise_unaligned
 from codegen.spec import KernelSource, PointwiseSpec
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan

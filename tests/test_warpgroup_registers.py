@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from codegen import attention_backward_wgmma_schedule, attention_wgmma_schedule, contraction_wgmma_layout
 from codegen.arch import arch
+from codegen.attention import backward_wgmma_schedule as attention_backward_wgmma_schedule
+from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.contraction import wgmma_layout as contraction_wgmma_layout
 
 GROUP = 128
 

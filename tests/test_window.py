@@ -13,7 +13,7 @@ from kernel_cases import Case, check_cases, executable
 
 import fusegraph as fg
 from codegen.dtypes import ALL
-from codegen.window_spec import WindowSpec
+from codegen.window.spec import WindowSpec
 from fusegraph.lowering.base import Options
 from fusegraph.report.check import random_inputs, run
 

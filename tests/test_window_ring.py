@@ -16,7 +16,7 @@ from test_window import activated, direct, indexed, plain, spec_of
 from codegen import PORTABLE, best_schedule, render, schedules, target
 from codegen.arch import Arch
 from codegen.spec import KernelSource
-from codegen.window_ring_schedule import (
+from codegen.window.ring_schedule import (
     MAX_SUMS,
     RingSchedule,
     ring_bytes,
@@ -25,7 +25,7 @@ from codegen.window_ring_schedule import (
     ring_schedules,
     ring_shape,
 )
-from codegen.window_spec import WindowSpec
+from codegen.window.spec import WindowSpec
 from fusegraph.lowering.base import Options
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler, nvrtc

@@ -16,7 +16,7 @@ from test_window import LAYOUTS, activated, direct, spec_of
 import fusegraph as fg
 from codegen import best_schedule
 from codegen.spec import KernelSource
-from codegen.window_schedule import (
+from codegen.window.schedule import (
     SHARED_LIMIT,
     ChannelsSchedule,
     PlanesSchedule,
@@ -25,7 +25,7 @@ from codegen.window_schedule import (
     shared_bytes,
     tile_sizes,
 )
-from codegen.window_spec import WindowSpec
+from codegen.window.spec import WindowSpec
 from fusegraph.lowering.window import suits
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler

@@ -11,7 +11,7 @@ from test_window import activated, direct, spec_of
 import fusegraph as fg
 from codegen import best_schedule, schedules
 from codegen.cpu.guarded import GuardedArray
-from codegen.window_schedule import (
+from codegen.window.schedule import (
     StripsSchedule,
 )
 from fusegraph.engines.cpu import CpuExecutable, build_together

@@ -17,7 +17,7 @@ from kernel_cases import Case, check_cases, rendered
 
 import codegen
 import fusegraph as fg
-from codegen.window_spec import WinogradSpec
+from codegen.window.spec import WinogradSpec
 from codegen.winograd import WinogradSchedule
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import AttributeValueError, WorkspaceError

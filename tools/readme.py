@@ -25,7 +25,7 @@ from statistics import median
 from textwrap import dedent
 from typing import Any
 
-from codegen.contraction_wgmma_layout import WgmmaSchedule
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.dtypes import ALL
 from fusegraph.graph import Graph
 from fusegraph.ops import TABLE

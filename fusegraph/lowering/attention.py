@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from codegen import attention_simt
+from codegen.attention import simt as attention_simt
 from codegen.expr import Anchor, Load, Operand, Program, Result, Store, Value
 from codegen.spec import AttentionSpec, Pages
 from codegen.tiles import Unsupported

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen import attention_backward_simt
-from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.attention import backward_simt as attention_backward_simt
+from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.expr import Operand
 from codegen.tiles import Unsupported
 from fusegraph.graph import Graph, Node, Tensor

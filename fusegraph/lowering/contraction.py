@@ -8,7 +8,7 @@ from math import prod
 
 from codegen import contraction
 from codegen.arch import arch
-from codegen.contraction_merge import exchanged
+from codegen.contraction.merge import exchanged
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor

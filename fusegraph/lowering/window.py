@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import prod
 
 from codegen.expr import Operand, Program, compute_type
-from codegen.window_schedule import fits
-from codegen.window_spec import WindowSpec
+from codegen.window.schedule import fits
+from codegen.window.spec import WindowSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.contraction import accumulator

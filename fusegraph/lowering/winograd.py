@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.expr import Operand, Program
-from codegen.window_spec import WinogradSpec
+from codegen.window.spec import WinogradSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides

@@ -222,7 +222,7 @@ def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType
 
 #: (q, k turned, v, dO, shift, delta, others of the score) -> what is wanted of the gradients.  score's graph has a
 #: second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first", "second" and "by_scores"
-#: as in `codegen.attention_backward_spec`, as is ``guarded``; rounded are the names of the tensors that are rounded
+#: as in `codegen.attention.backward_spec`, as is ``guarded``; rounded are the names of the tensors that are rounded
 #: before they are multiplied.  Not in the op table: `passes.attention_backward` makes it of products and exponentials.
 ATTENTION_BACKWARD = Op(
     name="attention_backward",

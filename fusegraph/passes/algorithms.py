@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import contraction_simt_schedule
+from codegen.contraction import simt_schedule as contraction_simt_schedule
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides

@@ -6,17 +6,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import (
-    PORTABLE,
-    attention,
-    attention_backward,
-    contraction,
-    schedule_data,
-    schedule_from_data,
-    schedule_text,
-)
+from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
 from codegen.arch import Arch
-from codegen.attention_backward_spec import AttentionBackwardSpec
+from codegen.attention import backward as attention_backward
+from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision

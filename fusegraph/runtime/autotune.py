@@ -273,8 +273,8 @@ def _anonymous(part: Any) -> Any:
 def sources_digest() -> str:
     """Digest of the renderers and the device library: another version of them may have another winner."""
     folder = Path(codegen.__file__).parent
-    files = sorted([*folder.glob("*.py"), *(folder / "device").glob("*.cuh")])
-    return digest(*(part for file in files for part in (file.name, file.read_bytes())))
+    files = sorted([*folder.rglob("*.py"), *(folder / "device").glob("*.cuh")])
+    return digest(*(part for file in files for part in (file.relative_to(folder).as_posix(), file.read_bytes())))
 
 
 def _encode(tuned: Tuned) -> bytes:

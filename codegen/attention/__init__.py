@@ -1,0 +1,71 @@
+"""The attention family: softmax(scores of queries and keys) times values, in the fastest form an architecture has.
+
+wgmma  both products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention.wgmma`).
+mma    both products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention.mma`).
+simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention.simt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from codegen.arch import Arch
+from codegen.attention import mma as attention_mma
+from codegen.attention import simt as attention_simt
+from codegen.attention import wgmma as attention_wgmma
+from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.mma import AttentionMmaSchedule
+from codegen.attention.simt import AttentionSimtSchedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.spec import AttentionSpec, KernelSource
+from codegen.tiles import Unsupported
+
+AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
+
+_FASTEST: dict[str, Callable[[AttentionSpec, Arch], tuple[AttentionSchedule, ...]]] = {
+    "wgmma": attention_wgmma_schedule.schedules,
+    "mma": attention_mma.schedules,
+}
+
+
+def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
+    """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
+
+    Raises Unsupported if none does.
+    """
+    for form in _FASTEST.values():
+        try:
+            return form(spec, arch)
+        except Unsupported:
+            continue
+    return attention_simt.schedules(spec)
+
+
+def declined(spec: AttentionSpec, arch: Arch) -> dict[str, str]:
+    """Why the forms that are faster than the one taken do not take a spec, by form."""
+    reasons = {}
+    for name, form in _FASTEST.items():
+        try:
+            form(spec, arch)
+        except Unsupported as reason:
+            reasons[name] = str(reason)
+        else:
+            break
+    return reasons
+
+
+def coarse_products(spec: AttentionSpec, schedule: Any) -> int | None:
+    """The most products of 8-bit floats that tensor cores add up, in fewer bits than float32; None if it has all."""
+    if not isinstance(schedule, AttentionWgmmaSchedule) or not attention_wgmma_schedule.narrow(spec):
+        return None
+    return max(schedule.keys, spec.depth)
+
+
+def render(spec: AttentionSpec, schedule: AttentionSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    if isinstance(schedule, AttentionWgmmaSchedule):
+        return attention_wgmma.render(spec, schedule)
+    if isinstance(schedule, AttentionMmaSchedule):
+        return attention_mma.render(spec, schedule)
+    return attention_simt.render(spec, schedule)

@@ -1,0 +1,67 @@
+"""The family of attention's gradients, in the fastest form an architecture has.
+
+wgmma  all products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention.backward_wgmma`).
+mma    all products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention.backward_mma`).
+simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention.backward_simt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from codegen.arch import Arch
+from codegen.attention import backward_mma as attention_backward_mma
+from codegen.attention import backward_simt as attention_backward_simt
+from codegen.attention import backward_wgmma as attention_backward_wgmma
+from codegen.attention import backward_wgmma_schedule as attention_backward_wgmma_schedule
+from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
+from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
+from codegen.spec import KernelSource
+from codegen.tiles import Unsupported
+
+AttentionBackwardSchedule: TypeAlias = (
+    AttentionBackwardWgmmaSchedule | AttentionBackwardMmaSchedule | AttentionBackwardSimtSchedule
+)
+
+_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackwardSchedule, ...]]] = {
+    "wgmma": attention_backward_wgmma_schedule.schedules,
+    "mma": attention_backward_mma.schedules,
+}
+
+
+def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardSchedule, ...]:
+    """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
+
+    Raises Unsupported if none does.
+    """
+    for form in _FASTEST.values():
+        try:
+            return form(spec, arch)
+        except Unsupported:
+            continue
+    return attention_backward_simt.schedules(spec)
+
+
+def declined(spec: AttentionBackwardSpec, arch: Arch) -> dict[str, str]:
+    """Why the forms that are faster than the one taken do not take a spec, by form."""
+    reasons = {}
+    for name, form in _FASTEST.items():
+        try:
+            form(spec, arch)
+        except Unsupported as reason:
+            reasons[name] = str(reason)
+        else:
+            break
+    return reasons
+
+
+def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    if isinstance(schedule, AttentionBackwardWgmmaSchedule):
+        return attention_backward_wgmma.render(spec, schedule)
+    if isinstance(schedule, AttentionBackwardMmaSchedule):
+        return attention_backward_mma.render(spec, schedule)
+    return attention_backward_simt.render(spec, schedule)

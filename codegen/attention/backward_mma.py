@@ -1,0 +1,309 @@
+"""Attention's gradients by the tensor cores of a warp (mma.sync, sm_80 and newer).
+
+A warp has 16 rows, queries or keys, of a tile that the block keeps in shared memory; the others are copied there in
+tiles (cp.async) while the tile before is multiplied.  Probabilities and gradients stay in registers, which are the
+first factors of the sums as the products before leave them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.arch import Arch
+from codegen.attention.backward_fragments import BackwardFragments
+from codegen.attention.backward_scores import without_places
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.fragments import check_types
+from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
+from codegen.attention.scores import kernel_details
+from codegen.attention.wgmma_schedule import columns as padded
+from codegen.expr import Operand
+from codegen.iteration import linear
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import KernelSource
+from codegen.tiles import Unsupported
+
+#: Registers of a thread that scores, gradients, factors and sums may take.
+HELD = 208
+#: Bytes of what is brought that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 16 << 20
+
+
+@dataclass(frozen=True)
+class AttentionBackwardMmaSchedule:
+    """warps of a block, of 16 rows each; cols of a tile, a multiple of 16; batches that are worked on together."""
+
+    warps: int
+    cols: int
+    heads: int
+
+    @property
+    def height(self) -> int:
+        return WARP_ROWS * self.warps
+
+
+def _bytes(spec: AttentionBackwardSpec, s: AttentionBackwardMmaSchedule) -> int:
+    row = 2 * (padded(spec.attention.depth) + padded(spec.attention.width) + 2 * PAD)
+    return row * (s.height + STAGES * s.cols) + (0 if spec.queries else 8 * STAGES * s.cols)
+
+
+def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
+    a = spec.attention
+    first, second = spec.first is not None, spec.second is not None
+    sums = padded(a.depth) // 2 * first + padded(a.width) // 2 * second
+    return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (first + second)
+
+
+def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardMmaSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
+    if not arch.has_cp_async:
+        raise Unsupported(f"{arch.name} has no asynchronous copies")
+    a = spec.attention
+    check_types(a)
+    if spec.loss.dtype.name != a.q.dtype.name:
+        raise Unsupported(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
+    if spec.empty:
+        raise Unsupported("there is nothing to multiply")
+    preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16), (2, 16)]
+    if not spec.queries:
+        preferred = [(4, 32), (8, 32), (4, 16), (8, 64), (2, 16)]
+    if spec.rows <= 2 * WARP_ROWS:
+        preferred = [(2, 32), (2, 16), *preferred]
+    shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
+    each = spec.cols * (a.depth + a.width) * 2
+    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)
+    found = []
+    for warps, cols in preferred:
+        s = AttentionBackwardMmaSchedule(warps, min(cols, padded(spec.cols)), heads)
+        if _registers(spec, s.cols) <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
+            found.append(s)
+    if not found:
+        raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
+    return tuple(dict.fromkeys(found))
+
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Shared Tile a at attention b by_p by_s c0 d delta e exists f factor fill first i j keys kk lane last losses m
+    memory n number queries r r0 row s score scores shared shift slope slope_of stage t tile unit v values warp x
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(without_places(spec), schedule).render()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What tiles are copied from: an operand of so many rows of so many elements, which become ``padded`` ones."""
+
+    operand: Operand
+    name: str
+    total: int
+    elements: int
+    padded: int
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
+        self.spec, self.s, self.a = spec, schedule, spec.attention
+        a = self.a
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        self.names, self.w = Names(taken), Writer()
+        self.arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.shift, self.delta = self.arguments[4:]
+        top = linear([("r0", 1), ("warp", WARP_ROWS)])
+        self.scores = BackwardFragments(self.w, spec, self.names, schedule.height, schedule.cols, top, WARP_ROWS)
+        self.written = [self.names.unique(op.name) for op in spec.written]
+        self.deep, self.wide = padded(a.depth), padded(a.width)
+        q, k, v, loss = (
+            (what, _Rows(op, name, total, elements, padded(elements)))
+            for what, op, name, (total, elements) in zip(
+                ("queries", "keys", "values", "losses"),
+                spec.arguments,
+                self.arguments,
+                ((a.rows, a.depth), (a.keys, a.depth), (a.keys, a.width), (a.rows, a.width)),
+            )
+        )
+        self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
+        self.element = a.q.dtype.ctype
+        self.with_loss = spec.first is not None or spec.by_scores is not None
+        self.tiles, self.batches = -(-spec.rows // schedule.height), prod(spec.batch)
+        self.threads = 32 * schedule.warps
+
+    def render(self) -> KernelSource:
+        w, s, spec, a = self.w, self.s, self.spec, self.a
+        program = a.program
+        details = [
+            *kernel_details(a),
+            f"for {s.height} {spec.over} a block, {WARP_ROWS} a warp, tiles of {s.cols} of the others in "
+            f"{STAGES} stages (cp.async)",
+        ]
+        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
+        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, headers(program, *more), details)
+        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters += self.scores.parameters()
+        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        signature(w, spec.name, self.threads, parameters)
+        w.open("struct Shared")
+        for what, rows in self.held:
+            w.line(f"alignas(16) {self.element} {what}[{s.height}][{rows.padded + PAD}];")
+        for what, rows in self.brought:
+            w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
+        if not spec.queries:
+            w.line(f"alignas(16) float shift[{STAGES}][{s.cols}], delta[{STAGES}][{s.cols}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
+        first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
+        w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {min(s.heads, self.batches)}>(blockIdx.x);")
+        # The last queries of a causal mask meet the most keys: they begin first.
+        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in a.bounds)
+        w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
+        self.scores.coordinates("at.row", spec.batch)
+        self.scores.unit()
+        self.scores.scalars()
+        self._state()
+        for what, rows in self.held:
+            self._copy(rows, what, "r0", s.height)
+        head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
+        if head:
+            w.open(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})")
+        self._loop()
+        if head:
+            w.close()
+        names = iter(self.written)
+        for sums, op, elements, width, factor in (
+            ("by_s", spec.first, a.depth, self.deep, spec.factor),
+            ("by_p", spec.second, a.width, self.wide, 1.0),
+        ):
+            if op is not None:
+                self.scores.store(sums, op, next(names), elements, width, factor)
+        w.close()
+        passed = len(spec.arguments) + len(program.loads) + len(spec.written)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (self.tiles * self.batches, 1, 1),
+            (self.threads, 1, 1),
+            _bytes(spec, s),
+            uses_barriers=True,
+            parameters=tuple(range(passed)),
+        )
+
+    def _copy(self, rows: _Rows, what: str, first: str, size: int) -> None:
+        """Writes the copies of a tile's rows; what does not exist is 0."""
+        w, op, t = self.w, rows.operand, self.scores.t
+        aligned = op.strides[-1] == 1 and op.alignment % 16 == 0 and rows.elements % VECTOR == 0
+        sizes = (*self.a.batch, rows.total)
+        aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
+        each = VECTOR if aligned else 1
+        pieces = rows.padded // each
+        w.open(f"for (int i = t; i < {size * pieces}; i += {self.threads})")
+        w.line(f"const int r = i / {pieces}, x = i % {pieces}{f' * {each}' if each > 1 else ''};")
+        tests = [f"{first} + r < {rows.total}"] if rows.total % size else []
+        tests += [f"x < {rows.elements}"] if rows.elements != rows.padded else []
+        exists = " && ".join(tests)
+        terms = [*zip(self.scores.batch, op.strides), (f"{t}({first} + r)", op.strides[-2]), ("x", op.strides[-1])]
+        to, place = f"shared.{what}[r][x]", linear(terms)
+        source = f"{rows.name}[{place}]"
+        if each == 1:
+            w.line(f"{to} = {f'{exists} ? {source} : {op.dtype.ctype}{{}}' if exists else source};")
+        elif exists:
+            w.line(f"const bool exists = {exists};")
+            w.line(f"copy_async<16>(&{to}, {rows.name} + (exists ? {place} : 0), exists ? 16 : 0);")
+        else:
+            w.line(f"copy_async<16>(&{to}, {rows.name} + {place});")
+        w.close()
+
+    def _state(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        half = s.cols // 2
+        for sums, op, width in (("by_s", spec.first, self.deep), ("by_p", spec.second, self.wide)):
+            if op is not None:
+                w.line(f"float {sums}[{width // 2}] = {{}};")
+        w.line(f"float s[{half}]{f', d[{half}]' if self.with_loss else ''}{f', slope[{half}]' if spec.sloped else ''};")
+        w.line(f"uint32 factor[{s.cols // 16}][4];")
+        if spec.queries:
+            self.scores.row_numbers(self.shift, self.delta)
+
+    def _loop(self) -> None:
+        """Writes the loop over the tiles of one head."""
+        w, s, spec = self.w, self.s, self.spec
+        self.scores.bound_numbers()
+        self.scores.met()
+        self.scores.define()
+        w.open("const auto fill = [&](int tile, int stage)")
+        w.line(f"const int c0 = tile * {s.cols};")
+        for what, rows in self.brought:
+            self._copy(rows, f"{what}[stage]", "c0", s.cols)
+        if not spec.queries:
+            w.open(f"for (int i = t; i < {s.cols}; i += {self.threads})")
+            w.line(f"const {self.scores.t} x = c0 + i;")
+            exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+            w.line(f"shared.shift[stage][i] = {self.scores.shift_of(self.shift, 'x', exists)};")
+            if self.with_loss:
+                w.line(f"shared.delta[stage][i] = {self.scores.delta_of(self.delta, 'x', exists)};")
+            w.close()
+        w.close("};")
+        w.line("if (first < last) fill(first, 0);")
+        w.line("copy_async_commit();")
+        w.line("int stage = 0;")
+        w.open("for (int tile = first; tile < last; ++tile, stage ^= 1)")
+        w.line("if (tile + 1 < last) fill(tile + 1, stage ^ 1);")
+        w.line("copy_async_commit();")
+        w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+        w.line("__syncthreads();")
+        self._multiply("s", 0)
+        self.scores.probabilities("tile", "&shared.shift[stage][0]")
+        if spec.second is not None:
+            self._sum("by_p", 1)
+        if self.with_loss:
+            self._multiply("d", 1)
+            by_scores = self.written[-1] if spec.by_scores is not None else ""
+            self.scores.gradients("tile", "&shared.delta[stage][0]", by_scores, "factor")
+        if spec.first is not None:
+            self._sum("by_s", 0)
+        w.line("__syncthreads();  // the tile has been used")
+        w.close()
+
+    def _multiply(self, result: str, which: int) -> None:
+        """Writes the products of the warp's rows with a tile that was brought."""
+        w, s, t = self.w, self.s, self.element
+        (held, rows), (other, _) = self.held[which], self.brought[which]
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {s.cols // 2}; ++i) {result}[i] = 0.0f;")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {rows.padded}; kk += 16)")
+        w.line("uint32 a[4];")
+        w.line(f"load_matrices(a, &shared.{held}[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {s.cols}; j += 16)")
+        w.line("uint32 b[2][2];")
+        w.line(f"load_matrices(b, &shared.{other}[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2), a, b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2 + 4), a, b[1]);")
+        w.close()
+        w.close()
+
+    def _sum(self, sums: str, which: int) -> None:
+        """Writes the products of a tile of factors with what was brought."""
+        w, s, t = self.w, self.s, self.element
+        other, rows = self.brought[which]
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {rows.padded}; j += 16)")
+        w.line("uint32 b[2][2];")
+        w.line(f"load_matrices_transposed(b, &shared.{other}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), factor[kk], b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), factor[kk], b[1]);")
+        w.close()
+        w.close()

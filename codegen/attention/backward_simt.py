@@ -1,0 +1,245 @@
+"""Attention's gradients by single threads: every dtype, any strides, everywhere; float32 as it is.
+
+A warp has some rows (queries or keys), of which each lane computes the gradients of one column of a tile, then some
+elements of the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2, prod
+
+from codegen.attention.backward_scores import BackwardScores, without_places
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.scores import kernel_details
+from codegen.attention.simt import stored
+from codegen.expr import Operand, literal
+from codegen.iteration import linear
+from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import KernelSource
+from codegen.tiles import Unsupported
+
+WARPS, LANES = 4, 32
+#: Bytes of shared memory that a block has at most, and elements of results that a thread has.
+MOST_SHARED, MOST_ELEMENTS = 96 << 10, 64
+
+
+@dataclass(frozen=True)
+class AttentionBackwardSimtSchedule:
+    """rows of a warp; a block has four warps, a tile 32 columns."""
+
+    rows: int
+
+    @property
+    def height(self) -> int:
+        return WARPS * self.rows
+
+
+def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
+    size = 8 if spec.program.real == "double" else 4
+    elements = spec.attention.depth + spec.attention.width
+    return size * (WARPS * rows * elements + LANES * (elements + 2))
+
+
+def schedules(spec: AttentionBackwardSpec) -> tuple[AttentionBackwardSimtSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Unsupported if a tile does not fit."""
+    a = spec.attention
+    each = -(-a.depth // LANES) * (spec.first is not None) + -(-a.width // LANES) * (spec.second is not None)
+    found = [AttentionBackwardSimtSchedule(n) for n in (4, 2, 1) if n * each <= MOST_ELEMENTS]
+    found = [s for s in found if _bytes(spec, s.rows) <= MOST_SHARED]
+    if not found:
+        raise Unsupported(f"32 keys of {a.depth} and values of {a.width} elements do not fit shared memory")
+    return tuple(found)
+
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Shared block by_p by_s c c0 column d g held_first held_second i j lane last first m memory n other_first
+    other_second p r r0 row s score second shared slope_of t tile unit x y shift_ delta_
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(without_places(spec), schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
+        self.spec, self.s, self.a = spec, schedule, spec.attention
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        self.names, self.w = Names(taken), Writer()
+        q, k, v, loss, self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments)
+        self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
+        self.scores = BackwardScores(self.w, spec, self.names, schedule.height, LANES)
+        self.written = [self.names.unique(op.name) for op in spec.written]
+        self.arguments = [q, k, v, loss, self.shift, self.delta]
+        self.real = spec.program.real
+        self.deep, self.wide = (-(-n // LANES) for n in (self.a.depth, self.a.width))
+
+    def render(self) -> KernelSource:
+        w, s, spec, a, real = self.w, self.s, self.spec, self.a, self.real
+        program = a.program
+        details = [
+            *kernel_details(a),
+            f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
+        ]
+        more = ["math.cuh", "memory.cuh", "shared.cuh", "attention.cuh"]
+        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, headers(program, *more), details)
+        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters += self.scores.parameters()
+        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        signature(w, spec.name, WARPS * LANES, parameters)
+        w.open("struct Shared")
+        w.line(f"{real} held_first[{s.height}][{a.depth}], held_second[{s.height}][{a.width}];")
+        w.line(f"{real} other_first[{LANES}][{a.depth + 1}];  // a column is spread over all banks")
+        w.line(f"{real} other_second[{LANES}][{a.width + 1}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
+        w.line(f"const {real} unit = {literal(a.scale * log2(e), real)};  // of a score, to base 2")
+        tiles = -(-spec.rows // s.height)
+        w.line(f"const int r0 = blockIdx.x % {tiles} * {s.height};")
+        self.scores.coordinates(f"(blockIdx.x / {tiles})", spec.batch)
+        self.scores.scalars()
+        self._fill("held_first", spec.held[0], self.held[0], "r0", s.height, spec.rows, a.depth)
+        self._fill("held_second", spec.held[1], self.held[1], "r0", s.height, spec.rows, a.width)
+        for name, there, each in (("by_s", spec.first, self.deep), ("by_p", spec.second, self.wide)):
+            if there is not None:
+                w.line(f"{real} {name}[{s.rows}][{each}] = {{}};")
+        if spec.queries:
+            w.line(f"{real} shift[{s.rows}], delta[{s.rows}];")
+            w.line("#pragma unroll")
+            w.open(f"for (int r = 0; r < {s.rows}; ++r)")
+            self._numbers("shift[r]", "delta[r]", "r0 + row + r")
+            w.close()
+        if spec.summed > 1:
+            w.open(f"for (int b{len(a.batch) - 1} = 0; b{len(a.batch) - 1} < {spec.summed}; ++b{len(a.batch) - 1})")
+        self.scores.bound_numbers()
+        self.scores.met()
+        w.open("for (int tile = first; tile < last; ++tile)")
+        w.line(f"const int c0 = tile * {LANES};")
+        w.line("__syncthreads();  // the tile before has been used")
+        self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
+        self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
+        w.line("__syncthreads();")
+        self._tile()
+        w.close()
+        if spec.summed > 1:
+            w.close()
+        self._results()
+        w.close()
+        passed = len(spec.arguments) + len(program.loads) + len(spec.written)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (tiles * prod(spec.batch), 1, 1),
+            (WARPS * LANES, 1, 1),
+            _bytes(spec, s.rows),
+            uses_barriers=True,
+            parameters=tuple(range(passed)),
+        )
+
+    def _numbers(self, shift: str, delta: str, query: str) -> None:
+        """Writes what is known of a query; one that does not exist has no probabilities."""
+        w, spec, real = self.w, self.spec, self.real
+        w.line(f"const {self.scores.t} x = {query};")
+        unit = literal(log2(e), real)
+        one = converted(spec.shift, f"{self.shift}[{self.scores.query_place(spec.shift, 'x')}]", real)
+        other = converted(spec.delta, f"{self.delta}[{self.scores.query_place(spec.delta, 'x')}]", real)
+        one = f"attention::shift({unit} * {one})" if spec.guarded else f"{unit} * {one}"
+        if self.a.rows % (self.s.height if spec.queries else LANES):
+            one = f"x < {self.a.rows} ? {one} : infinity<{real}>()"
+            other = f"x < {self.a.rows} ? {other} : {real}(0)"
+        w.line(f"{shift} = {one};")
+        w.line(f"{delta} = {other};")
+
+    def _fill(self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int) -> None:
+        w = self.w
+        w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
+        w.line(f"const {self.scores.t} x = {first} + i / {elements}, y = i % {elements};")
+        place = linear([*zip(self.scores.batch, op.strides), ("x", op.strides[-2]), ("y", op.strides[-1])])
+        value = converted(op, f"{name}[{place}]", self.real)
+        value = value if total % size == 0 else f"x < {total} ? {value} : {self.real}(0)"
+        w.line(f"shared.{what}[i / {elements}][y] = {value};")
+        w.close()
+
+    def _tile(self) -> None:
+        w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
+        if not spec.queries:
+            w.line(f"{real} shift, delta;")
+            w.open("")
+            self._numbers("shift", "delta", "c0 + lane")
+            w.close()
+        for name, part, elements in (("s", "first", a.depth), ("d", "second", a.width)):
+            w.line(f"{real} {name}[{s.rows}] = {{}};")
+            w.open(f"for (int i = 0; i < {elements}; ++i)")
+            w.line("#pragma unroll")
+            held, other = f"shared.held_{part}[row + r][i]", f"shared.other_{part}[lane][i]"
+            w.line(f"for (int r = 0; r < {s.rows}; ++r) {name}[r] += {held} * {other};")
+            w.close()
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
+        w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
+        scores.element("m", "n", "s[r]", inside=False, count=1)
+        shift, delta = ("shift[r]", "delta[r]") if spec.queries else ("shift", "delta")
+        w.line(f"s[r] = math::exp2(unit * score[0] - {shift});")
+        w.line(f"d[r] = s[r] * (d[r] - {delta});")
+        if spec.by_scores is not None:
+            op = spec.by_scores
+            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+            tests = [f"m < {a.rows}"] if a.rows % s.height else []
+            tests += [f"n < {a.keys}"] if a.keys % LANES else []
+            condition = f"if ({' && '.join(tests)}) " if tests else ""
+            w.line(f"{condition}{self.written[-1]}[{place}] = {stored(op, 'd[r]', real)};")
+        if spec.sloped:
+            w.line("d[r] *= slope_of[0];")
+        w.close()
+        w.open(f"for (int j = 0; j < {LANES}; ++j)")
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
+        for name, of, part, there, elements, each in (
+            ("by_s", "d", "first", spec.first, a.depth, self.deep),
+            ("by_p", "s", "second", spec.second, a.width, self.wide),
+        ):
+            if there is None:
+                continue
+            w.line(f"const {real} {of}_j = __shfl_sync(0xffffffffu, {of}[r], j);")
+            w.line("#pragma unroll")
+            test = f"if (c * {LANES} + lane < {elements}) " if elements % LANES else ""
+            w.line(
+                f"for (int c = 0; c < {each}; ++c) {test}{name}[r][c] += {of}_j * "
+                f"shared.other_{part}[j][c * {LANES} + lane];"
+            )
+        w.close()
+        w.close()
+
+    def _results(self) -> None:
+        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
+        w.line(f"const {scores.t} m = r0 + row + r;")
+        if spec.rows % s.height:
+            w.line(f"if (m >= {spec.rows}) break;")
+        names = iter(self.written)
+        for name, op, elements, each in (
+            ("by_s", spec.first, self.a.depth, self.deep),
+            ("by_p", spec.second, self.a.width, self.wide),
+        ):
+            if op is None:
+                continue
+            value = f"{name}[r][c]"
+            if name == "by_s" and spec.factor != 1:
+                value = f"{literal(spec.factor, real)} * {value}"
+            w.line("#pragma unroll")
+            w.open(f"for (int c = 0; c < {each}; ++c)")
+            w.line(f"const {scores.t} n = c * {LANES} + lane;")
+            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+            test = f"if (n < {elements}) " if elements % LANES else ""
+            w.line(f"{test}{next(names)}[{place}] = {stored(op, value, real)};")
+            w.close()
+        w.close()

@@ -1,0 +1,425 @@
+"""Attention's gradients on Hopper: all products by warpgroups (wgmma), of tiles that the copy engine brings.
+
+A block keeps a tile of queries, or of keys, and one thread of it brings the others in a ring of stages.  Each consumer,
+a warpgroup, has 64 rows.  Probabilities and gradients stay in registers, which are the first factors of the sums as the
+products before leave them: where rows are keys, it is the scores turned that are computed.  While the tensor cores
+multiply a tile, the consumer computes the exponentials of the next one or the gradients of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from codegen.attention.backward_fragments import BackwardFragments
+from codegen.attention.backward_scores import without_places
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
+from codegen.attention.scores import kernel_details
+from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
+from codegen.expr import Operand
+from codegen.iteration import linear
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import KernelSource, TensorMap
+from codegen.tiles import Unsupported
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Barrier Ring Shared Tile at attention by_p by_s c0 d delta e empty f factor first full g_factor group held
+    held_empty held_full i j keys kk lane last losses m memory n previous queries r0 row s score scores shared shift
+    slope slope_of stage stored t tile unit v values work x
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A result: the C variable of its sums, their factor, where it goes, and elements of a row."""
+
+    sums: str
+    factor: float
+    op: Operand
+    elements: int
+    tile: str
+    name: str
+    map: TensorMap | None
+
+
+def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    return _Renderer(without_places(spec), schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> None:
+        self.spec, self.s, self.a = spec, schedule, spec.attention
+        #: of a thread of the producer and of a consumer
+        self.registers = registers(spec, schedule)
+        a = self.a
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        self.names, self.w = Names(taken), Writer()
+        self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
+        self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments[4:])
+        top = linear([("r0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
+        self.scores = BackwardFragments(self.w, spec, self.names, schedule.height, schedule.cols, top, ROWS)
+        sizes = ((a.rows, a.depth), (a.keys, a.depth), (a.keys, a.width), (a.rows, a.width))
+        boxed = [schedule.height if (n in (0, 3)) == spec.queries else schedule.cols for n in range(4)]
+        self.maps = [
+            box(a, op, n, rows, elements, height)
+            for n, (op, (rows, elements), height) in enumerate(zip(spec.arguments, sizes, boxed))
+        ]
+        names = ("queries", "keys", "values", "losses")
+        order = (0, 3, 1, 2) if spec.queries else (1, 2, 0, 3)
+        self.held, self.brought = [(names[n], n) for n in order[:2]], [(names[n], n) for n in order[2:]]
+        self.element = a.q.dtype.ctype
+        self.deep, self.wide = panels(a.depth), panels(a.width)
+        #: whether products with the loss are needed
+        self.with_loss = spec.first is not None or spec.by_scores is not None
+        self.results: list[_Result] = []
+        number = len(spec.arguments) + len(spec.program.loads)
+        for sums, factor, op, elements, tile in (
+            ("by_s", spec.factor, spec.first, a.depth, self.held[0][0]),
+            ("by_p", 1.0, spec.second, a.width, self.held[1][0]),
+        ):
+            if op is not None:
+                found: TensorMap | None = None
+                try:
+                    if op.dtype.itemsize == 2:
+                        found = box(a, op, number, spec.rows, elements, ROWS)
+                except Unsupported:
+                    pass
+                name = self.names.unique(op.name, "_map" if found else "")
+                self.results.append(_Result(sums, factor, op, elements, tile, name, found))
+                number += 1
+        self.mapped = [r for r in self.results if r.map is not None]
+        self.by_scores = self.names.unique(spec.by_scores.name) if spec.by_scores is not None else ""
+        self.tiles, self.batches = -(-spec.rows // schedule.height), prod(spec.batch)
+        #: the batch dimension over which results of keys are summed up
+        self.head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
+
+    def render(self) -> KernelSource:
+        w, s, spec, a = self.w, self.s, self.spec, self.a
+        program = a.program
+        shapes = dict.fromkeys((s.cols, *(columns(r.elements) for r in self.results)))
+        details = [
+            *kernel_details(a),
+            f"for {s.height} {spec.over} a block, tiles of {s.cols} of the others in {s.stages} stages filled by TMA, "
+            f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}",
+        ]
+        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
+        needed = headers(program, *more, "attention.cuh")
+        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
+        for n in shapes:
+            w.line(f"FUSEGRAPH_WGMMA({n})")
+        w.line()
+        constant = "const __grid_constant__ TensorMap "
+        parameters = [constant + name for name in self.maps_of]
+        parameters += [parameter(op, name) for op, name in zip(spec.arguments[4:], (self.shift, self.delta))]
+        parameters += self.scores.parameters()
+        parameters += [constant + r.name if r.map else parameter(r.op, r.name, written=True) for r in self.results]
+        if spec.by_scores is not None:
+            parameters.append(parameter(spec.by_scores, self.by_scores, written=True))
+        signature(w, spec.name, s.threads, parameters, 1)
+        self._shared()
+        w.open("if (group < 0)")
+        self._producer()
+        w.close("} else {")
+        w.depth += 1
+        self._consumer()
+        w.close()
+        w.close()
+        count = len(spec.arguments) + len(program.loads)
+        passed: list[int | TensorMap] = [*self.maps, *range(4, count)]
+        passed += [r.map or count + n for n, r in enumerate(self.results)]
+        if spec.by_scores is not None:
+            passed.append(count + len(self.results))
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (min(self.tiles * self.batches, s.blocks), 1, 1),
+            (s.threads, 1, 1),
+            shared_bytes(spec, s),
+            uses_barriers=True,
+            parameters=tuple(passed),
+        )
+
+    def _shared(self) -> None:
+        w, s, spec, t = self.w, self.s, self.spec, self.element
+        panel = (self.deep, self.wide)
+        w.open("struct Shared")
+        for (name, _), count in zip(self.held, panel):
+            w.line(
+                f"alignas(1024) {t} {name}[{s.ahead}][{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled"
+            )
+        for (name, _), count in zip(self.brought, panel):
+            w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
+        if not spec.queries:
+            w.line(f"alignas(16) float shift[{s.stages}][{s.cols}], delta[{s.stages}][{s.cols}];")
+        w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
+        w.open("if (threadIdx.x == 0)")
+        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+        w.line("barrier_init(shared.held_full[i], 1);")
+        w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
+        w.close()
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        w.line(f"barrier_init(shared.full[i], {1 if spec.queries else 33 + 32 * self.with_loss});")
+        w.line(f"barrier_init(shared.empty[i], {s.groups});")
+        w.close()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
+
+    def _work(self) -> None:
+        """Opens the loop over the block's tiles of rows."""
+        w, s, spec = self.w, self.s, self.spec
+        w.open(f"for (int work = blockIdx.x; work < {self.tiles * self.batches}; work += gridDim.x, ++held)")
+        heads = min(s.heads, self.batches)
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        # The last queries of a causal mask meet the most keys: they begin first.
+        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in self.a.bounds)
+        w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
+        self.scores.coordinates("at.row", spec.batch)
+
+    def _tiles(self) -> None:
+        """Opens the loop over the heads that share keys, and writes which tiles are met."""
+        if self.head:
+            head = self.head
+            self.w.open(f"for ({self.scores.t} {head} = 0; {head} < {self.spec.summed}; ++{head})")
+        self.scores.bound_numbers()
+        self.scores.met()
+
+    def _end_tiles(self) -> None:
+        if self.head:
+            self.w.close()
+
+    # ---- the producer
+
+    def _coordinates(self, op: Operand, first: str) -> str:
+        """The coordinates of a box after those along the elements."""
+        found = [first]
+        for d, (size, step) in enumerate(zip(self.a.batch, op.strides)):
+            if size > 1 and step:
+                found.append(f"b{d}")
+        return ", ".join(found)
+
+    def _load(self, name: str, number: int, count: int, barrier: str, first: str) -> None:
+        w = self.w
+        at = self._coordinates(self.spec.arguments[number], first)
+        if count > 1:
+            w.line("#pragma unroll 1  // the producer has few registers")
+            w.open(f"for (int i = 0; i < {count}; ++i)")
+        i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
+        w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")
+        if count > 1:
+            w.close()
+
+    def _producer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        row = 2 * PANEL * (self.deep + self.wide)
+        w.line(f"registers_decrease<{self.registers[0]}>();")
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> held;")
+        w.open("if (threadIdx.x == 0)")
+        self._work()
+        w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
+        full = "shared.held_full[held.index]"
+        w.line(f"barrier_expect({full}, {s.height * row});")
+        for (name, number), count in zip(self.held, (self.deep, self.wide)):
+            self._load(f"shared.{name}[held.index]", number, count, full, "r0")
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
+        for (name, number), count in zip(self.brought, (self.deep, self.wide)):
+            place = f"tile * {s.cols}"
+            self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
+        w.close()
+        self._end_tiles()
+        w.close()
+        if not spec.queries:
+            self._numbers(1, "shift", self.scores.shift_of, self.shift)
+            if self.with_loss:
+                self._numbers(2, "delta", self.scores.delta_of, self.delta)
+        w.close()
+
+    def _numbers(self, warp: int, name: str, text: Callable[[str, str, str], str], source: str) -> None:
+        """Writes what a warp does that brings a number for each of the columns, by ordinary loads."""
+        w, s, spec = self.w, self.s, self.spec
+        w.close(f"}} else if (threadIdx.x / 32 == {warp}) {{")
+        w.depth += 1
+        self._work()
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.line("#pragma unroll 1")
+        w.open(f"for (int i = threadIdx.x % 32; i < {s.cols}; i += 32)")
+        w.line(f"const {self.scores.t} x = tile * {s.cols} + i;")
+        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+        w.line(f"shared.{name}[stage.index][i] = {text(source, 'x', exists)};")
+        w.close()
+        w.line("barrier_arrive(shared.full[stage.index]);")
+        w.close()
+        self._end_tiles()
+        w.close()
+
+    # ---- the consumers
+
+    def _consumer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        half = s.cols // 2
+        w.line(f"registers_increase<{self.registers[1]}>();")
+        w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+        w.line(
+            f"const int row = {linear([('group', ROWS if s.groups > 1 else 0), ('t / 32 * 16', 1), ('lane / 4', 1)])};"
+            "  // of a thread's first result in the tile"
+        )
+        self.scores.unit()
+        self.scores.scalars()
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> held;")
+        if self.mapped and s.ahead > 1:
+            w.line("bool stored = false;  // whether results are on their way out of the tile before")
+        self._work()
+        for r in self.results:
+            w.line(f"float {r.sums}[{columns(r.elements) // 2}] = {{}};")
+        w.line(f"float s[{half}]{f', d[{half}]' if self.with_loss else ''}{f', slope[{half}]' if spec.sloped else ''};")
+        both = spec.first is not None and spec.second is not None
+        factors = ("factor", "g_factor" if s.apart and both else "factor")
+        w.line(f"uint32 {', '.join(f'{name}[{s.cols // 16}][4]' for name in dict.fromkeys(factors))};")
+        if spec.queries:
+            self.scores.row_numbers(self.shift, self.delta)
+        w.line("barrier_wait(shared.held_full[held.index], held.parity);")
+        self._tiles()
+        self.scores.define()
+        w.line(f"Ring<{s.stages}> previous = stage;")
+        w.open("for (int tile = first; tile < last; ++tile)")
+        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+        self._multiply("s", 0)
+        w.line("wgmma_wait<1>();  // the sums of the tile before are made")
+        w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
+        if s.ahead > 1:
+            self._release("t == 0 && stored && tile > first")
+        if self.with_loss:
+            self._multiply("d", 1)
+        w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
+        w.line("wgmma_hold(s);")
+        self.scores.probabilities("tile", "&shared.shift[stage.index][0]")
+        if spec.second is not None:
+            self._sum("by_p", "factor", 1)
+        if self.with_loss:
+            w.line(f"wgmma_wait<{int(spec.second is not None)}>();  // those with the loss are there")
+            w.line("wgmma_hold(d);")
+            ready = "wgmma_wait<0>();  // the factors are no longer needed" if both and not s.apart else ""
+            self.scores.gradients("tile", "&shared.delta[stage.index][0]", self.by_scores, factors[1], ready)
+        if spec.first is not None:
+            self._sum("by_s", factors[1], 0)
+        w.line("previous = stage;")
+        w.line("++stage;")
+        w.close()
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")
+        self._end_tiles()
+        if s.ahead > 1:
+            self._release("t == 0 && stored")
+        for r in self.results:
+            w.line(f"wgmma_hold({r.sums});")
+        self._store()
+        w.close()
+        if self.mapped and s.ahead > 1:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+
+    def _release(self, condition: str) -> None:
+        """Writes that the tile of rows before may be overwritten, once its results have left it."""
+        w = self.w
+        if self.mapped:
+            w.open(f"if ({condition})")
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.held_empty[held.index ^ 1]);")
+            w.line("stored = false;")
+            w.close()
+
+    def _multiply(self, result: str, which: int) -> None:
+        """Writes the products of the rows with a tile that was brought."""
+        w, s = self.w, self.s
+        (held, _), (other, _) = self.held[which], self.brought[which]
+        steps = -(-(self.a.width if which else self.a.depth) // 16)
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
+        w.line(f"wgmma<{self.element}, {self.element}, {s.cols}>(")
+        w.line(
+            f"    {result}, matrix_descriptor<128>(&shared.{held}[held.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),"
+        )
+        w.line(f"    matrix_descriptor<128>(&shared.{other}[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    def _sum(self, sums: str, factor: str, which: int) -> None:
+        """Writes the products of a tile of factors, which are in registers, with what was brought."""
+        w, s = self.w, self.s
+        width = columns(self.a.width if which else self.a.depth)
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)")
+        w.line(f"wgmma<{self.element}, {self.element}, {width}, 1>(")
+        place = f"&shared.{self.brought[which][0]}[stage.index][0][kk * 16][0]"
+        w.line(f"    {sums}, {factor}[kk], matrix_descriptor<128>({place}, {s.cols * 128}, 1024), true);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    # ---- results
+
+    def _store(self) -> None:
+        w, s = self.w, self.s
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        mapped = self.mapped
+        for r in self.results:
+            if r.map is None:
+                self.scores.store(r.sums, r.op, r.name, r.elements, columns(r.elements), r.factor)
+        if not mapped:
+            # Warps that multiply are together; where there was nothing to multiply one may be late.
+            w.line(f"named_barrier_sync(1 + group, {GROUP});  // all warps have been here")
+            w.line("if (t == 0) barrier_arrive(shared.held_empty[held.index]);")
+            return
+        w.line("// The results take the place of what the block kept, of which nothing is left to multiply.")
+        for r in mapped:
+            out = r.op.dtype.ctype
+            w.line("#pragma unroll")
+            w.open(f"for (int j = 0; j < {columns(r.elements)}; j += 16)")
+            w.line(f"Vector<{out}, 2> v[4];")
+            w.line("#pragma unroll")
+            value = f"{r.sums}[j / 2 + i]"
+            if r.factor != 1:
+                value = f"{self.scores.literal(r.factor)} * {value}"
+            w.line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
+            pointer = f"&shared.{r.tile}[held.index][j / {PANEL}][{part}][0]"
+            if out != self.element:
+                pointer = f"reinterpret_cast<{out}*>({pointer})"
+            w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+            w.close()
+        w.line("fence_async_shared();")
+        w.line(f"named_barrier_sync(1 + group, {GROUP});")
+        w.open("if (t == 0)")
+        first = linear([("r0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        for r in mapped:
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {panels(r.elements)}; ++i)")
+            at = f"i * {PANEL}, {self._coordinates(r.op, first)}"
+            w.line(f"tma_store({r.name}, shared.{r.tile}[held.index][i][{part}], {at});")
+            w.close()
+        w.line("tma_commit();")
+        if s.ahead > 1:
+            w.line("stored = true;")
+        else:
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.held_empty[held.index]);")
+        w.close()

@@ -1,0 +1,121 @@
+"""Schedules of the Hopper form of attention's gradients: what a block holds, and those worth trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.arch import Arch
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.fragments import check_types
+from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
+from codegen.tiles import Unsupported
+
+#: Registers of a thread of the producer and of a consumer, by the number of consumers.
+REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
+#: Those of two consumers that hold less than so much.
+FEWER, MOST_WITH_FEWER = (40, 232), 200
+#: Registers of a consumer's thread that scores, gradients, factors and sums may take.
+HELD = {1: 228, 2: 228, 3: 136}
+#: Bytes of what is brought that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 24 << 20
+
+
+@dataclass(frozen=True)
+class AttentionBackwardWgmmaSchedule:
+    """A tile of groups * 64 rows a block.
+
+    groups  consumer warpgroups of a block, 1 to 3.
+    cols    of a tile that is brought, a multiple of 16 up to 256.
+    stages  of the ring of tiles, two or more: a tile is given back when the next one is at work.
+    heads   batches whose rows are worked on together.
+    apart   whether the factors of two sums have registers of their own; else one sum is waited for.
+    blocks  of the grid, if there is work for as many.
+    ahead   tiles of rows in shared memory: with two, the next one is brought while this one is worked on.
+    """
+
+    groups: int
+    cols: int
+    stages: int
+    heads: int
+    apart: bool = False
+    blocks: int = 1 << 24
+    ahead: int = 1
+
+    @property
+    def threads(self) -> int:
+        return (1 + self.groups) * GROUP
+
+    @property
+    def height(self) -> int:
+        return self.groups * ROWS
+
+
+def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> int:
+    row = 2 * PANEL * (panels(spec.attention.depth) + panels(spec.attention.width))
+    numbers = 0 if spec.queries else 8 * s.stages * s.cols
+    return row * (s.ahead * s.height + s.stages * s.cols) + numbers + 16 * (s.stages + s.ahead) + 128
+
+
+def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
+    """Registers of a consumer's thread for scores, gradients, factors and sums."""
+    a = spec.attention
+    first, second = spec.first is not None, spec.second is not None
+    sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
+    return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (1 + (first and second and apart))
+
+
+def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> tuple[int, int]:
+    """Registers of a thread of the producer and of a consumer."""
+    few = registers_held(spec, s.cols, apart=s.apart) <= MOST_WITH_FEWER
+    return FEWER if s.groups == 2 and few else REGISTERS[s.groups]
+
+
+def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
+    """Raises Unsupported with the reason if a spec cannot have this form."""
+    a = spec.attention
+    if not arch.has_wgmma:
+        raise Unsupported(f"{arch.name} has no warpgroup matrix products")
+    check_types(a)
+    if spec.loss.dtype.name != a.q.dtype.name:
+        raise Unsupported(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
+    if a.depth > 256 or a.width > 256:
+        raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
+    if spec.empty:
+        raise Unsupported("there is nothing to multiply")
+    for n, (op, rows, elements) in enumerate(
+        ((a.q, a.rows, a.depth), (a.k, a.keys, a.depth), (a.v, a.keys, a.width), (a.out, a.rows, a.width))
+    ):
+        box(a, op, n, rows, elements, 64)
+
+
+def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    check(spec, arch)
+    a = spec.attention
+    tall = max(a.depth, a.width)
+    if spec.queries:
+        preferred = [(2, 128), (2, 96), (2, 112), (2, 80), (2, 64), (2, 48), (2, 32)]
+        if tall > 64:
+            preferred = preferred[1:]
+    else:
+        preferred = [(2, 64), (2, 80), (2, 96), (2, 48), (2, 32)]
+    if spec.rows <= ROWS:
+        preferred = [(1, cols) for _, cols in preferred] + preferred
+    shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
+    each = spec.cols * (a.depth + a.width) * 2
+    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)
+    found = []
+    for groups, cols in preferred:
+        cols = min(cols, max(16, -(-spec.cols // 16) * 16))
+        for stages in (3, 2) if tall <= 64 else (2,):
+            s = AttentionBackwardWgmmaSchedule(groups, cols, stages, heads)
+            if (
+                registers_held(spec, cols, apart=s.apart) <= HELD[groups]
+                and shared_bytes(spec, s) <= arch.shared_bytes_per_block
+            ):
+                found.append(s)
+                break
+    if not found:
+        raise Unsupported("no tile fits the shared memory and registers of a block")
+    return tuple(dict.fromkeys(found))

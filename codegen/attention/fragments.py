@@ -1,0 +1,288 @@
+"""Scores and results as tensor cores leave them: what the wgmma and the mma form of attention do with their fragments.
+
+C variables: ``s`` the scores of a tile, ``o`` the results, ``rows`` what is known of a thread's two rows, ``row`` the
+first of them in the block's tile of queries, which begins at ``m0``, ``lane``, ``unit``, ``inverse``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import e, log, log2
+
+from codegen.attention.random import RandomWords, random_words
+from codegen.attention.scores import Scores, sink_value
+from codegen.epilogue import Epilogue, Run
+from codegen.expr import Index, Result, literal
+from codegen.iteration import linear
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec
+from codegen.tiles import Unsupported
+
+
+def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
+    """Raises Unsupported with the reason if tensor cores cannot compute an attention; ``small``: of 8-bit floats, too,
+    which become float16.
+    """
+    kind = spec.q.dtype.name
+    floats = [op.dtype for op in (spec.q, spec.k, spec.v)]
+    if small and all(d.is_float and d.itemsize == 1 for d in floats):
+        kind = "float16"
+    elif kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
+        raise Unsupported("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
+    if not spec.rounded:
+        raise Unsupported(f"probabilities are not to be rounded to {kind}")
+    if spec.program.real != "float":
+        raise Unsupported("tensor cores do not add up in float64")
+
+
+#: The score that a thread has of two neighbours' e-th one.
+SCORE = "s[j + f * 2 + e]"
+
+
+def random_headers(spec: AttentionSpec) -> list[str]:
+    """The device headers for random numbers, if a spec has such as can be made sixteen at a time."""
+    return [] if spec.weight is None or random_words(spec.weight) is None else ["attention_random.cuh"]
+
+
+class Fragments(Scores):
+    """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
+    together when a tile of ``keys`` is masked.
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        spec: AttentionSpec,
+        names: Names,
+        keys: int,
+        top: str,
+        group_rows: int,
+        block_rows: int,
+        *,
+        listed: bool = False,
+    ) -> None:
+        super().__init__(w, spec, names, keys, listed=listed)
+        self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
+        self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
+        #: exponentials are 2^lift times as large, so that more of them are normal numbers when they are rounded
+        self.lift = 0
+        #: the tile of which scores were made last
+        self.made = ""
+
+    def place(self, batch: str, col: str, *, keys: bool = True, some: bool = False) -> None:
+        """Writes where a tile of queries begins and, with ``keys``, which ones it may meet (with ``some``, at least
+        one tile of them).  batch and col are C expressions of its numbers.
+        """
+        w, spec = self.w, self.spec
+        tiles = -(-spec.rows // self.block_rows)
+        # The last queries of a causal mask meet the most keys: they begin first.
+        position = f"({tiles - 1} - {col})" if spec.growing and tiles > 1 else col
+        w.line(f"const int m0 = {position} * {self.block_rows};")
+        self.coordinates(batch)
+        self.bound_numbers()
+        if keys:
+            self.keys_met("m0", self.block_rows, some=some)
+
+    def unit(self) -> None:
+        self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+
+    def state(self, sink: str, width: int) -> None:
+        """Writes the results and what is known of the rows, before the first tile."""
+        w, spec = self.w, self.spec
+        w.line(f"float o[{width // 2}] = {{}};")
+        w.line("attention::Rows rows;")
+        if spec.sink is not None:
+            sunk = sink_value(w, spec, sink, self.batch, "float")
+            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
+            own = "lane % 4 == 0" if not self.lift else f"lane % 4 == 0 ? {2**self.lift}.0f : 0.0f"
+            w.line(f"rows.total[0] = rows.total[1] = {own};  // one of the lanes that share a row has it")
+
+    @property
+    def trivial(self) -> bool:
+        """Whether all products are scores."""
+        return self.plain and not self.differ
+
+    def define(self) -> None:
+        """Writes the function that makes scores of a tile's products."""
+        if not self.trivial:
+            whole = ", bool whole" if self.listed else ""
+            self.w.open(f"const auto scores = [&](int tile{whole})")
+            self._program()
+            self.w.close("};")
+        if self.weight is not None:
+            self.w.open("const auto weigh = [&](int tile)")
+            self.w.line(f"const int n0 = tile * {self.keys};")
+            random = random_words(self.weight.program)
+            if random is None:
+                self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+            else:
+                self._weighted_at_random(self.weight, random)
+            self.w.close("};")
+
+    def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
+        """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
+        w, program = self.w, weight.program
+        arguments = program.instructions[random.compared].args[1:]
+        seed, offset = random.numbers(program, ["", *map(weight.constant, arguments)])
+        kept = f"(words[h * 2 + e] >= {random.least}u)" if random.least < 1 << 32 else "false"
+        weight.known[Result(random.compared)] = kept
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 8)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line(f"const {self.t} m = m0 + row + f * 8;")
+        steps = program.indices[random.index]
+        first = linear([*zip((*self.batch, "m"), steps), ("(n0 + j * 2)", 1)])
+        w.line("uint32 words[4];")
+        w.line(f"attention::random_words(uint32({first}), lane, {seed}, {offset}, words);")
+        w.line("#pragma unroll")
+        w.open("for (int h = 0; h < 2; ++h)")
+        w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
+        exists = self.spec.rows % self.block_rows == 0
+        self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
+        w.line("s[j + h * 4 + f * 2] = weighted[0];")
+        w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
+        w.close()
+        w.close()
+        w.close()
+
+    def make(self, tile: str) -> None:
+        """Makes scores of a tile's products."""
+        self.made = f"{tile} / 2" if self.listed else tile
+        if not self.trivial:
+            self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
+
+    def softmax(self, chains: int) -> None:
+        """Takes the scores of the tile in of which they were made last."""
+        lift = f", {self.lift}.0f" if self.lift else ""
+        self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale{lift});")
+        if self.weight is not None:
+            self.w.line(f"weigh({self.made});")
+
+    def _program(self) -> None:
+        w = self.w
+        w.line(f"const int n0 = tile * {self.keys};")
+        if not self.differ:
+            self._tile(inside=True)
+            return
+        w.open(f"if ({self.inside(self.top, self.group_rows, 'n0')})")
+        if self.plain:
+            w.line("return;  // the products are the scores")
+            w.close()
+            self._tile(inside=False)
+            return
+        self._tile(inside=True)
+        w.close("} else {")
+        w.depth += 1
+        self._tile(inside=False)
+        w.close()
+
+    def _positions(self, epilogue: Epilogue) -> None:
+        """Writes positions as floats, which the program asks for: a conversion takes as long as an exponential."""
+        program = epilogue.program
+        every = {
+            Result(k): program.indices[i.args[0].index][-2:]
+            for k, i in enumerate(program.instructions)
+            if i.template == "convert<float>({0})" and isinstance(i.args[0], Index)
+        }
+        rows = [r for r, steps in every.items() if steps == (1, 0)]
+        keys = [r for r, steps in every.items() if steps == (0, 1)]
+        if rows and self.spec.rows % self.block_rows == 0:
+            self.w.line("const float m_real = convert<float>(m0 + row);")
+            epilogue.known |= dict.fromkeys(rows, "(m_real + float(f * 8))")
+        if keys:
+            self.w.line("const float n_real = convert<float>(n0 + lane % 4 * 2);")
+            epilogue.known |= dict.fromkeys(keys, "(n_real + float(j * 2 + e))")
+
+    def _tile(self, *, inside: bool) -> None:
+        self._positions(self.inner if inside else self.edge)
+        self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
+
+    def _each(self, name: str, write: Callable[[bool], None]) -> None:
+        """Writes what becomes of all scores of a tile: ``write`` is told whether all rows exist, and writes the vector
+        ``name`` for two neighbours.
+        """
+        w = self.w
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
+        write(self.spec.rows % self.block_rows == 0)
+        w.line(f"s[j + f * 2] = {name}[0];")
+        w.line(f"s[j + f * 2 + 1] = {name}[1];")
+        w.close()
+        w.close()
+
+    def finish(self, stats: str) -> None:
+        """Writes ``inverse``, with which the results are multiplied, and stores the logarithms of the sums."""
+        w, spec = self.w, self.spec
+        w.line("attention::finish(rows);")
+        w.line("float inverse[2];")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
+        none = "0.0f" if spec.zero else "quiet_nan<float>()"
+        w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
+        if spec.zero and not self.trivial:
+            w.line("if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are")
+        if spec.stats is not None:
+            w.line(f"const {self.t} m = m0 + row + f * 8;")
+            place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
+            value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
+            if self.lift:
+                value += f" - {literal(self.lift * log(2), 'float')}"
+            target = spec.stats.dtype.ctype
+            text = f"met ? {value} : -infinity<float>()"
+            text = text if target == "float" else f"convert<{target}>({text})"
+            w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{place}] = {text};")
+        w.close()
+
+    def store(self, out: str, width: int) -> None:
+        """Stores the results from registers: two neighbours at a time where they are one access."""
+        w, spec = self.w, self.spec
+        if self.epilogue is not None:
+            self._store_computed(width)
+            return
+        op = spec.out
+        pairs = op.strides[-1] == 1 and spec.width % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
+        step = 2 if pairs else 1
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {width // 2}; i += {step})")
+        last = "" if pairs else " + i % 2"
+        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
+        place = linear([*zip(self.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
+        tests += [f"n < {spec.width}"] if spec.width % width else []
+        condition = f"if ({' && '.join(tests)}) " if tests else ""
+        target = op.dtype.ctype
+        if pairs:
+            w.line(f"Vector<{target}, 2> v;")
+            for k in range(2):
+                value = f"o[i{f' + {k}' if k else ''}] * inverse[i / 2 % 2]"
+                w.line(f"v[{k}] = {value if target == 'float' else f'convert<{target}>({value})'};")
+            w.line(f"{condition}store({out} + {place}, v);")
+        else:
+            value = "o[i] * inverse[i / 2 % 2]"
+            value = value if target == "float" else f"convert<{target}>({value})"
+            w.line(f"{condition}{out}[{place}] = {value};")
+        w.close()
+
+    def _store_computed(self, width: int) -> None:
+        """Stores what the epilogue makes of the results, two neighbours at a time."""
+        w, spec = self.w, self.spec
+        assert self.epilogue is not None
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {width // 2}; i += 2)")
+        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
+        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
+        tests += [f"n < {spec.width}"] if spec.width % width else []
+        if tests:
+            w.open(f"if ({' && '.join(tests)})")
+        missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
+        run = Run(2, len(spec.batch) + 1, "e", missing)
+        self.epilogue.results([*self.batch, "m", "n"], ["o[i + e] * inverse[i / 2 % 2]"], run)
+        if tests:
+            w.close()
+        w.close()

@@ -1,0 +1,278 @@
+"""Attention by the tensor cores of a warp (mma.sync, sm_80 and newer), as in FlashAttention-2 (Dao, 2023).
+
+A warp has 16 queries.  Tiles of keys and values are copied to shared memory (cp.async) while the tile before is
+multiplied; rows there are 16 bytes longer than they need be, so that eight of them begin in different banks.  The
+probabilities stay in registers, which are the fragments of the second product as the first one leaves them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.arch import Arch
+from codegen.attention.fragments import Fragments, check_types, random_headers
+from codegen.attention.scores import NUMBERED, approximated, kernel_details, merged
+from codegen.expr import Operand
+from codegen.iteration import linear
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.tiles import Unsupported
+
+WARP_ROWS, PAD = 16, 8  # queries of a warp, elements behind each row
+STAGES = 2
+VECTOR = 8  # elements of 16 bytes
+#: Registers of a thread that scores, probabilities and results may take.
+HELD = 200
+CHAINS = 2  # of maxima and sums
+#: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 16 << 20
+
+
+@dataclass(frozen=True)
+class AttentionMmaSchedule:
+    """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together."""
+
+    warps: int
+    keys: int
+    heads: int
+
+    @property
+    def rows(self) -> int:
+        return WARP_ROWS * self.warps
+
+
+def _padded(elements: int) -> int:
+    """Elements of a row that is multiplied."""
+    return -(-elements // 16) * 16
+
+
+def _bytes(spec: AttentionSpec, s: AttentionMmaSchedule) -> int:
+    deep, wide = (_padded(n) + PAD for n in (spec.depth, spec.width))
+    return 2 * (s.rows * deep + STAGES * s.keys * (deep + wide))
+
+
+def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
+    if not arch.has_cp_async:
+        raise Unsupported(f"{arch.name} has no asynchronous copies")
+    check_types(spec, small=True)
+    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+        raise Unsupported("there is nothing to multiply")
+    tall = max(spec.depth, spec.width)
+    preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16)] if tall <= 128 else [(4, 32), (8, 32), (4, 16)]
+    if spec.rows <= 16:
+        preferred = [(1, 64), (1, 32), (1, 16), *preferred]
+    elif spec.rows <= 32:
+        preferred = [(2, 32), (2, 64), (2, 16), *preferred]
+    each = max(1, spec.keys * (spec.depth + spec.width) * 2)
+    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // each))
+    found = []
+    for warps, keys in preferred:
+        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads)
+        held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
+        if held <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
+            found.append(s)
+    if not found:
+        raise Unsupported(f"the sums of {tall} elements do not fit the registers of a warp")
+    return tuple(dict.fromkeys(found))
+
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
+    memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t
+    tile total unit v valid values x warp h weigh weighted words
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(merged(spec), schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionSpec, schedule: AttentionMmaSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
+        self.names, self.w = Names(taken), Writer()
+        self.arguments = [self.names.unique(op.name) for op in spec.arguments]
+        top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
+        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
+        self.written = self.scores.written(self.names)
+        self.element = self.scores.element
+        self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
+        self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
+        self.threads = 32 * schedule.warps
+
+    def render(self) -> KernelSource:
+        w, s, spec = self.w, self.s, self.spec
+        program = approximated(spec)
+        details = [
+            *kernel_details(spec),
+            f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
+        ]
+        more = [
+            "memory.cuh",
+            "shared.cuh",
+            "async_copy.cuh",
+            "fragments.cuh",
+            "pipeline.cuh",
+            "attention.cuh",
+            *random_headers(spec),
+        ]
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} nodes in one kernel",
+            program,
+            headers(program, *more, programs=[spec.weight, spec.epilogue]),
+            details,
+        )
+        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters += self.scores.parameters()
+        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        signature(w, spec.name, self.threads, parameters)
+        t = self.element
+        w.open("struct Shared")
+        w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
+        w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
+        w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
+        first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
+        w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {min(s.heads, self.batches)}>(blockIdx.x);")
+        self.scores.place("at.row", "at.col")
+        self.scores.unit()
+        self.scores.scalars()
+        self.scores.state(self.arguments[-1] if spec.sink is not None else "", self.wide)
+        w.line(f"float s[{s.keys // 2}], rescale[2];")
+        w.line(f"uint32 probability[{s.keys // 16}][4];")
+        self.scores.define()
+        w.open("const auto fill = [&](int tile, int stage)")
+        w.line(f"const int n0 = tile * {s.keys};")
+        pages = spec.pages or (None, None)
+        self._fill("keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0])
+        self._fill("values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1])
+        w.close("};")
+        self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
+        w.line("if (first < last) fill(last - 1, 0);" if spec.some_meet_none else "fill(last - 1, 0);")
+        w.line("copy_async_commit();")
+        w.line("int stage = 0;")
+        w.open("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)")
+        w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+        w.line("copy_async_commit();")
+        w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+        w.line("__syncthreads();")
+        self._multiply_keys()
+        self.scores.make("tile")
+        self.scores.softmax(CHAINS)
+        w.line("attention::scale(o, rescale);")
+        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        self._multiply_values()
+        w.line("__syncthreads();  // the tile has been used")
+        w.close()
+        self.scores.finish(self.written[-1] if spec.stats is not None else "")
+        self.scores.store(self.written[0], self.wide)
+        w.close()
+        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (self.tiles * self.batches, 1, 1),
+            (self.threads, 1, 1),
+            _bytes(spec, s),
+            uses_barriers=True,
+            parameters=tuple(range(passed)),
+        )
+
+    def _fill(
+        self,
+        what: str,
+        op: Operand,
+        number: int,
+        first: str,
+        size: int,
+        total: int,
+        elements: int,
+        padded: int,
+        pages: Pages | None = None,
+    ) -> None:
+        """Writes the copies of a tile's rows, of the argument of this number; what does not exist is 0."""
+        w, t, name = self.w, self.scores.t, self.arguments[number]
+        whole = total % size == 0
+        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
+        aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
+        aligned = aligned and (pages is None or pages.step % VECTOR == 0)
+        each = VECTOR if aligned else 1
+        pieces = padded // each
+        w.open(f"for (int i = t; i < {size * pieces}; i += {self.threads})")
+        times = f" * {each}" if each > 1 else ""
+        w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
+        tests = [] if whole else [f"{first} + r < {total}"]
+        tests += [f"d < {elements}"] if elements != padded else []
+        exists = " && ".join(tests)
+        table = self.arguments[number + 2] if pages is not None else ""
+        place = linear([*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])])
+        to = f"shared.{what}[r][d]"
+        if op.dtype.ctype != self.element:
+            self._converted(op, name, place, to, each, exists)
+        elif each > 1:
+            if exists:
+                w.line(f"const bool exists = {exists};")
+                w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+            else:
+                w.line(f"copy_async<16>(&{to}, {name} + {place});")
+        else:
+            w.line(f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};")
+        w.close()
+
+    def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
+        """Writes a piece of a row in the type in which it is multiplied."""
+        w, t = self.w, self.element
+        w.line(f"Vector<{t}, {each}> v = {{}};")
+        if exists:
+            w.open(f"if ({exists})")
+        w.line(f"const auto x = load<{each}>({name} + {place});")
+        w.line("#pragma unroll")
+        w.line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
+        if exists:
+            w.close()
+        w.line(f"store_shared(&{to}, v);")
+
+    def _multiply_keys(self) -> None:
+        """Writes the products of a warp's queries with a tile of keys."""
+        w, s, t = self.w, self.s, self.element
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {s.keys // 2}; ++i) s[i] = 0.0f;")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {self.deep}; kk += 16)")
+        w.line("uint32 a[4];")
+        w.line(f"load_matrices(a, &shared.queries[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {s.keys}; j += 16)")
+        w.line("uint32 b[2][2];")
+        w.line("load_matrices(b, &shared.keys[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2), a, b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2 + 4), a, b[1]);")
+        w.close()
+        w.close()
+
+    def _multiply_values(self) -> None:
+        """Writes the products of a tile's probabilities with its values."""
+        w, s, t = self.w, self.s, self.element
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.wide}; j += 16)")
+        w.line("uint32 b[2][2];")
+        w.line("load_matrices_transposed(b, &shared.values[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2), probability[kk], b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2 + 4), probability[kk], b[1]);")
+        w.close()
+        w.close()

@@ -1,0 +1,286 @@
+"""What all forms of attention share: the batch, which keys a tile of queries may meet, and the program on scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.attention.ranges import Ranges
+from codegen.epilogue import Epilogue, Run
+from codegen.expr import Anchor, Operand, Program, Store, literal
+from codegen.iteration import collapse, coordinate, extent, index_type, linear
+from codegen.kernel import converted, parameter
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, Bound, Pages
+
+#: What variables are called of which there are several.
+NUMBERED = ("b", "bound", "part", "rest", "rows", "keys")
+
+
+def merged(spec: AttentionSpec) -> AttentionSpec:
+    """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
+    rank = len(spec.batch)
+    programs = (spec.program, spec.inside, spec.within, *(p for p in (spec.weight, spec.epilogue) if p is not None))
+    plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
+    every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
+    lead = int(spec.parts > 1)  # parts stay the first dimension
+    batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
+    batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
+    new = iter([b + x[rank:] for b, x in zip(over, every)])
+
+    def moved(op: Operand) -> Operand:
+        return replace(op, strides=next(new))
+
+    q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
+    pages = spec.pages
+    if pages is not None:
+        k_table, v_table = (moved(p.table) for p in pages)
+        pages = replace(pages[0], table=k_table), replace(pages[1], table=v_table)
+    sink = None if spec.sink is None else moved(spec.sink)
+    results = [moved(op) for op in spec.results]
+    stats = None if spec.stats is None else moved(spec.stats)
+    loads = [tuple(moved(op) for op in p.loads) for p in programs]
+    indices = [tuple(next(new) for _ in p.indices) for p in programs]
+    nowhere = (0,) * (len(batch) + 2)
+    program, inside, within, *others = (
+        replace(
+            p,
+            loads=loads[n],
+            indices=indices[n],
+            stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
+        )
+        for n, p in enumerate(programs)
+    )
+    epilogue = None
+    if spec.epilogue is not None:
+        epilogue = others.pop()
+        epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
+    spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
+    spec = replace(spec, epilogue=epilogue, out=results[0])
+    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats, pages=pages)
+
+
+class Scores:
+    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.  ``listed``: the tiles that are
+    met are known one by one, and of each whether no range is broken in it (the C variable ``whole``).
+
+    C variables: ``b0``, ``b1``, ... coordinates of the batch; ``bound0``, ... what the numbers of a bound add up to.
+    """
+
+    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False) -> None:
+        self.w, self.spec, self.keys, self.listed = w, spec, keys, listed
+        self.t = "int32" if self._reach() else "int64"
+        self.ragged = spec.keys % keys != 0
+        self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
+        inner, loads = (spec.within, spec.within_loads) if listed else (spec.inside, spec.inside_loads)
+        self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
+        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
+        self.weight: Epilogue | None = None
+        if spec.weight is not None:
+            self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
+        self.epilogue: Epilogue | None = None
+        if spec.epilogue is not None:
+            real = spec.program.real
+            self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
+        #: whether tiles differ: some lie outside of bounds, or at the end
+        self.differ = bool(spec.bounds) or self.ragged or listed
+        self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
+
+    def _reach(self) -> bool:
+        spec = self.spec
+        operands = [*spec.loads, *spec.written]
+        after = () if spec.epilogue is None else spec.epilogue.loads
+        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in (*spec.results, *after)]
+        places += [extent(spec.space, op.strides) for op in spec.loads[: len(spec.loads) - len(after)]]
+        tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
+        tiles += [
+            extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
+        ]
+        tiles += [p.blocks * p.step for p in spec.pages or ()]
+        return bool(operands) and index_type(*(2 * n for n in (*places, *tiles))) == "uint32"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the score where no bound is broken is the product itself."""
+        return self.inner.program.stores[0].value == Anchor(0)
+
+    def page(self, pages: Pages, table: str, number: str) -> str:
+        """The block that is a page, by its number (a C expression of one that exists)."""
+        place = linear([*zip(self.batch, pages.table.strides), (f"({number})", pages.table.strides[-1])])
+        return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
+
+    def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
+        """The terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken for it."""
+        terms = list(zip(self.batch, op.strides))
+        if pages is None:
+            return [*terms, (row, op.strides[-2])]
+        self.w.line(f"const {self.t} known = min({row}, {self.t}({total - 1}));")
+        self.w.line(f"const {self.t} page = {self.page(pages, table, f'known / {pages.size}')};")
+        return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
+
+    def parameters(self) -> list[str]:
+        """Those of what the programs read."""
+        names = [n for e in (self.edge, self.weight, self.epilogue) if e is not None for n in e.pointers.loads]
+        return [parameter(op, name) for op, name in zip(self.spec.loads, names)]
+
+    def written(self, names: Names) -> list[str]:
+        """The C names of what is written."""
+        results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
+        return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
+
+    def scalars(self) -> None:
+        """Writes operands with one value; once, outside of all loops."""
+        self.edge.scalars()
+        if not self.plain:
+            self.inner.scalars()
+        for epilogue in (self.weight, self.epilogue):
+            if epilogue is not None:
+                epilogue.scalars()
+
+    def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
+        """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
+        sizes = self.spec.batch if batch is None else batch
+        for d, size in enumerate(sizes):
+            if size > 1:
+                self.w.line(f"const {self.t} b{d} = {coordinate(number, sizes, d)};")
+
+    def bound_numbers(self) -> None:
+        """Writes the numbers that bounds read of the batch."""
+        spec = self.spec
+        for n, bound in enumerate(spec.bounds):
+            if bound.loads:
+                terms = []
+                for load, coefficient in bound.loads:
+                    operand = spec.program.loads[load]
+                    place = linear(list(zip(self.batch, operand.strides)))
+                    terms.append((f"int({self.edge.pointers.loads[load]}[{place}])", coefficient))
+                self.w.line(f"const int bound{n} = {linear(terms, bound.start)};")
+
+    def _start(self, number: int, bound: Bound) -> tuple[list[tuple[str, int]], int]:
+        """The part of a bound that depends on neither query nor key: terms and a constant."""
+        return ([(f"bound{number}", 1)], 0) if bound.loads else ([], bound.start)
+
+    def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
+        """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
+        from first to last - 1.  With ``some`` there is one, if need be one in which no query meets a key.
+        """
+        w, spec = self.w, self.spec
+        tiles = -(-spec.keys // self.keys)
+        lower = [x for x in enumerate(spec.bounds) if x[1].key > 0]
+        upper = [x for x in enumerate(spec.bounds) if x[1].key < 0]
+        rest = [x for x in enumerate(spec.bounds) if x[1].key == 0]
+        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
+        if rows == 1:
+            ends = m0
+
+        def most(number: int, bound: Bound) -> str:
+            """The largest row * i + start of the queries."""
+            terms, constant = self._start(number, bound)
+            if bound.row:
+                terms = [(f"({ends})" if bound.row > 0 and ends != m0 else m0, bound.row), *terms]
+            return linear(terms, constant)
+
+        starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
+        stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
+        intervals = [] if self.listed else Ranges.intervals(spec)
+        ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads, intervals)
+        if intervals:
+            ranges.rows(rows)
+        for n in intervals:
+            furthest = ranges.sum(n, keys=False)
+            if spec.ranges[n].key > 0:
+                starts.append(f"int(min(max(-({furthest}), int64(0)), int64({spec.keys}))) / {self.keys}")
+            else:
+                end = f"max({furthest} + {self.keys}, int64(0))"
+                stops.append(f"int(min({end}, int64({tiles * self.keys}))) / {self.keys}")
+        first, last = "0", str(tiles)
+        for text in starts:
+            first = f"max({first}, {text})" if first != "0" else text
+        for text in stops:
+            last = f"min({last}, {text})"
+        if spec.parts > 1:
+            each = -(-tiles // spec.parts)
+            part = "b0" if self.t == "int32" else "int(b0)"
+            first = f"{part} * {each}" if first == "0" else f"max({first}, {part} * {each})"
+            last = f"min({last}, {part} * {each} + {each})"
+        if rest:
+            none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
+            last = f"{none} ? 0 : {last}"
+        if some and self.spec.bounds:
+            # Where a bound rules all tiles out it rules out each one.
+            first = f"min({first}, {tiles - 1})" if starts else first
+            last = f"max(first + 1, {last})"
+        w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
+
+    def inside(self, m0: str, rows: int, n0: str) -> str:
+        """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
+        conditions = ["whole"] if self.listed else []
+        m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
+        if self.ragged:
+            conditions.append(f"{n0} + {self.keys} <= {self.spec.keys}")
+        for n, bound in enumerate(self.spec.bounds):
+            terms, constant = self._start(n, bound)
+            if bound.row > 0:
+                terms = [(m0, bound.row), *terms]
+            elif bound.row < 0:
+                terms = [(m0, bound.row), *terms]
+                constant += bound.row * (rows - 1)
+            if bound.key:
+                terms = [*terms, (n0, bound.key)]
+                constant += min(0, bound.key) * (self.keys - 1)
+            conditions.append(f"{linear(terms, constant)} >= 0")
+        return " && ".join(conditions)
+
+    def score(self, m: str, n: str, sums: str, *, inside: bool, count: int, row_exists: bool) -> None:
+        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on; sums is a product by its
+        number e.  Keys that do not exist have minus infinity.
+        """
+        w = self.w
+        epilogue = self.inner if inside else self.edge
+        guarded = not inside and self.ragged
+        start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
+        w.line(f"Vector<float, {count}> score{start};")
+        self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
+
+    def _run(
+        self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
+    ) -> None:
+        """Writes a program on ``count`` values; ``guarded``: not on those of keys that do not exist."""
+        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
+        place = f"min({m}, {self.t}({self.spec.rows - 1}))" if uses_rows else m
+        missing = (lambda e: f"{n} + {e} >= {self.spec.keys}") if guarded else None
+        run = Run(count, len(self.spec.batch) + 1, "e", missing)
+        epilogue.results([*self.batch, place, n], [values], run, staged=[to])
+
+    def weighted(self, m: str, n: str, values: str, *, count: int, row_exists: bool) -> None:
+        """Writes ``weighted``, what is multiplied with the values instead of ``count`` exponentials: see `score`."""
+        assert self.weight is not None
+        # Exponentials of keys that do not exist are 0, and so is what is linear in them.
+        guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
+        self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
+        self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
+
+
+def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
+    """Writes the score of the sink, in units of the others; returns its C name."""
+    assert spec.sink is not None
+    place = linear(list(zip(batch, spec.sink.strides)))
+    value = converted(spec.sink, f"{name}[{place}]", real)
+    inverse = literal(1 / spec.scale, real)
+    w.line(f"const {real} sunk = {value}{'' if spec.scale == 1 else f' * {inverse}'};")
+    return "sunk"
+
+
+def kernel_details(spec: AttentionSpec) -> list[str]:
+    """Lines of the kernel's heading."""
+    batch = prod(spec.batch)
+    sizes = f"{f'{batch} x ' if batch > 1 else ''}{spec.rows} queries and {spec.keys} keys of {spec.depth} elements"
+    return [f"{sizes}, values of {spec.width}, {spec.q.dtype.name}"]
+
+
+def approximated(spec: AttentionSpec) -> Program:
+    """The program as the heading of a kernel sees it: stored in the dtype of the result."""
+    stores = tuple(Store(op, spec.program.stores[0].value) for op in spec.results)
+    exact = spec.program.exact or spec.stats is not None
+    return replace(spec.program, stores=stores, exact=exact)

@@ -1,0 +1,259 @@
+"""Attention by single threads: every dtype, any strides, everywhere; float32 as it is.
+
+A warp has some queries, of which each lane computes the scores of one key of a tile, then some elements of the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2, prod
+
+from codegen.attention.scores import NUMBERED, Scores, approximated, kernel_details, merged, sink_value
+from codegen.expr import Operand, literal
+from codegen.iteration import linear
+from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.tiles import Unsupported
+
+WARPS, LANES = 4, 32
+#: Elements of queries, keys and values that a block has in shared memory.
+MOST_SHARED = 96 << 10
+
+
+@dataclass(frozen=True)
+class AttentionSimtSchedule:
+    """queries of a warp; a block has four warps, a tile 32 keys."""
+
+    queries: int
+
+    @property
+    def rows(self) -> int:
+        return WARPS * self.queries
+
+
+def _bytes(spec: AttentionSpec, queries: int) -> int:
+    size = 8 if spec.program.real == "double" else 4
+    return size * (WARPS * queries * spec.depth + LANES * (spec.depth + 1 + spec.width))
+
+
+def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Unsupported if a tile does not fit."""
+    found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
+    found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
+    if not found:
+        raise Unsupported(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
+    return tuple(found)
+
+
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    Rows Shared attention block c d first i inverse j keys largest last lane m m0 memory known n n0 o page p r
+    rescale row rows s score shared shift sunk t tile total unit values weight weighted what queries
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(merged(spec), schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
+        self.names, self.w = Names(taken), Writer()
+        self.arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.scores = Scores(self.w, spec, self.names, LANES)
+        for epilogue in (self.scores.edge, self.scores.inner):
+            epilogue.pointers.stores = ["score"]
+        if self.scores.weight is not None:
+            self.scores.weight.pointers.stores = ["weighted"]
+        self.written = self.scores.written(self.names)
+        self.real = spec.program.real
+        self.each = -(-spec.width // LANES)
+
+    def render(self) -> KernelSource:
+        w, s, spec, real = self.w, self.s, self.spec, self.real
+        program = approximated(spec)
+        details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
+        more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} nodes in one kernel",
+            program,
+            headers(program, *more, programs=[spec.weight, spec.epilogue]),
+            details,
+        )
+        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters += self.scores.parameters()
+        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        signature(w, spec.name, WARPS * LANES, parameters)
+        w.open("struct Shared")
+        w.line(f"{real} queries[{s.rows}][{spec.depth}];")
+        w.line(f"{real} keys[{LANES}][{spec.depth + 1}];  // a column is spread over all banks")
+        w.line(f"{real} values[{LANES}][{spec.width}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
+        w.line(f"const {real} unit = {literal(spec.scale * log2(e), real)};  // of a score, to base 2")
+        tiles = -(-spec.rows // s.rows)
+        w.line(f"const int m0 = blockIdx.x % {tiles} * {s.rows};")
+        self.scores.coordinates(f"(blockIdx.x / {tiles})")
+        self.scores.bound_numbers()
+        self.scores.scalars()
+        self.scores.keys_met("m0", s.rows)
+        self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth)
+        self._state()
+        w.open("for (int tile = first; tile < last; ++tile)")
+        w.line(f"const int n0 = tile * {LANES};")
+        w.line("__syncthreads();  // the tile before has been used")
+        pages = spec.pages or (None, None)
+        self._fill("keys", spec.k, 1, "n0", LANES, spec.keys, spec.depth, pages[0])
+        self._fill("values", spec.v, 2, "n0", LANES, spec.keys, spec.width, pages[1])
+        w.line("__syncthreads();")
+        self._tile()
+        w.close()
+        self._results()
+        w.close()
+        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (tiles * prod(spec.batch), 1, 1),
+            (WARPS * LANES, 1, 1),
+            _bytes(spec, s.queries),
+            uses_barriers=True,
+            parameters=tuple(range(passed)),
+        )
+
+    def _fill(
+        self,
+        what: str,
+        op: Operand,
+        number: int,
+        first: str,
+        size: int,
+        total: int,
+        elements: int,
+        pages: Pages | None = None,
+    ) -> None:
+        w, name = self.w, self.arguments[number]
+        w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
+        w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
+        table = self.arguments[number + 2] if pages is not None else ""
+        place = linear([*self.scores.row_terms(op, pages, table, "r", total), ("d", op.strides[-1])])
+        value = converted(op, f"{name}[{place}]", self.real)
+        value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
+        w.line(f"shared.{what}[i / {elements}][d] = {value};")
+        w.close()
+
+    def _state(self) -> None:
+        w, s, real, spec = self.w, self.s, self.real, self.spec
+        w.line(f"{real} o[{s.queries}][{self.each}] = {{}}, largest[{s.queries}], total[{s.queries}];")
+        start, have = f"-infinity<{real}>()", "0"
+        if spec.sink is not None:
+            start = sink_value(w, spec, self.arguments[-1], self.scores.batch, real)
+            have = "lane == 0"
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
+        w.line(f"largest[r] = {start};")
+        w.line(f"total[r] = {have};  // the lane's share")
+        w.close()
+
+    def _tile(self) -> None:
+        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
+        w.line(f"{real} s[{s.queries}] = {{}};")
+        w.open(f"for (int d = 0; d < {spec.depth}; ++d)")
+        w.line("#pragma unroll")
+        w.line(f"for (int r = 0; r < {s.queries}; ++r) s[r] += shared.queries[row + r][d] * shared.keys[lane][d];")
+        w.close()
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
+        m = "m0 + row + r"
+        if spec.rows % s.rows:
+            m = f"min({m}, {spec.rows - 1})"
+        w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
+        w.line(f"{real} score[1] = {{-infinity<{real}>()}};")
+        if scores.ragged:
+            w.open(f"if (n < {spec.keys})")
+        scores.edge.results([*scores.batch, "m", "n"], ["s[r]"])
+        if scores.ragged:
+            w.close()
+        w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
+        w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
+        w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
+        w.line("largest[r] = most;")
+        w.line("s[r] = math::exp2(unit * score[0] - shift);")
+        w.line("total[r] = total[r] * rescale + s[r];")
+        if scores.weight is not None:
+            w.line(f"{real} weighted[1] = {{}};")
+            if scores.ragged:
+                w.open(f"if (n < {spec.keys})")
+            scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
+            if scores.ragged:
+                w.close()
+            w.line("s[r] = weighted[0];")
+        w.line("#pragma unroll")
+        w.line(f"for (int c = 0; c < {self.each}; ++c) o[r][c] *= rescale;")
+        w.close()
+        w.open(f"for (int j = 0; j < {LANES}; ++j)")
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
+        w.line(f"const {real} weight = __shfl_sync(0xffffffffu, s[r], j);")
+        w.line("#pragma unroll")
+        w.open(f"for (int c = 0; c < {self.each}; ++c)")
+        test = f"if (c * {LANES} + lane < {spec.width}) " if spec.width % LANES else ""
+        w.line(f"{test}o[r][c] += weight * shared.values[j][c * {LANES} + lane];")
+        w.close()
+        w.close()
+        w.close()
+
+    def _store(self) -> None:
+        """Stores an element of a result, if it exists."""
+        w, spec, scores = self.w, self.spec, self.scores
+        test = f"if (n < {spec.width}) " if spec.width % LANES else ""
+        if scores.epilogue is None:
+            op = spec.out
+            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+            w.line(f"{test}{self.written[0]}[{place}] = {stored(op, 'o[r][c] * inverse', self.real)};")
+            return
+        if test:
+            w.open(test.rstrip())
+        scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
+        if test:
+            w.close()
+
+    def _results(self) -> None:
+        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
+        w.line("#pragma unroll")
+        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
+        w.line(f"const {scores.t} m = m0 + row + r;")
+        if spec.rows % s.rows:
+            w.line(f"if (m >= {spec.rows}) break;")
+        w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
+        if spec.zero:
+            w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;")
+        else:
+            w.line(f"const {real} inverse = 1 / sum;")
+        w.line("#pragma unroll")
+        w.open(f"for (int c = 0; c < {self.each}; ++c)")
+        w.line(f"const {scores.t} n = c * {LANES} + lane;")
+        if spec.zero:
+            w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
+        self._store()
+        w.close()
+        if spec.stats is not None:
+            place = linear([*zip(scores.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
+            value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"
+            text = f"(sum == 0 ? -infinity<{real}>() : {value})"
+            w.line(f"if (lane == 0) {self.written[-1]}[{place}] = {stored(spec.stats, text, real)};")
+        w.close()
+
+
+def stored(op: Operand, text: str, real: str) -> str:
+    """A value in the dtype in which it is stored."""
+    return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"

@@ -1,0 +1,441 @@
+"""Attention on Hopper: both products by warpgroups (wgmma), of tiles that the copy engine brings.
+
+The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
+values.  Each consumer, a warpgroup, has 64 queries.  It gives two products at a time to the tensor cores, that of its
+queries with the next tile of keys and that of the probabilities of a tile, which lie in registers, with its values.
+Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers, who take turns.
+Blocks are persistent: behind the last product of a tile of queries a block starts the first one of its next.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.attention.fragments import Fragments, random_headers
+from codegen.attention.listing import Listing
+from codegen.attention.scores import NUMBERED, approximated, kernel_details, merged
+from codegen.attention.wgmma_producer import Producer
+from codegen.attention.wgmma_schedule import (
+    GROUP,
+    PANEL,
+    ROWS,
+    AttentionWgmmaSchedule,
+    box,
+    columns,
+    narrow,
+    panels,
+    shared_bytes,
+    values_box,
+)
+from codegen.iteration import linear
+from codegen.kernel import headers, heading, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec, KernelSource, TensorMap
+from codegen.tiles import Unsupported
+
+#: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
+LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
+#: What the kernel's own variables, and the types it uses, are called.
+TAKEN = frozenset(
+    """
+    keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
+    inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
+    score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
+    mine end left number met_tiles inside_tiles previous next back_and_forth before part
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    return _Renderer(merged(spec), schedule).render()
+
+
+class _Renderer(Producer):
+    def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.names, self.w = (
+            Names([spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]),
+            Writer(),
+        )
+        arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
+        self.sink = arguments[-1] if spec.sink is not None else ""
+        self.pointers = arguments[3:]
+        top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
+        self.scores = Fragments(
+            self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
+        )
+        self.narrow = narrow(spec)
+        self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
+        self.size = spec.q.dtype.itemsize
+        #: elements of queries and keys in a row of 128 bytes
+        self.panel = 2 * PANEL // self.size
+        #: of a thread of the producer and of a consumer
+        self.registers = schedule.registers(listing=bool(spec.ranges))
+        #: how the producer finds the tiles that are met, where that depends on data
+        self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
+        self.maps = [
+            box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
+            self._box(spec.k, 1, spec.depth),
+            values_box(spec) if self.narrow else self._box(spec.v, 2, spec.width),
+        ]
+        self.element = spec.q.dtype.ctype
+        #: products that a wgmma adds up
+        self.step = 32 // self.size
+        self.width = columns(spec.width)
+        number = len(spec.arguments) + len(spec.loads)
+        self.out_map: TensorMap | None = None
+        try:
+            if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
+                self.out_map = box(spec, spec.out, number, spec.rows, spec.width, ROWS)
+        except Unsupported:
+            pass
+        self.out, self.stats = self.names.unique(spec.out.name, "_map"), ""
+        self.written = self.scores.written(self.names)
+        if spec.stats is not None:
+            self.stats = self.written[-1]
+        self.tiles = -(-spec.rows // schedule.rows)
+        self.batches = prod(spec.batch)
+        #: whether the first product of a tile of queries begins while the one before ends; both have tiles of keys
+        #: whether lanes of a warp bring the pages of a tile side by side
+        self.spread = spec.pages is not None and not spec.ranges and min(p.size for p in spec.pages) < schedule.keys
+        self.joined = schedule.joined(spec)
+
+    def render(self) -> KernelSource:
+        w, s, spec = self.w, self.s, self.spec
+        program = approximated(spec)
+        details = [
+            *kernel_details(spec),
+            f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA, {s.groups} consumer "
+            f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k{self.step}, m64n{self.width}k{self.step})",
+        ]
+        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
+        needed = headers(program, *more, "attention.cuh", *random_headers(spec), programs=[spec.weight, spec.epilogue])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
+        for n in dict.fromkeys((s.keys, self.width)):
+            w.line(f"FUSEGRAPH_WGMMA({n})")
+        w.line()
+        constant = "const __grid_constant__ TensorMap "
+        parameters = [constant + name for name in (self.q, self.k, self.v)]
+        parameters += [parameter(op, name) for op, name in zip(spec.arguments[3:], self.pointers)]
+        parameters += self.scores.parameters()
+        written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        parameters += [constant + self.out, *written[1:]] if self.out_map else written
+        signature(w, spec.name, s.threads, parameters, s.resident)
+        self._shared()
+        self._barriers()
+        w.open("if (group < 0)")
+        self._producer()
+        w.close("} else {")
+        w.depth += 1
+        self._consumer()
+        w.close()
+        w.close()
+        first = len(spec.arguments)
+        out = first + len(spec.loads)
+        passed: list[int | TensorMap] = [*self.maps, *range(3, out)]
+        passed += [self.out_map or out, *range(out + 1, out + len(spec.written))]
+        work = self.tiles * self.batches
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (min(work, s.blocks), 1, 1),
+            (s.threads, 1, 1),
+            shared_bytes(spec, s),
+            uses_barriers=True,
+            parameters=tuple(passed),
+        )
+
+    def _shared(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        deep, wide = panels(spec.depth, self.size), panels(spec.width)
+        t = self.element
+        w.open("struct Shared")
+        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
+        w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
+        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
+        values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
+        w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
+        w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
+        w.line(
+            f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
+        )
+        if self.listing:
+            w.line(
+                f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
+            )
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
+
+    def _barriers(self) -> None:
+        w, s = self.w, self.s
+        w.open("if (threadIdx.x == 0)")
+        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+        w.line("barrier_init(shared.queries_full[i], 1);")
+        w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+        w.close()
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        for name in ("keys", "values"):
+            w.line(f"barrier_init(shared.{name}_full[i], 1);")
+            w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
+        w.close()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
+
+    # ---- the consumers
+
+    def _turn(self, *, begin: bool) -> None:
+        if self.s.turns:
+            groups = self.s.groups
+            other = "2 - group" if groups == 2 else f"1 + (group + 1) % {groups}"
+            if begin:
+                self.w.line(f"named_barrier_sync(1 + group, {2 * GROUP});  // this consumer's turn")
+            else:
+                self.w.line(f"named_barrier_arrive({other}, {2 * GROUP});")
+
+    def _consumer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"registers_increase<{self.registers[1]}>();")
+        w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+        w.line(
+            f"const int row = {linear([('group', ROWS if s.groups > 1 else 0), ('t / 32 * 16', 1), ('lane / 4', 1)])};"
+            "  // of a thread's first result in the tile"
+        )
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> query;")
+        self.scores.unit()
+        self.scores.scalars()
+        if s.turns:
+            w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
+        if self.joined:
+            self._registers()
+            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            self._first_product("query")
+        self._work(keys=not self.listing)
+        self.scores.state(self.sink, self.width)
+        if not self.joined:
+            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+        if self.listing:
+            w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            w.line("int tile = shared.tiles[stage.index];")
+            w.open("if (tile >= 0)")
+        elif spec.some_meet_none and not self.joined:
+            w.open("if (first < last)")
+        if not self.joined:
+            self._registers()
+        self.scores.define()
+        if not self.joined:
+            if not self.listing:
+                w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+            self._first_product("query")
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
+        self.scores.make("tile" if self.listing else "last - 1")
+        self._soften(free=self.joined and self.out_map is not None)
+        if self.listing:
+            w.line(f"Ring<{s.stages}> previous = stage;")
+            w.open("while (true)")
+            w.line("previous = stage;")
+        else:
+            w.open("for (int tile = last - 2; tile >= first; --tile)")
+            w.line(f"const Ring<{s.stages}> previous = stage;")
+        w.line("++stage;")
+        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        if self.listing:
+            w.line("tile = shared.tiles[stage.index];")
+            w.line("if (tile < 0) break;")
+        self._turn(begin=True)
+        self._multiply_keys("stage")
+        w.line("barrier_wait(shared.values_full[previous.index], previous.parity);")
+        self._multiply_values("previous")
+        self._turn(begin=False)
+        w.line("wgmma_wait<1>();  // the scores are there")
+        w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
+        self.scores.make("tile")
+        # The other consumers' products run meanwhile; what follows may be done in any order, rounding while the units
+        # for exponentials are busy, only once nothing reads the probabilities of the tile before.
+        w.line("wgmma_wait<0>();")
+        w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
+        self._add_part()
+        self._soften(again=True)
+        w.close()
+        latest = "previous" if self.listing else "stage"
+        w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
+        self._multiply_values(latest)
+        if self.joined:
+            self._begin_next()
+            w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
+        else:
+            w.line("wgmma_wait<0>();")
+            w.line(f"if (t == 0) barrier_arrive(shared.values_empty[{latest}.index]);")
+        self._add_part()
+        if self.listing:
+            w.close()
+            w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
+            self._meet()
+            w.open("if (t == 0)")
+            w.line("barrier_arrive(shared.keys_empty[stage.index]);")
+            w.line("barrier_arrive(shared.values_empty[stage.index]);")
+            w.close()
+            w.line("++stage;")
+        elif not self.joined:
+            w.line("++stage;")
+            if spec.some_meet_none:
+                w.close()
+        self._results()
+        w.line("query = next;" if self.joined else "++query;")
+        w.close()
+        if self.joined:
+            w.line("wgmma_wait<0>();  // nothing is in flight, but the compiler cannot know")
+        if self.out_map is not None:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
+
+    def _registers(self) -> None:
+        """Writes what holds the scores of a tile and, rounded, its probabilities."""
+        w, s = self.w, self.s
+        w.line(f"float s[{s.keys // 2}], rescale[2];")
+        w.line(f"uint32 probability[{s.keys // self.step}][4];")
+        if self.narrow:
+            w.line(f"float part[{self.width // 2}], before[2];  // a tile's products with values, and o's next factors")
+
+    def _first_product(self, query: str) -> None:
+        """Starts the product of queries with the first tile of keys."""
+        self._turn(begin=True)
+        self._multiply_keys("stage", query)
+        self._turn(begin=False)
+
+    def _free_queries(self) -> None:
+        """Lets the producer bring queries to where the results before have left from."""
+        w = self.w
+        w.open("if (t == 0 && work != blockIdx.x)")
+        w.line("tma_wait_read<0>();")
+        w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+        w.close()
+
+    def _begin_next(self) -> None:
+        """Starts the first product of the block's next tile of queries, behind the last one of this."""
+        w, s = self.w, self.s
+        w.line(f"const Ring<{s.stages}> previous = stage;")
+        w.line("++stage;")
+        w.line(f"Ring<{s.ahead}> next = query;")
+        w.line("++next;")
+        w.open(f"if ({self._following()} < {self.tiles * self.batches})")
+        w.line("barrier_wait(shared.queries_full[next.index], next.parity);")
+        w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
+        self._first_product("next")
+        w.line("wgmma_wait<1>();  // the results are there")
+        w.close("} else {")
+        w.depth += 1
+        w.line("wgmma_wait<0>();")
+        w.close()
+
+    def _soften(self, *, again: bool = False, free: bool = False) -> None:
+        """Takes in the scores of a tile, which become a factor of the products with its values."""
+        w = self.w
+        self.scores.softmax(self.s.chains)
+        if free:
+            self._free_queries()
+        if self.narrow:
+            w.line("before[0] = rescale[0];")
+            w.line("before[1] = rescale[1];")
+        elif again:
+            w.line("attention::scale(o, rescale);")
+        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+
+    def _add_part(self) -> None:
+        """Adds what the last products with values are to the results, where they are not added up there."""
+        if self.narrow:
+            self.w.line("attention::add(o, before, part);")
+
+    def _multiply_keys(self, stage: str, query: str = "query") -> None:
+        w, s, spec = self.w, self.s, self.spec
+        steps = -(-spec.depth // self.step)
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
+        w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
+        at = f"kk % 4 * {self.step}"
+        w.line(f"    s, matrix_descriptor<128>(&shared.queries[{query}.index][kk / 4][{part}][{at}], 16, 1024),")
+        w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][{at}], 16, 1024), kk > 0);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    def _multiply_values(self, stage: str) -> None:
+        w, s = self.w, self.s
+        w.line("wgmma_fence();")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {s.keys // self.step}; ++kk)")
+        if self.narrow:
+            place = f"&shared.values[{stage}.index][0][0][kk * {self.step}]"
+            w.line(f"wgmma<{self.element}, {self.element}, {self.width}>(")
+            w.line(f"    part, probability[kk], matrix_descriptor<128>({place}, 16, 1024), kk > 0);")
+            w.close()
+            w.line("wgmma_commit();")
+            return
+        w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
+        place = f"shared.values[{stage}.index][0][kk * 16]"
+        w.line(f"    o, probability[kk], matrix_descriptor<128>({place}, {s.keys * 128}, 1024), true);")
+        w.close()
+        w.line("wgmma_commit();")
+
+    def _meet(self) -> None:
+        """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
+        nothing is multiplied, which they do together, one may be so late that what comes next takes its place.
+        """
+        self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
+
+    # ---- results
+
+    def _results(self) -> None:
+        self.scores.finish(self.stats)
+        if self.out_map is not None:
+            self._store_tiles()
+        else:
+            if self.spec.some_meet_none and not (self.joined or self.listing):
+                self._meet()
+            self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
+            self.scores.store(self.written[0], self.width)
+
+    def _store_tiles(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        out = spec.out.dtype.ctype
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("// The results take the place of the queries, of which nothing is left to multiply.")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.width}; j += 16)")
+        w.line(f"Vector<{out}, 2> v[4];")
+        w.line("#pragma unroll")
+        w.open("for (int i = 0; i < 8; ++i)")
+        w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
+        w.close()
+        pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
+        if out != self.element:
+            pointer = f"reinterpret_cast<{out}*>({pointer})"
+        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+        w.close()
+        w.line("fence_async_shared();")
+        w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
+        w.open("if (t == 0)")
+        if s.ahead > 1 and not self.joined:
+            w.open("if (work != blockIdx.x)")
+            w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
+            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+            w.close()
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
+        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        at = f"i * {PANEL}, {self._coordinates(spec.out, first)}"
+        w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
+        w.close()
+        w.line("tma_commit();")
+        if s.ahead == 1:
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.queries_empty[query.index]);")
+        w.close()

@@ -1,0 +1,193 @@
+"""Attention on Hopper: the thread, or warp, of a block that has the copy engine bring its tiles, and in which order."""
+
+from __future__ import annotations
+
+from codegen.attention.fragments import Fragments
+from codegen.attention.listing import Listing
+from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule, box, panels
+from codegen.expr import Operand
+from codegen.naming import Writer
+from codegen.spec import AttentionSpec, TensorMap
+
+
+class Producer:
+    """Writes what brings the tiles; the rest of the renderer is `codegen.attention.wgmma`'s.
+
+    q, k, v     C names of the tensor maps; pointers those of the arguments behind them.
+    tiles       of queries of a batch; batches their number.
+    listing     how the tiles of keys that are met are found, where that depends on data.
+    registers   of a thread of the producer and of a consumer.
+    panel, size  elements of queries and keys in a row of 128 bytes, and their bytes.
+    width       columns of the products with values.
+    narrow      whether these are of 8-bit floats.
+    joined      whether the first product of a tile of queries begins while the one before ends.
+    spread      whether lanes of a warp bring the pages of a tile side by side.
+    """
+
+    w: Writer
+    spec: AttentionSpec
+    s: AttentionWgmmaSchedule
+    scores: Fragments
+    listing: Listing | None
+    q: str
+    k: str
+    v: str
+    pointers: list[str]
+    registers: tuple[int, int]
+    tiles: int
+    batches: int
+    panel: int
+    size: int
+    width: int
+    narrow: bool
+    joined: bool
+    spread: bool
+
+    def _work(self, *, keys: bool = True) -> None:
+        """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
+        w, s = self.w, self.s
+        work = self.tiles * self.batches
+        step = f"work = {self._following()}" if s.alternate else "work += gridDim.x"
+        w.open(f"for (int work = blockIdx.x; work < {work}; {step})")
+        heads = min(s.heads, self.batches)
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        self.scores.place("at.row", "at.col", keys=keys, some=self.joined)
+
+    def _following(self) -> str:
+        """The number of the block's next tile of queries."""
+        return "back_and_forth(work)" if self.s.alternate else "work + gridDim.x"
+
+    def _coordinates(self, op: Operand, first: str) -> str:
+        """The coordinates of a box after those along the elements."""
+        found = [first]
+        for d, (size, step) in enumerate(zip(self.spec.batch, op.strides)):
+            if size > 1 and step:
+                found.append(f"b{d}")
+        return ", ".join(found)
+
+    def _box(self, op: Operand, number: int, elements: int) -> TensorMap:
+        """The map of keys or values, a tile's, or what of it lies in one page."""
+        spec, keys = self.spec, self.s.keys
+        if spec.pages is None:
+            return box(spec, op, number, spec.keys, elements, keys)
+        pages = spec.pages[number - 1]
+        return box(spec, op, number, pages.size, elements, min(keys, pages.size), pages)
+
+    def _load_rows(self, name: str, number: int, elements: int) -> None:
+        """Writes the loads of a tile of keys or values."""
+        spec, keys, w = self.spec, self.s.keys, self.w
+        op, map_ = ((spec.k, self.k), (spec.v, self.v))[number]
+        full, tile, count = (
+            f"shared.{name}_full[stage.index]",
+            f"shared.{name}[stage.index]",
+            panels(elements, self.size),
+        )
+        if self.narrow and number == 1:
+            w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
+            w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {self._coordinates(op, '0')});")
+            return
+        if spec.pages is None:
+            self._load(name, tile, keys, count, op, map_, full, "n0")
+            return
+        pages = spec.pages[number]
+        height = min(keys, pages.size)
+        bytes_ = count * keys * PANEL * 2
+        if self.spread:
+            w.line(f"if (lane == 0) barrier_expect({full}, {bytes_});")
+            w.line("__syncwarp();  // a lane brings a page")
+            w.open(f"for (int r = lane * {height}; r < {keys}; r += {32 * height})")
+        else:
+            w.line(f"barrier_expect({full}, {bytes_});")
+            if height < keys:
+                w.open(f"for (int r = 0; r < {keys}; r += {height})")
+        row, page = "(n0 + r)" if height < keys else "n0", f"{name}_page"
+        block = self.scores.page(pages, self.pointers[number], f"{row} / {pages.size}")
+        # What lies behind the last page is what the copy engine brings from outside of the container: zeros.
+        w.line(f"const int {page} = {row} < {pages.pages * pages.size} ? {block} : {pages.blocks};")
+        first = f"{row} % {pages.size}" if height < pages.size else "0"
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        at = f"{self._coordinates(op, first)}, {page}"
+        part = "[r]" if height < keys else ""
+        w.line(f"tma_load({tile}[i]{part}, {map_}, {full}, i * {PANEL}, {at});")
+        w.close()
+        if height < keys:
+            w.close()
+
+    def _load(
+        self, name: str, tile: str, rows: int, count: int, op: Operand, map_: str, barrier: str, first: str
+    ) -> None:
+        w = self.w
+        w.line(f"barrier_expect({barrier}, {count * rows * PANEL * 2});")
+        at = self._coordinates(op, first)
+        if count == 1:
+            w.line(f"tma_load({tile}[0], {map_}, {barrier}, 0, {at});")
+            return
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {self.panel}, {at});")
+        w.close()
+
+    def _producer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"registers_decrease<{self.registers[0]}>();")
+        w.open(f"if (threadIdx.x {'< 32' if self.listing or self.spread else '== 0'})")
+        if self.listing or self.spread:
+            w.line("const int lane = threadIdx.x;")
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> query;")
+        self._work()
+        if self.listing:
+            w.open("if (lane == 0)")
+            self._load_queries()
+            w.close()
+            self.listing.rows()
+            self.listing.open()
+            self._load_tile()
+            self.listing.close()
+            w.open("if (lane == 0)")
+            self._end_list()
+            w.close()
+        else:
+            w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
+            self._load_tile()
+            w.close()
+            if spec.some_meet_none and not self.joined:
+                w.open(f"if (first >= last{' && lane == 0' if self.spread else ''})")
+                self._load_queries()
+                w.close()
+        w.line("++query;")
+        w.close()
+        w.close()
+
+    def _load_tile(self) -> None:
+        """Writes the loads of a tile of keys and of values, in front of the first that of the queries."""
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"const int n0 = tile * {s.keys};")
+        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
+        if self.listing:
+            w.line("shared.tiles[stage.index] = tile * 2 + whole;")
+        self._load_rows("keys", 0, spec.depth)
+        if not self.listing:
+            w.open(f"if (tile == last - 1{' && lane == 0' if self.spread else ''})")
+            self._load_queries()
+            w.close()
+        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
+        self._load_rows("values", 1, spec.width)
+
+    def _end_list(self) -> None:
+        """Tells the consumers that there is no further tile."""
+        w = self.w
+        w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
+        w.line("shared.tiles[stage.index] = -1;")
+        w.line("barrier_arrive(shared.keys_full[stage.index]);")
+        w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
+        w.line("barrier_arrive(shared.values_full[stage.index]);")
+        w.line("++stage;")
+
+    def _load_queries(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
+        deep = panels(spec.depth, self.size)
+        full = "shared.queries_full[query.index]"
+        self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")

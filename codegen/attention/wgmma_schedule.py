@@ -1,0 +1,323 @@
+"""Schedules of the Hopper form of attention: what a block holds, and those worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.arch import Arch
+from codegen.attention.fragments import check_types
+from codegen.attention.scores import merged
+from codegen.expr import Operand
+from codegen.spec import AttentionSpec, Pages, TensorMap
+from codegen.tensor_map import MOST_RANK, refusal
+from codegen.tiles import Unsupported
+
+GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
+PANEL = 64  # 16-bit elements of 128 bytes
+#: Registers of a thread of the producer and of a consumer, by the number of consumers.
+REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
+#: The same where the producer looks at the tiles.
+LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
+#: The same for two blocks of two consumers on a multiprocessor.
+RESIDENT_REGISTERS = (24, 104)
+#: Registers of a consumer's thread that scores, probabilities and results may take.
+HELD = {1: 200, 2: 208, 3: 128, 4: 80}
+#: So many queries are few tiles.
+FEW_ROWS = 1024
+#: More blocks than there is work.
+MOST_BLOCKS = 1 << 24
+#: More tiles of queries than it matters how they are dealt to blocks.
+MOST_TILES = 1 << 14
+#: So many ways of dealing them are looked at.
+CHOICES = 12
+#: A time smaller than this part of another makes a difference.
+NOTICEABLE = 0.995
+#: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 24 << 20
+
+
+@dataclass(frozen=True)
+class AttentionWgmmaSchedule:
+    """A tile of groups * 64 queries a block.
+
+    groups  consumer warpgroups of a block, 1 to 3.
+    keys    of a tile, a multiple of 16 up to 256.
+    stages  of the rings of keys and values.
+    turns   whether consumers take turns in starting products.
+    heads   batches whose queries are worked on together.
+    blocks  of the grid, if there is work for as many.
+    ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
+            `joined`) multiplied with its first keys while this one ends.
+    chains  of maxima and of sums that do not wait for each other.
+    resident  blocks of a multiprocessor: of two one works while the other begins or ends a tile of queries.
+    alternate  whether blocks take the tiles of every other round in reverse: who had a long one then has a short one.
+    """
+
+    groups: int
+    keys: int
+    stages: int
+    turns: bool
+    heads: int
+    blocks: int
+    ahead: int = 1
+    chains: int = 2
+    resident: int = 1
+    alternate: bool = False
+
+    def registers(self, *, listing: bool) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer."""
+        if self.resident > 1:
+            return RESIDENT_REGISTERS
+        return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
+
+    def joined(self, spec: AttentionSpec) -> bool:
+        """Whether the first product of a tile of queries begins while the one before ends.
+
+        Not where that may have no tile of keys, and not where of the same tile keys are missing each time: there the
+        compiler, which knows it, finds no registers for products that go on around the loop.
+        """
+        return (
+            self.ahead > 1
+            and not (spec.ranges or spec.pages)
+            and spec.parts == 1
+            and bool(spec.bounds or spec.keys % self.keys == 0)
+        )
+
+    @property
+    def threads(self) -> int:
+        return (1 + self.groups) * GROUP
+
+    @property
+    def rows(self) -> int:
+        return self.groups * ROWS
+
+
+def panels(elements: int, size: int = 2) -> int:
+    """Rows of 128 bytes that so many elements of a size are."""
+    return -(-elements * size // (2 * PANEL))
+
+
+def narrow(spec: AttentionSpec) -> bool:
+    """Whether 8-bit floats are multiplied: their values lie along the keys, and what 128 products add up to is added up
+    in float32.
+    """
+    return spec.q.dtype.itemsize == 1
+
+
+def columns(width: int) -> int:
+    """Columns of the product with the values."""
+    return -(-width // 16) * 16
+
+
+def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
+    row, deep = 2 * PANEL, panels(spec.depth, spec.q.dtype.itemsize)
+    queries = s.rows * row * max(deep, panels(spec.width))
+    values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
+    ring = s.stages * row * (s.keys * deep + values)
+    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + 128
+
+
+def registers_held(spec: AttentionSpec, keys: int) -> int:
+    """Registers of a consumer's thread for scores, probabilities and results."""
+    if narrow(spec):
+        return keys // 2 + keys // 8 + columns(spec.width)
+    return keys // 2 + keys // 4 + columns(spec.width) // 2
+
+
+def box(
+    spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
+) -> TensorMap:
+    """The map of queries, keys, values or results: a box has 128 bytes of ``height`` rows."""
+    size = op.dtype.itemsize
+    *batch, row, element = op.strides
+    if elements > 1 and element != 1:
+        raise Unsupported(f"the elements of {op.name} are not neighbours in memory")
+    if op.alignment % 16:
+        raise Unsupported(f"the address of {op.name} is not known to be a multiple of 16 bytes")
+    sizes, strides = [elements, rows], [row * size if rows > 1 else max(16, -(-elements * size // 16) * 16)]
+    for n, step in zip(spec.batch, batch):
+        if n > 1 and step:
+            sizes.append(n)
+            strides.append(step * size)
+    if pages is not None:
+        sizes.append(pages.blocks)
+        strides.append(pages.step * size)
+    if len(sizes) > MOST_RANK:
+        raise Unsupported(f"{op.name} has more than {MOST_RANK} dimensions in memory")
+    boxed = (2 * PANEL // size, height, *(1 for _ in sizes[2:]))
+    made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
+    reason = refusal(made)
+    if reason is None and not all(strides):
+        reason = "its rows lie in one place"
+    if reason is not None:
+        raise Unsupported(f"{op.name} cannot be brought by the copy engine: {reason}")
+    return made
+
+
+def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
+    """The spec with merged batches.  Raises Unsupported with the reason if it cannot have this form."""
+    if not arch.has_wgmma:
+        raise Unsupported(f"{arch.name} has no warpgroup matrix products")
+    check_types(spec, small=True)
+    if narrow(spec) and not spec.q.dtype == spec.k.dtype == spec.v.dtype:
+        raise Unsupported("queries, keys and values are 8-bit floats of different kinds")
+    if spec.depth > 256 or spec.width > 256:
+        raise Unsupported(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
+    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+        raise Unsupported("there is nothing to multiply")
+    spec = merged(spec)
+    box(spec, spec.q, 0, spec.rows, spec.depth, 64)
+    if narrow(spec):
+        if spec.pages is not None:
+            raise Unsupported("8-bit floats in pages do not lie along the keys")
+        box(spec, spec.k, 1, spec.keys, spec.depth, 64)
+        values_box(spec)
+        return spec
+    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
+        pages = None if spec.pages is None else spec.pages[n]
+        if pages is not None and pages.size % 8:
+            raise Unsupported(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
+        box(spec, op, n + 1, spec.keys if pages is None else pages.size, elements, 8, pages)
+    return spec
+
+
+def values_box(spec: AttentionSpec) -> TensorMap:
+    """The map of 8-bit values: a box has 128 keys of all elements."""
+    *batch, key, element = spec.v.strides
+    if key != 1 and spec.keys > 1:
+        raise Unsupported(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
+    turned = replace(spec.v, strides=(*batch, element, 1))
+    return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
+
+
+def tile_keys(spec: AttentionSpec, most: int) -> int:
+    """The keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one; or 0."""
+    if narrow(spec):
+        return 2 * PANEL
+    found = min(most, max(16, -(-spec.keys // 16) * 16))
+    if spec.pages is None:
+        return found
+    sizes = [p.size for p in spec.pages]
+    return max((n for n in range(16, most + 1, 16) if all(n % s == 0 or s % n == 0 for s in sizes)), default=0)
+
+
+def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, ...]:
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    spec = check(spec, arch)
+    sides = {b.key for b in spec.bounds if b.key}
+    reads = any(op.strides[-1] for op in spec.program.loads)
+    tall = max(spec.depth, spec.width)
+    if tall <= 64:
+        preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
+        if not sides and spec.rows <= FEW_ROWS:
+            preferred = [(3, 128), *preferred]
+    elif tall <= 128:
+        preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
+        if len(sides) > 1 or spec.inside.instructions:
+            preferred = [(2, 128), (2, 176), (2, 96)]
+        if reads:
+            preferred = [(2, 128), (2, 96), (2, 112)] if spec.ranges else [(2, 96), (2, 80), (2, 112)]
+    elif tall <= 192:
+        preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
+    else:
+        preferred = [(2, 80), (2, 64), (2, 48)]
+        if reads or spec.inside.instructions:
+            preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
+    if reads or spec.inside.instructions:
+        preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
+    if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
+        most = 96 if tall <= 64 else 112 if tall <= 128 else 64 if tall <= 192 else 48
+        preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
+    if narrow(spec):
+        preferred = [(2, 2 * PANEL)]
+    if spec.rows <= 64:
+        preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
+    elif spec.rows <= 128:
+        preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
+    # Where tiles of queries take very different times, blocks of one each are spread better.
+    blocks = MOST_BLOCKS if spec.ranges or (sides and tall > 192) else arch.sm_count_hint
+    found = []
+    for groups, keys in dict.fromkeys(preferred):
+        keys = tile_keys(spec, keys)
+        if not keys:
+            continue
+        # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
+        deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
+        heads, alternate = _dealt(spec, blocks, groups * ROWS, keys)
+        chains = 1 if groups > 2 else 4 if tall <= 64 and groups == 2 else 2
+        grid = blocks
+        if groups > 1 and not sides and not spec.ranges:
+            # All tiles take the same time.  No more blocks than the rounds ask for: the last one is as long as others.
+            work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
+            grid = -(-work // -(-work // blocks))
+        for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
+            s = AttentionWgmmaSchedule(
+                groups, keys, stages, groups > 1, heads, grid, ahead, chains, alternate=alternate
+            )
+            if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
+                found.append(s)
+                break
+    if (
+        tall <= 64
+        and not (narrow(spec) or spec.pages or reads or spec.ranges or spec.inside.instructions or spec.weight)
+        and spec.rows > 64
+    ):
+        # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
+        blocks = 2 * arch.sm_count_hint
+        heads, alternate = _dealt(spec, blocks, 2 * ROWS, 64)
+        two = AttentionWgmmaSchedule(2, 64, 3, True, heads, blocks, 2, 2, 2, alternate)
+        if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
+            found.append(two)
+    if not found:
+        raise Unsupported("no tile fits the shared memory and registers of a block")
+    return tuple(dict.fromkeys(found))
+
+
+def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int, bool]:
+    """How many batches' tiles of queries follow each other, and whether every other round of them is reversed: as many
+    as have keys and values that fit the L2 cache together, or fewer where that gives all blocks as much to do.
+    """
+    if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
+        return 1, False  # tiles of one batch follow each other: none of them takes long
+    batches = prod(spec.batch)
+    shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
+    each = spec.keys * (spec.depth + spec.width) * 2
+    most = min(batches, max(1, SHARED_IN_L2 // max(each, 1)) * shares)
+    costs = [tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
+    costs = costs[::-1] if spec.growing else costs
+    if min(costs) == max(costs) or not blocks < len(costs) * batches <= MOST_TILES:
+        return most, False
+    least = max(1, most // 3)
+    step = 1 + (most - least) // CHOICES
+    found = range(most, least - 1, -step)
+    spans = {(h, x): longest(costs, batches, h, blocks, alternate=x) for h in found for x in (False, True)}
+    best = min(spans, key=lambda h: spans[h])
+    return best if spans[best] < NOTICEABLE * spans[most, False] else (most, False)
+
+
+def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
+    """Tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for beginning."""
+    low, high = 0, spec.keys - 1
+    for b in spec.bounds:
+        most = b.start + max(b.row * m0, b.row * min(m0 + rows - 1, spec.rows - 1))
+        if b.key < 0 and not b.loads:
+            high = min(high, most)
+        elif b.key > 0 and not b.loads:
+            low = max(low, -most)
+    return 1 + max(0, high // keys + 1 - low // keys)
+
+
+def longest(costs: Sequence[int], batches: int, heads: int, blocks: int, *, alternate: bool) -> int:
+    """The largest sum of costs of a block's tiles; costs are those of one batch, in their order."""
+    order: list[int] = []
+    for first in range(0, batches, heads):
+        together = min(heads, batches - first)
+        for cost in costs:
+            order += [cost] * together
+    if alternate:
+        order += [0] * (-len(order) % blocks)
+        for start in range(blocks, len(order), 2 * blocks):
+            order[start : start + blocks] = order[start : start + blocks][::-1]
+    return max(sum(order[block::blocks]) for block in range(blocks))

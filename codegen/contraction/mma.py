@@ -1,0 +1,377 @@
+"""The contraction family on tensor cores of every architecture since Ampere: mma.sync on tiles that cp.async brings.
+
+A block has one tile of results.  Its threads fill a ring of stages with tiles of both factors, some stages ahead of the
+one that is multiplied; what cp.async cannot bring as it lies (other types, elements apart, odd addresses) goes through
+registers.  Each warp multiplies a part of the tile: fragments come by ldmatrix, one step of the reduction ahead of the
+products.  With a split, the blocks of a cluster share one tile, each having part of the reduction, and add up their
+sums through distributed shared memory in a fixed order.
+"""
+
+from __future__ import annotations
+
+from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_bytes
+from codegen.fragments import Fragments, Staging, space, staging
+from codegen.iteration import index_type, linear
+from codegen.kernel import headers, heading, signature
+from codegen.naming import Names, Writer
+from codegen.partials import Part, Partials, Sink
+from codegen.prologue import Prologue
+from codegen.rows.renderer import combiner
+from codegen.spec import ContractionSpec, KernelSource
+from codegen.tile_loader import STEP, TileLoader, own_names
+from codegen.tiles import Unsupported
+from codegen.ways import ways
+
+DIRECT = 2  # most fragments of a warp that are written straight from registers
+
+
+def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    return _Renderer(spec, schedule).render()
+
+
+#: What the kernel's own variables are called.
+TAKEN = frozenset(
+    """
+    along batch c col e exchange f fetch filling first i inside j k k0 kk last left load_parts m m0 memory n n0 next
+    part piece place q r rank reduce right round_to_tf32 row Shared shared stage staged stash sum sums t theirs tile
+    total u v warp_col warp_row
+    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
+)
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: MmaSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        s, self.parts = schedule, ways(spec, schedule.widen)
+        parts = self.parts
+        if not all(way.fills(size, s.inner, s.threads) for way, size in ((parts.a, s.rows), (parts.b, s.cols))):
+            raise Unsupported(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
+        self.w, self.t = Writer(), self._index_type()
+        own = [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in range(8)]
+        own += own_names([way.gather for way in (parts.a, parts.b)])
+        own += [f"{x}{n}" for x in ("left", "piece", "right", "staged", "sums") for n in range(1, spec.products)]
+        self.names = Names([spec.name, *TAKEN, *own])
+        common = (parts.depth, s.inner, s.threads)
+        a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
+        b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
+        self.a = TileLoader(self.w, self.t, *a, s.rows, s.warp_rows, parts.rows, *common, "shared.a[stage]")
+        self.b = TileLoader(self.w, self.t, *b, s.cols, s.warp_cols, parts.cols, *common, "shared.b[stage]")
+        self.sides = (self.a, self.b)
+        self.copied = any(side.way.copied for side in self.sides)
+        self.stashed = not all(side.way.copied for side in self.sides)
+        self.at = space(spec)
+        self.fragments = Fragments(self.w, self.at, self.names, spec)
+        self.fragments_m, self.fragments_n = self.a.fragments, self.b.fragments
+        #: columns of 8 sums of a warp, those of the second factors one after another
+        self.columns = 2 * self.fragments_n * spec.products
+        self.tiles_m, self.tiles_n = -(-parts.rows // s.rows), -(-parts.cols // s.cols)
+        self.blocks = parts.batch * self.tiles_m * self.tiles_n
+        if self.blocks * s.split >= 2**31:
+            raise Unsupported(f"{self.blocks} tiles are more than a grid has blocks")
+        self.depth = parts.stages(s.inner)
+        self.steps = s.inner * parts.a.itemsize // STEP
+        batches = "batch" if parts.batch > 1 else "0"
+        self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
+        # Parts are reduced of sums that are where the main loop left them.
+        direct = self.fragments_m * self.fragments_n // s.split <= DIRECT or bool(self.partials)
+        self.staging: Staging | None = None if direct else staging(self.at, s.rows // s.split, s.cols, spec.products)
+
+    def _index_type(self) -> str:
+        """Of places in both factors: int32 if all fit with room for padding (gathers may start before the tensor)."""
+        reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
+        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+    # ---- the whole
+
+    def render(self) -> KernelSource:
+        w, s, spec, program = self.w, self.s, self.spec, self.at.program
+        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
+        sizes = f"{self.parts.batch} x " if self.parts.batch > 1 else ""
+        types = " and ".join(dict.fromkeys((self.a.way.product, self.b.way.product)))
+        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
+        details = [
+            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {self.parts.depth} products of {types}",
+            f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.stages} stages; "
+            f"{s.warps_m} x {s.warps_n} warps, each {s.warp_rows} x {s.warp_cols}",
+        ]
+        if s.split > 1:
+            details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
+        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
+        more += ["cluster.cuh"] if s.split > 1 else []
+        more += ["reduce.cuh"] if self.partials else []
+        programs = (spec.a.program, spec.b.program)
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} {plural}",
+            program,
+            headers(program, *more, programs=programs),
+            details,
+        )
+        parameters = [text for side in self.sides for text in side.prologue.parameters()]
+        parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
+        signature(w, spec.name, s.threads, parameters, 1)
+        self._shared()
+        self._place()
+        for side in self.sides:
+            side.prologue.scalars()
+            side.prepare()
+        self._fetch()
+        self._parts()
+        self._mainloop()
+        if s.split > 1:
+            self._exchange()
+        self._results()
+        w.close()
+        dynamic = shared_bytes(self.parts, s)
+        return KernelSource(
+            spec.name,
+            w.text(),
+            (self.blocks * s.split, 1, 1),
+            (s.threads, 1, 1),
+            dynamic if self.staging or s.split > 1 else ring_bytes(self.parts, s),
+            uses_barriers=True,
+            cluster=(s.split, 1, 1),
+        )
+
+    def _shared(self) -> None:
+        w = self.w
+        w.open("struct Shared")
+        for side in self.sides:
+            w.line(side.member(self.s.stages))
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+
+    def _place(self) -> None:
+        """Where the block's tile and the warp's part of it are."""
+        w, s = self.w, self.s
+        w.line("const int t = threadIdx.x, lane = t % 32;")
+        warp = "t / 32"
+        rows = f"{warp} / {s.warps_n}" if s.warps_n > 1 else warp
+        cols = f"{warp} % {s.warps_n}" if s.warps_m > 1 else warp
+        warp_row = f"{rows} * {s.warp_rows}" if s.warps_m > 1 else "0"
+        warp_col = f"{cols} * {s.warp_cols}" if s.warps_n > 1 else "0"
+        w.line(f"const int warp_row = {warp_row}, warp_col = {warp_col};  // of the warp's part of the tile")
+        tile = f"blockIdx.x / {s.split}" if s.split > 1 else "blockIdx.x"
+        w.line(f"const Tile tile = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>({tile});")
+        w.line(f"const {self.t} m0 = {self.t}(tile.row) * {s.rows}, n0 = {self.t}(tile.col) * {s.cols};")
+        if self.parts.batch > 1:
+            t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
+            w.line(f"const {t} batch = tile.batch;")
+        if s.split > 1:
+            w.line("const int rank = cluster_rank();")
+            split = f"{self.depth} / {s.split}"
+            w.line(f"const {self.t} first = rank * {split}, last = (rank + 1) * {split};")
+
+    # ---- global memory -> shared memory
+
+    def _fetch(self) -> None:
+        """Brings stage k: to shared memory by asynchronous copies, or to registers on the way there."""
+        w = self.w
+        w.line()
+        for side in self.sides:
+            side.registers()
+        w.open(f"const auto fetch = [&]({self.t} k, int stage)")
+        for side in self.sides:
+            side.fetch()
+        w.close("};")
+        if self.stashed:
+            w.open("const auto stash = [&](int stage)")
+            for side in self.sides:
+                side.stash()
+            w.close("};")
+
+    def _loop(self, counter: str, count: int, *, unroll: bool = True) -> None:
+        self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
+        self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
+
+    # ---- multiply
+
+    def _parts(self) -> None:
+        """Fragments of a step of the reduction, from shared memory to registers."""
+        w = self.w
+        w.line()
+        for side in self.sides:
+            side.lane()
+        w.line(
+            f"uint32 a_part[2][{self.fragments_m}][4], b_part[2][{self.columns // 2}][2][2];  // of two steps in turn"
+        )
+        w.open("const auto load_parts = [&](int stage, int kk)")
+        for side in self.sides:
+            side.parts()
+        w.close("};")
+
+    def _mainloop(self) -> None:
+        w, s = self.w, self.s
+        first, last = ("first", "last") if s.split > 1 else ("0", str(self.depth))
+        ahead = s.stages - 1
+        w.line()
+        w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
+        w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
+        depth = w.depth
+        if ahead > 1:
+            # What goes through registers takes many instructions: once in front of the loop is enough.
+            self._loop("i", ahead, unroll=not self.stashed)
+        number = "i" if ahead > 1 else "0"
+        where = linear([(first, 1), (number, 1)])
+        if s.split > 1 or self.depth < ahead:
+            w.open(f"if ({where} < {last})")
+        w.line(f"fetch({where}, {number});")
+        if self.stashed:
+            w.line(f"stash({number});")
+        while w.depth > depth + (ahead > 1):
+            w.close()
+        if self.copied:
+            w.line("copy_async_commit();")
+        if ahead > 1:
+            w.close()
+        self._landed()
+        w.line("load_parts(0, 0);")
+        w.line(f"int stage = 0, filling = {ahead};")
+        w.open(f"for ({self.t} k = {first}; k < {last}; ++k)")
+        w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = 0; kk < {self.steps}; ++kk)")
+        w.line(f"if (kk + 1 < {self.steps}) {{")
+        w.depth += 1
+        w.line("load_parts(stage, kk + 1);")
+        w.close(f"}} else if (k + 1 < {last}) {{")
+        w.depth += 1
+        if self.stashed:
+            w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
+        self._landed()
+        w.line("load_parts(next, 0);")
+        w.close()
+        w.open("if (kk == 0)")
+        w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
+        if self.copied:
+            w.line("copy_async_commit();")
+        w.close()
+        for side in self.sides:
+            side.round()
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
+        w.depth += 1
+        w.line("#pragma unroll")
+        w.line(f"for (int j = 0; j < {self.columns}; ++j)")
+        a, b = self.a.way.product, self.b.way.product
+        w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
+        w.depth -= 1
+        w.close()
+        w.line("filling = stage;")
+        w.line("stage = next;")
+        w.close()
+        if self.staging is not None or s.split > 1:
+            w.line("__syncthreads();  // the ring is free for the sums")
+
+    def _landed(self) -> None:
+        """Waits for the next stage: all of the block's threads have brought it, and are done with the one before."""
+        if self.copied:
+            self.w.line(f"copy_async_wait<{self.s.stages - 2}>();")
+        self.w.line("__syncthreads();")
+
+    def _exchange(self) -> None:
+        """The blocks of a cluster add up their sums: each gets part of every warp's rows, always in the same order."""
+        w, s, total = self.w, self.s, self.fragments.total
+        each, cols = self.fragments_m // s.split, self.columns
+        part = each * cols * 4
+        w.line()
+        w.line("// Every block adds up a part of each warp's rows.")
+        at = f"[i / {cols * 4}][i / 4 % {cols}][i % 4]"
+        w.line(f"{total}* const exchange = reinterpret_cast<{total}*>(memory) + t;")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
+        w.line("cluster_sync();")
+        w.line(f"{total} total[{each}][{cols}][4] = {{}};")
+        w.line("#pragma unroll")
+        w.open(f"for (int q = 0; q < {s.split}; ++q)")
+        w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
+        w.line("#pragma unroll")
+        w.line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
+        w.close()
+        w.line("cluster_sync();  // all have read what is in this block's shared memory")
+
+    # ---- results
+
+    def _results(self) -> None:
+        w, s, fragments = self.w, self.s, self.fragments
+        sums = "total" if s.split > 1 else "sum"
+        each = self.fragments_m // s.split
+        exact_m, exact_n = not self.a.ragged, not self.b.ragged
+        rank = f" + rank * {each * 16}" if s.split > 1 else ""
+        w.line()
+        fragments.batch()
+        fragments.epilogue.scalars()
+        staged = self.staging
+        if staged is not None:
+            w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
+            for number in range(1, staged.products):
+                w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next factor")
+        for part in self.partials.parts:
+            if part.partial.rows:
+                self.partials.begin(part, self.fragments_n, 4)
+            else:
+                self.partials.begin(part, 2 * each, s.warp_cols // part.partial.chunk)
+        depth = w.depth
+        if each > 1:
+            self._loop("i", each)
+        if self.fragments_n > 1:
+            self._loop("j", self.fragments_n)
+        self._loop("f", 4)
+        i, j = ("i" if each > 1 else "0"), ("j" if self.fragments_n > 1 else "0")
+        row = linear([(i, 16)]) + " + " if i != "0" else ""
+        row = f"{row}lane / 4 + f % 2 * 8"
+        col = f"warp_col + {'j * 16 + ' if j != '0' else ''}lane % 4 * 2 + f / 2 * 8"
+
+        def total(e: str, product: int) -> str:
+            column = linear([(j, 2), ("f / 2", 1)], 2 * product * self.fragments_n)
+            return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
+
+        if staged is None:
+            sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
+            fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
+        else:
+            own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
+            fragments.put(staged, f"{own} + {row}", col, total)
+        while w.depth > depth:
+            w.close()
+        if staged is None:
+            self._finish_partials(each, f"m0 + warp_row{rank}")
+            return
+        w.line("__syncthreads();")
+        m = "m0 + {r}"
+        if s.split > 1:
+            mine = s.warp_rows // s.split
+            m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}" if s.warps_m > 1 else f"m0{rank} + {{r}}"
+        fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)
+
+    def _own(self, part: Part, i: str, j: str) -> str:
+        """The subscripts of what a thread has of a part, for element ``e`` of pair ``f`` of a fragment."""
+        if part.partial.rows:
+            return f"[{j}][f / 2 * 2 + e]"
+        row = linear([(i, 2), ("f % 2", 1)])
+        each = part.partial.chunk // 16
+        return f"[{row}][{'0' if self.s.warp_cols == part.partial.chunk else j if each == 1 else f'{j} / {each}'}]"
+
+    def _finish_partials(self, each: int, m: str) -> None:
+        """The lanes of a warp combine what they have of the parts, and store them."""
+        w, s, parts = self.w, self.s, self.parts
+        for part in self.partials.parts:
+            w.line()
+            if not part.partial.rows:
+                chunks = s.warp_cols // part.partial.chunk
+                self.partials.finish_cols(
+                    part, 2 * each, chunks, f"{m} + lane / 4", "n0 + warp_col", (parts.rows, parts.cols)
+                )
+                continue
+            self._loop("j", self.fragments_n)
+            reduction = part.reduction
+            w.line(f"const {reduction.ctype} total = reduce::columns<{combiner(reduction)}>({part.own}[j]);")
+            w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
+            outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
+            outside += [f"col >= {parts.cols}"] if self.b.ragged else []
+            w.line(f"if ({' || '.join(outside)}) continue;")
+            w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
+            self.partials.store(part, "place", "col", "total")
+            w.close()

@@ -1,0 +1,315 @@
+"""The contraction family, SIMT form: a tiled implicit GEMM for every matmul and convolution, any dtype.
+
+A block computes a tile of rows x columns.  Tiles of both factors go through shared memory in the accumulator's type,
+two stages deep: while a tile is multiplied the next one is on its way in registers (see
+`codegen.contraction.simt_factors`).  Every thread keeps a small tile of
+sums in registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: there is
+no im2col in memory.
+"""
+
+from __future__ import annotations
+
+from codegen.contraction.merge import merged
+from codegen.contraction.simt_factors import Factors, Side, used
+from codegen.contraction.simt_partials import SimtPartials
+from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
+from codegen.epilogue import Epilogue, Run, placed
+from codegen.iteration import coordinate, linear
+from codegen.kernel import headers, heading, locate, signature
+from codegen.naming import Names, Writer
+from codegen.prologue import Prologue
+from codegen.spec import ContractionSpec, KernelSource
+
+
+def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule or schedules(spec)[0]).render()
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
+        self.spec, self.s, self.t = merged(spec), schedule, schedule.itype
+        given, spec = spec, self.spec
+        taken = [
+            "block",
+            "batch",
+            "row0",
+            "col0",
+            "t",
+            "tx",
+            "ty",
+            "sum",
+            "stage",
+            "inside",
+            "term",
+            "fetch",
+            *("at", "parts", "place", "reduce", "total"),
+            *"qmnkijcep",
+            "k0",
+            "kk",
+            "warp",
+            "lane",
+            "first",
+            "more",
+            "multiply",
+            *(f"{what}_{side}" for what in ("fetch", "write") for side in "ab"),
+        ]
+        parts = ("tile", "next", "kept", "part", "base", "inside", "at", "k", "m", "n")
+        sizes = (spec.batch, spec.rows, spec.inner, spec.a.limits, spec.b.limits, spec.a.starts, spec.b.starts)
+        dims = range(1 + max(len(x) for x in sizes))
+        taken += [f"{side}_{part}" for side in "ab" for part in parts]
+        taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n", "base") for d in dims]
+        taken += [f"{axis}{d}" for axis in "bhmr" for d in dims]
+        self.names, self.w = Names([spec.name, *taken]), Writer()
+        a = Prologue(self.w, spec.a, self.names, "a")
+        b = Prologue(self.w, spec.b, self.names, "b", spec.others)
+        self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
+        self.f = Factors(self.w, spec, schedule, a, b)
+        self.a, self.b = self.f.a, self.f.b
+        self.batch, self.m, self.n, self.k = self.f.batch, self.f.m, self.f.n, self.f.k
+        # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
+        outputs = [store.operand.strides for store in spec.program.stores]
+        fast = bool(outputs) and outputs[0][-2] == 1 and outputs[0][-1] != 1
+        self.rows_fast = fast and spec.rows[-1] > 1 and _in_order(spec)
+        self.partials = SimtPartials(self.w, given, schedule, self.names, "batch" if self.batch > 1 else "0")
+
+    def render(self) -> KernelSource:
+        w, s, spec = self.w, self.s, self.spec
+        program = spec.program
+        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
+        sizes = f"{self.batch} x " if self.batch > 1 else ""
+        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
+        details = [
+            f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
+            f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
+        ]
+        more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
+        heading(
+            w,
+            f"{spec.name}: {len(program.notes)} {plural}",
+            program,
+            headers(program, *more, programs=(spec.a.program, spec.b.program)),
+            details,
+        )
+        parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
+        parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
+        signature(w, spec.name, s.threads, parameters, s.blocks)
+        blocks = locate(
+            w, self.t, [("batch", self.batch, 1), ("col0", self.f.tiles_n, s.cols), ("row0", self.f.tiles_m, s.rows)]
+        )
+        if self.batch > 1 and len(spec.batch) > 1:
+            for d in range(len(spec.batch)):
+                w.line(f"const {self.t} b{d} = {coordinate('batch', spec.batch, d)};")
+        w.line("const int t = threadIdx.x;")
+        if self.k:
+            self.f.shared()
+            for side in (self.a, self.b):
+                side.prologue.scalars()
+            self.f.prepare(self.a)
+            self.f.prepare(self.b)
+        self._sums()
+        if self.k:
+            depth = w.depth
+            conditions = [self.f.within(x, ()) for x in spec.terms if not any(x.inner)]
+            if conditions:
+                w.line()
+                w.open(f"if ({' && '.join(conditions)})")
+            self._mainloop()
+            while w.depth > depth:
+                w.close()
+        self._results()
+        w.close()
+        barriers = self.k > 0 or bool(self.partials)
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=barriers)
+
+    # ---- multiply
+
+    def _sums(self) -> None:
+        w, s = self.w, self.s
+        across, down = s.cols // s.thread_cols, s.rows // s.thread_rows
+        w.line()
+        of = self.b.of(self.spec.products)
+        w.line(f"{self.spec.accumulate} sum{of}[{s.thread_rows}][{s.thread_cols}] = {{}};")
+        fast, slow, length = ("ty", "tx", down) if self.rows_fast else ("tx", "ty", across)
+        neighbours = "rows" if self.rows_fast else "columns"
+        w.line("const int warp = t / 32, lane = t % 32;")
+        # Lanes n and n + 1, or n and n + 2, read the same: then shared memory answers half a warp at a time.
+        wide = [(f"(warp % {length // 8})", 8)] if length > 8 else []
+        place = linear([*wide, ("lane / 2 % 8", 1)])
+        w.line(f"const int {fast} = {place};  // pairs of threads side by side take neighbouring {neighbours}")
+        place = linear([(f"warp / {length // 8}" if length > 8 else "warp", 4), ("lane / 16", 2), ("lane % 2", 1)])
+        w.line(f"const int {slow} = {place};")
+
+    def _mainloop(self) -> None:
+        w, s, f = self.w, self.s, self.f
+        last = (-(-self.k // s.inner) - 1) * s.inner
+        w.line()
+        f.declare()
+        loop = f"for ({self.t} k0 = 0; k0 < {last + s.inner}; k0 += {s.inner}, stage ^= 1)"
+        if s.apart:
+            self._apart(loop, last)
+            return
+        w.open(f"const auto fetch = [&]({self.t} k0)")
+        f.fetch(self.a)
+        f.fetch(self.b)
+        w.close("};")
+        w.line("fetch(0);")
+        w.line("int stage = 0;")
+        w.open(loop)
+        f.stash(self.a)
+        f.stash(self.b)
+        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
+        if last:
+            w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
+        self._multiply("0", s.inner)
+        w.close()
+
+    def _apart(self, loop: str, last: int) -> None:
+        """The loop with one factor's next tile on its way in each half of it."""
+        w, s, f = self.w, self.s, self.f
+        for side in (self.a, self.b):
+            w.open(f"const auto fetch_{side.label} = [&]({self.t} k0)")
+            f.fetch(side)
+            w.close("};")
+            w.open(f"const auto write_{side.label} = [&](int stage)")
+            f.stash(side)
+            w.close("};")
+        w.open("const auto multiply = [&](int stage, int first)")
+        self._multiply("first", s.inner // 2)
+        w.close("};")
+        for label in "ab":
+            w.line(f"fetch_{label}(0);")
+            w.line(f"write_{label}(0);")
+        w.line("int stage = 0;")
+        w.open(loop)
+        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
+        w.line(f"const bool more = k0 < {last};")
+        w.line(f"if (more) fetch_a(k0 + {s.inner});")
+        w.line("multiply(stage, 0);")
+        w.open("if (more)")
+        w.line("write_a(stage ^ 1);")
+        w.line(f"fetch_b(k0 + {s.inner});")
+        w.close()
+        w.line(f"multiply(stage, {s.inner // 2});")
+        w.line("if (more) write_b(stage ^ 1);")
+        w.close()
+
+    def _multiply(self, first: str, count: int) -> None:
+        """Adds the products of some terms of the tiles to the sums."""
+        w, s = self.w, self.s
+        end = str(count) if first == "0" else f"{first} + {count}"
+        w.line("#pragma unroll")
+        w.open(f"for (int kk = {first}; kk < {end}; ++kk)")
+        self._part(self.a, "", s.thread_rows, "ty")
+        if self.spec.products > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
+        self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
+        w.line("#pragma unroll")
+        product = " * ".join(
+            f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
+            for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
+        )
+        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
+        w.close()
+        if self.spec.products > 1:
+            w.close()
+        w.close()
+
+    def _part(self, side: Side, of: str, mine: int, thread: str) -> None:
+        """Reads a thread's rows or columns of term ``kk`` from shared memory."""
+        w, p = self.w, side.label
+        at, first = ("kk", []) if not side.in_chunks else (f"kk / {CHUNK}", [(f"kk % {CHUNK}", side.tile)])
+        spans = range(0, side.tile // mine * mine, side.tile // mine * CHUNK)
+        places = [linear([*first, (thread, CHUNK)], span) for span in spans]
+        loads = [f"load_shared<{CHUNK}>(&{p}_tile{of}[stage][{at}][{place}])" for place in places]
+        if len(loads) == 1:
+            w.line(f"const auto {p}_part = {loads[0]};")
+            return
+        w.line(f"const Vector<{self.spec.accumulate}, {CHUNK}> {p}_part[{len(loads)}] = {{")
+        for load in loads:
+            w.line(f"    {load},")
+        w.line("};")
+
+    # ---- epilogue
+
+    def _results(self) -> None:
+        """The program on every sum: in chunks of neighbours where that makes an access wide, else one by one."""
+        w, spec, program = self.w, self.spec, self.spec.program
+        nb, nr = len(spec.batch), len(spec.rows)
+        w.line()
+        self.epilogue.scalars()
+        along = nb + nr - 1 if self.rows_fast else nb + nr
+        fast = spec.rows[-1] if self.rows_fast else self.n
+        run = None
+        if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in program.operands):
+            run = Run(CHUNK, along, "e")
+        depth = w.depth
+        self.partials.begin_all()
+        i = self._each("m", run if self.rows_fast else None)
+        rows = ["m"]
+        if nr > 1:
+            rows = [f"m{d}" for d in range(nr)]
+            every = [s[nb : nb + nr] for s in (*(op.strides for op in program.operands), *program.indices)]
+            for d in used([x.outer for x in spec.results] or every):
+                w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+        if spec.results:
+            rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
+        j = self._each("n", None if self.rows_fast else run)
+        sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
+        self.epilogue.results([*self.f.batches(), *rows, "n"], sums, run, sinks=self.partials.sinks(i, j))
+        while w.depth > depth:
+            w.close()
+        self.partials.finish((self.a.origin, self.b.origin), (self.m, self.n))
+
+    def _placed(self, rows: list[str], leave: str) -> list[str]:
+        """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
+        w, spec = self.w, self.spec
+        batch = [*zip(self.f.batches(), spec.batch)]
+        found, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.rows)])
+        if outside:
+            w.line(f"if ({' || '.join(outside)}) {leave};")
+        return found
+
+    def _each(self, axis: str, run: Run | None) -> str:
+        """Opens the loop over a thread's rows or columns, or over chunks of them, and writes its position m or n.
+
+        Returns the subscript of the sum.
+        """
+        w, s = self.w, self.s
+        size, tile, mine, thread, side, each = (
+            (self.m, s.rows, s.thread_rows, "ty", self.a, "i")
+            if axis == "m"
+            else (self.n, s.cols, s.thread_cols, "tx", self.b, "j")
+        )
+        chunks, span = mine // CHUNK, tile // mine * CHUNK
+        count = chunks if run else mine
+        variable = "c" if run else each
+        if count > 1 or (self.partials and axis == "m"):
+            w.line("#pragma unroll")
+            w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
+        terms = [(side.origin, 1), (thread, CHUNK)]
+        if run:
+            terms += [(variable, span)] if chunks > 1 else []
+        elif chunks == 1:
+            terms += [(variable, 1)]
+        else:
+            terms += [(f"{variable} / {CHUNK} * {span}", 1), (f"{variable} % {CHUNK}", 1)]
+        w.line(f"const {self.t} {axis} = {linear(terms)};")
+        if size % tile:
+            # Outside of any loop these are the thread's only rows; columns are always inside the loop over rows.
+            leave = "return" if count == 1 and axis == "m" and not self.partials else "continue"
+            w.line(f"if ({axis} >= {size}) {leave};")
+        if not run:
+            return variable
+        return run.element if chunks == 1 else f"{variable} * {CHUNK} + {run.element}"
+
+
+def _in_order(spec: ContractionSpec) -> bool:
+    """Whether rows that are neighbours are neighbours in the program's space too."""
+    if not spec.results:
+        return True
+    last = spec.results[-1]
+    return not any(last.batch) and last.start == 0 and last.outer == (0,) * (len(spec.rows) - 1) + (1,)

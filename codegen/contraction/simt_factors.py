@@ -1,0 +1,287 @@
+"""The two factors of the contraction family's SIMT form: how threads bring tiles of them to shared memory.
+
+A tile is fetched into registers while the one before is multiplied, and written to shared memory after that, along the
+reduction first: the terms of a sum are neighbours' rows.  Where four neighbours in memory are always wanted together
+they are fetched as one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
+from codegen.epilogue import factor
+from codegen.iteration import coordinate, linear, packed, unsigned
+from codegen.naming import Writer
+from codegen.prologue import Prologue
+from codegen.spec import ContractionSpec, Gather, Limit
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor, and how a thread fetches its part of a tile.
+
+    pointers C variables of the tensors: of all second factors, which are fetched from the same places of each.
+    outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
+    along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
+    width    neighbours that are fetched as one vector: 1 or 4.
+    count    elements, or vectors, that a thread fetches of each tile, ``step`` apart along the other dimension.
+    exact    whether tiles never reach past the last row or column.
+    """
+
+    gather: Gather
+    outer: tuple[int, ...]
+    prologue: Prologue
+    label: str  # "a" or "b"
+    axis: str
+    origin: str
+    tile: int
+    along_k: bool
+    width: int
+    count: int
+    step: int
+    exact: bool
+
+    @property
+    def at(self) -> str:
+        """The subscript of what a thread keeps for each of its rows or columns."""
+        return "[i]" if self.along_k and self.count > 1 else ""
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether the tile in shared memory has a row for each chunk of four terms: see `Factors.shared`."""
+        return self.along_k and self.width > 1
+
+    def of(self, number: int | str) -> str:
+        """The subscript of a product, where there are several."""
+        return f"[{number}]" if self.prologue.products > 1 else ""
+
+    def base(self, place: int) -> str:
+        """The C variable of where its rows or columns start in a place."""
+        return f"{self.label}_base{place or ''}" if place == 0 or self.prologue.places[place].moves else "0"
+
+
+class Factors:
+    """Both factors of a spec, which is merged."""
+
+    def __init__(self, w: Writer, spec: ContractionSpec, schedule: SimtSchedule, a: Prologue, b: Prologue) -> None:
+        self.w, self.spec, self.s, self.t = w, spec, schedule, schedule.itype
+        self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
+        self.k = prod(spec.inner)
+        self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
+        row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
+        self.a = self._side(spec.a, spec.rows, a, "a", "m", row0, schedule.rows)
+        self.b = self._side(spec.b, spec.cols, b, "b", "n", col0, schedule.cols)
+
+    def _side(
+        self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
+    ) -> Side:
+        s = self.s
+        along_k, wide = along_reduction(self.spec, gather), width(self.spec, gather, outer, tile, s)
+        step = s.threads // ((s.inner if along_k else tile) // wide)
+        exact = prod(outer) % tile == 0
+        count = tile * s.inner // (s.threads * wide)
+        return Side(gather, outer, prologue, label, axis, origin, tile, along_k, wide, count, step, exact)
+
+    def batches(self) -> list[str]:
+        """C variables of the batch coordinates."""
+        if self.batch <= 1:
+            return ["0"] * len(self.spec.batch)
+        return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
+
+    def within(self, x: Limit, outer: Sequence[str], inner: Sequence[str] = ()) -> str:
+        """The condition that a limit is kept."""
+        number = linear([*zip(self.batches(), x.batch), *zip(outer, x.outer), *zip(inner, x.inner)], x.start)
+        return f"{unsigned(self.t)}({number}) < {x.size}"
+
+    # ---- global memory -> registers -> shared memory
+
+    def shared(self) -> None:
+        """Declares the tiles: a row for each term of the sum, or for each four of them, one behind the other."""
+        w, s, c = self.w, self.s, self.spec.accumulate
+        w.line()
+        for side in (self.a, self.b):
+            # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks: of
+            # threads that have a vector each, so many as 32 banks hold write the same terms of neighbouring rows.
+            dims = f"[{s.inner}][{side.tile + CHUNK}]"
+            if side.in_chunks:
+                dims = f"[{s.inner // CHUNK}][{CHUNK * side.tile + 32 * CHUNK // s.inner}]"
+            w.line(f"__shared__ __align__(16) {c} {side.label}_tile{side.of(side.prologue.products)}[2]{dims};")
+
+    def prepare(self, side: Side) -> None:
+        """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
+        w, gather, p, axis = self.w, side.gather, side.label, side.axis
+        w.line()
+        fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
+        length = (self.s.inner if side.along_k else side.tile) // side.width
+        part = f"// this thread's part of a tile of {side.prologue.name}"
+        each = f" * {side.width}" if side.width > 1 else ""
+        w.line(f"const int {fast} = t % {length}{each}, {slow} = t / {length};  {part}")
+        many = bool(side.at)
+        position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
+        places = side.prologue.places
+        bases = [(n, place) for n, place in enumerate(places) if n == 0 or place.moves]
+        offsets = [side.base(n) for n, _ in bases] + [f"{p}_start{n}" for n in range(len(gather.limits))]
+        if many:
+            w.line(f"{self.t} {', '.join(f'{name}[{side.count}]' for name in offsets)};")
+            if not side.exact:
+                w.line(f"bool {p}_inside[{side.count}];")
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {side.count}; ++i)")
+            place, prefix = axis, axis
+            w.line(f"const {self.t} {place} = {position};")
+        else:
+            place, prefix = position, f"{p}_{axis}"
+            if "+" in position and (len(side.outer) > 1 or gather.limits or not side.exact):
+                place = f"{p}_at"
+                w.line(f"const {self.t} {place} = {position};")
+        coords = [place]
+        if len(side.outer) > 1:
+            coords = [f"{prefix}{d}" for d in range(len(side.outer))]
+            every = [*(x.outer for x in places), *(x.outer for x in gather.limits)]
+            for d in used(every):
+                w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
+        declared = "" if many else f"const {self.t} "
+        for number, at in bases:
+            terms = [*zip(self.batches(), at.batch), *zip(coords, at.outer)]
+            w.line(f"{declared}{side.base(number)}{side.at} = {linear(terms, at.start)};")
+        for number, x in enumerate(gather.limits):
+            start = linear([*zip(self.batches(), x.batch), *zip(coords, x.outer)], x.start)
+            w.line(f"{declared}{p}_start{number}{side.at} = {start};")
+        if not side.exact:
+            w.line(f"{'' if many else 'const bool '}{p}_inside{side.at} = {place} < {prod(side.outer)};")
+        if many:
+            w.close()
+
+    def fetch(self, side: Side) -> None:
+        """Reads this thread's elements of the tile at k0 into registers, zero outside."""
+        w, gather, p = self.w, side.gather, side.label
+        w.open("")
+        terms = [x for x in self.spec.terms if any(x.inner)]
+
+        def reduction(position: str) -> list[str]:
+            coords = self._reduction(side, position)
+            if terms:
+                kept = [self.within(x, (), coords) for x in terms]
+                w.line(f"const bool term = {' && '.join(kept)};  // whether there is a product")
+            return coords
+
+        if side.along_k:
+            coords = reduction(f"k0 + {p}_k")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {side.count}; ++i)")
+        if not side.along_k:
+            coords = reduction(f"k0 + {p}_k + i * {side.step}")
+        conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
+        if not side.exact:
+            conditions.append(f"{p}_inside{side.at}")
+        for number, x in enumerate(gather.limits):
+            place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
+            conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+        if terms:
+            conditions.append("term")
+        if len(conditions) > 1:
+            w.line(f"const bool inside = {' && '.join(conditions)};")
+            conditions = ["inside"]
+        for source in side.prologue.sources:
+            at = side.prologue.place(source)
+            base = side.base(source.place)
+            text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(" + -", " - ")
+            if not source.pointer:
+                w.line(f"{source.name}_next[i] = int32({text});")
+                continue
+            if gather.program is not None:
+                value = f"{source.pointer}[{text}]"
+                value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
+                w.line(f"{source.name}_next[i] = {value};")
+                continue
+            if side.width > 1:
+                value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
+                value = f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
+                w.line(f"{p}_next[i] = {value};")
+                continue
+            for number, pointer in enumerate(side.prologue.pointers):
+                value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
+                value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+                w.line(f"{p}_next{side.of(number)}[i] = {value};")
+        if self._guarded(side):
+            w.line(f"{p}_kept[i] = {conditions[0]};")
+        w.close()
+        w.close()
+
+    def _guarded(self, side: Side) -> bool:
+        """Whether some elements of a factor that is computed are zero whatever the program says."""
+        ragged = bool(self.k % self.s.inner) or not side.exact
+        terms = any(any(x.inner) for x in self.spec.terms)
+        return side.gather.program is not None and (ragged or terms or bool(side.gather.limits))
+
+    def _reduction(self, side: Side, position: str) -> list[str]:
+        """Writes a position of the reduction; returns the C variables of its coordinates, "k" for the last if the
+        factor needs no others.
+        """
+        w, inner = self.w, self.spec.inner
+        w.line(f"const {self.t} k = {position};")
+        limits = [x.inner for x in (*side.gather.limits, *self.spec.terms)]
+        steps = [at.inner for at in side.prologue.places]
+        if len(inner) == 1:
+            return ["k"]
+        if all(x == tuple(s * x[-1] for s in packed(inner)) for x in steps) and not used(limits):
+            return [*("0" for _ in inner[1:]), "k"]
+        coords = [f"r{d}" for d in range(len(inner))]
+        for d in used([*steps, *limits]):
+            w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
+        return coords
+
+    def stash(self, side: Side) -> None:
+        """Writes the fetched elements to shared memory."""
+        w, p, step = self.w, side.label, f"i * {side.step}"
+        k, outer = f"{p}_k", f"{p}_{side.axis}"
+        at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
+        w.line("#pragma unroll")
+        if side.in_chunks:
+            w.open(f"for (int i = 0; i < {side.count}; ++i)")
+            w.line("#pragma unroll")
+            at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
+            w.line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
+            w.close()
+            return
+        if side.width > 1:
+            w.line(f"for (int i = 0; i < {side.count}; ++i) store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
+            return
+        if side.gather.program is None and side.prologue.products == 1:
+            w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
+            return
+        w.open(f"for (int i = 0; i < {side.count}; ++i)")
+        if side.gather.program is None:
+            for number in range(side.prologue.products):
+                w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
+            w.close()
+            return
+        text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
+        text = factor(side.gather.operand, text, self.spec.accumulate)
+        if self._guarded(side):
+            text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
+        w.line(f"{p}_tile[stage]{at} = {text};")
+        w.close()
+
+    def declare(self) -> None:
+        """Declares what a thread has fetched of the next tiles."""
+        w, c = self.w, self.spec.accumulate
+        sides = (self.a, self.b)
+        if all(side.gather.program is None and side.width == 1 for side in sides):
+            w.line(f"{c} a_next[{self.a.count}], b_next{self.b.of(self.spec.products)}[{self.b.count}];")
+            return
+        for side in sides:
+            for source in side.prologue.sources:
+                ctype = c if side.gather.program is None else source.ctype
+                ctype = f"Vector<{ctype}, {side.width}>" if side.width > 1 else ctype
+                w.line(f"{ctype} {source.name}_next{side.of(side.prologue.products)}[{side.count}];")
+            if self._guarded(side):
+                w.line(f"bool {side.label}_kept[{side.count}];  // whether there is an element")
+
+
+def used(every: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions in which some of these take steps."""
+    return sorted({d for steps in every for d, step in enumerate(steps) if step})

@@ -1,0 +1,217 @@
+"""Schedules of the SIMT form of the contraction family, by a model of how busy they keep the multiprocessors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from codegen.arch import MAX_REGISTERS_PER_THREAD, Arch, arch
+from codegen.contraction.merge import merged
+from codegen.dtypes import SIZE_OF
+from codegen.iteration import extent, index_type
+from codegen.spec import ContractionSpec, Gather
+
+Tile: TypeAlias = tuple[int, int, int, int, int]
+
+CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
+
+
+@dataclass(frozen=True)
+class SimtSchedule:
+    """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
+
+    ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the
+    factors' next tiles are on their way one after the other, which takes fewer of them.
+    Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
+    """
+
+    rows: int
+    cols: int
+    inner: int
+    thread_rows: int
+    thread_cols: int
+    itype: str
+    blocks: int = 1
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        threads = self.threads
+        if self.thread_rows % CHUNK or self.thread_cols % CHUNK or threads > 1024:
+            raise ValueError(
+                f"{self}: a thread has a multiple of {CHUNK} rows and columns, a block at most 1024 threads"
+            )
+        if any(n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
+            raise ValueError(f"{self}: {threads} threads do not divide the tiles evenly")
+
+    @property
+    def tile(self) -> Tile:
+        return self.rows, self.cols, self.inner, self.thread_rows, self.thread_cols
+
+    @property
+    def threads(self) -> int:
+        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+
+
+#: (rows, cols, inner, thread_rows, thread_cols), largest first.
+TILES: tuple[Tile, ...] = (
+    (128, 128, 8, 8, 8),
+    (128, 64, 8, 8, 4),
+    (64, 128, 8, 4, 8),
+    (64, 64, 16, 4, 4),
+    (128, 32, 16, 4, 4),
+    (32, 128, 16, 4, 4),
+    (32, 32, 16, 4, 4),
+)
+#: A tile for plain products (see `_plain`) on Hopper, and the blocks of it that a multiprocessor is to hold: elsewhere
+#: it takes more registers than that leaves.
+PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
+PLAIN_BLOCKS = 3
+#: What one and two blocks of it that are left over take longer, in blocks: a block alone has one warp a scheduler.  And
+#: what its fetches, of vectors, cost of those of single elements.  From times of prototypes on an H200.
+PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
+#: Shared memory that a block may declare.
+STATIC_BYTES = 48 << 10
+#: Multiply-adds of a multiprocessor in a cycle.
+LANES = 128
+#: Cycles that a stage takes at least, however little is to be multiplied while the next one is on its way; those of
+#: what is fetched element by element, and what such a stage takes longer while all blocks began together.  Like the
+#: others below fits to times on an H200 (rms error 9 %).
+LATENCY, SCATTERED_LATENCY, IN_STEP = 1400.0, 1150.0, 600.0
+#: What a thread's reads of shared memory, and a block's fetches and writes of tiles, add to its multiply-adds; cycles
+#: of a block beside its stages; registers of a thread beside its sums.
+READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
+#: The chip of the estimates.
+_HOPPER = arch("sm_90a")
+
+
+def schedules(spec: ContractionSpec, arch: Arch = _HOPPER) -> tuple[SimtSchedule, ...]:
+    """The tiles by estimated time.
+
+    Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
+    edges and fill the machine sooner.
+    """
+    itype = _itype(spec)
+    tiles = [tile for _, tile in _ranked(spec, arch)]
+    return tuple(
+        SimtSchedule(*t, itype, PLAIN_BLOCKS, apart=True) if t == PLAIN_TILE else SimtSchedule(*t, itype) for t in tiles
+    )
+
+
+def cycles(spec: ContractionSpec, arch: Arch = _HOPPER) -> float:
+    """Cycles that the best tile is estimated to take on an H200."""
+    return _ranked(spec, arch)[0][0]
+
+
+def product_cycles(batch: int, m: int, n: int, k: int) -> float:
+    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
+    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
+
+
+def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
+    """The tiles that fit, with their estimated cycles."""
+    sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
+    wide = spec.accumulate in ("double", "uint64")
+    products, row_chunk, col_chunk = spec.products, spec.row_chunk, spec.col_chunk
+    # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
+    most = max(32 if wide else 64, CHUNK * CHUNK * products)
+    size = 8 if wide else 4
+    fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
+    fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
+    scattered = _scattered(spec)
+    if arch.major == _HOPPER.major and _plain(spec):
+        fitting.append(PLAIN_TILE)
+    found = [(_cycles(tile, *sizes, products, size // 4, scattered), tile) for tile in fitting]
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
+    """Shared memory in which the threads of a block combine what they have of the parts of a reduction."""
+    each = [SIZE_OF[x.reduction.ctype] for x in spec.partials]
+    return max(each, default=0) * rows * cols // CHUNK
+
+
+def _shared(tile: Tile, products: int) -> int:
+    """Elements of both stages of the tiles in shared memory."""
+    rows, cols, inner, _, _ = tile
+    return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
+
+
+def _cycles(
+    tile: Tile, batch: int, m: int, n: int, k: int, products: int = 1, words: int = 1, scattered: bool = False
+) -> float:
+    """Cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that multiprocessors
+    hold, each as long as its stages.  What the next stage is made of is on its way while one is multiplied.
+    """
+    rows, cols, inner, tr, tc = tile
+    threads, sums = rows // tr * (cols // tc), tr * tc * products
+    registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
+    held = max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
+    work = rows * cols * products * inner * words / LANES
+    plain = tile == PLAIN_TILE
+    fetches = FETCHES * (PLAIN_FETCHES if plain else 1)
+    work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
+    tiles = batch * -(-m // rows) * -(-n // cols)
+    blocks: float = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
+    together = min(blocks, held)
+    blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS] if plain else 0
+    stage = max(LATENCY + work / 10, together * work)
+    if scattered:  # a block has hardly asked for the next stage when it waits for it, those that began with it as well
+        stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
+    return blocks / together * (-(-k // inner) * stage + BLOCK) if tiles else 0.0
+
+
+def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
+    """Whether threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
+    over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
+    return (along == 1 and spec.inner[-1] > 1) or (over != 1 and along < over)
+
+
+def _plain(spec: ContractionSpec) -> bool:
+    """Whether a spec is a product of matrices of float32 that are fetched as vectors, from near places."""
+    if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
+        return False
+    spec = merged(spec)
+    if len(spec.inner) > 1 or spec.a.limits or spec.b.limits:
+        return False
+    sides = ((spec.a, spec.rows, PLAIN_TILE[0]), (spec.b, spec.cols, PLAIN_TILE[1]))
+    return all(width(spec, gather, outer, length, PLAIN_TILE) > 1 for gather, outer, length in sides)
+
+
+def width(
+    spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
+) -> int:
+    """Neighbours of a factor that threads fetch as one vector: 4 where every four are together in or out of it and lie
+    on a boundary of 16 bytes, and the threads divide the tile evenly; else 1.  The spec is merged.
+    """
+    rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
+    threads = (rows // thread_rows) * (cols // thread_cols)
+    along_k = along_reduction(spec, gather)
+    steps, sizes, length = (gather.inner, spec.inner, inner) if along_k else (gather.outer, outer, tile)
+    other = [*gather.batch, *gather.outer, *gather.inner, gather.start]
+    other.remove(steps[-1])
+    limits = [x.inner if along_k else x.outer for x in gather.limits]
+    together = not any(x[-1] for x in limits) and not spec.terms and sizes[-1] % CHUNK == 0
+    plain = gather.program is None and gather.operand.dtype.ctype == spec.accumulate == "float"
+    shared = plain and not (spec.others and gather is spec.b)
+    divided = tile * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
+    aligned = gather.operand.alignment % 16 == 0 and not any(x % CHUNK for x in other)
+    return CHUNK if shared and divided and aligned and together and steps[-1] == 1 else 1
+
+
+def _scattered(spec: ContractionSpec) -> bool:
+    """Whether threads work out for each element that they fetch which term of the sum it belongs to."""
+    spec = merged(spec)
+    return len(spec.inner) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
+
+
+def _itype(spec: ContractionSpec) -> str:
+    """int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
+    m, n = prod(spec.rows), prod(spec.cols)
+    reach = [prod(spec.batch) * m * n, prod(spec.inner)]
+    for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
+        sizes = (*spec.batch, *outer, *spec.inner)
+        for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
+            reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
+    reach += [extent(spec.space, op.strides) for op in spec.program.operands]
+    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"

@@ -1,0 +1,238 @@
+"""The Hopper kernels' first factor as consumers compute it in registers: what they read, and the fragments they make.
+
+A consumer makes the fragment of the next 16 terms of the sum while the tensor cores multiply the one before: two sets
+of registers take turns, and a product must be done before its registers are written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from codegen.computed_tiles import PANEL, STEP, Brought, Computed
+from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
+from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
+from codegen.expr import Load, Value
+from codegen.iteration import coordinate, linear, unsigned
+from codegen.kernel import parameter
+from codegen.naming import Names, Writer
+from codegen.prologue import Prologue, Source
+from codegen.spec import TensorMap
+from codegen.tiles import ROW_BYTES, Factors
+
+GRID_CONSTANT = "const __grid_constant__ TensorMap "
+
+
+class ComputedFactor:
+    """Writes how the first factor is computed.
+
+    w, t    where it is written, and the C type of positions.
+    """
+
+    def __init__(
+        self, w: Writer, factor: Computed, prologue: Prologue, names: Names, s: WgmmaSchedule, parts: Factors, t: str
+    ) -> None:
+        self.w, self.t, self.s, self.factor, self.prologue, self.parts = w, t, s, factor, prologue, parts
+        self.names = names
+        loads = {b.load: b for b in factor.brought}
+        self.brought = [(b, self._stem(b, "_in"), self._stem(b, "_map")) for b in factor.brought]
+        self._tiles: list[tuple[Source, Brought, str, str, str]] = []
+        self._rows: list[tuple[Source, str]] = []
+        self._positions: list[tuple[Source, str]] = []
+        for source in prologue.sources:
+            if not isinstance(source.value, Load):
+                self._positions.append((source, names.unique(source.name, "_rows")))
+                continue
+            number = source.value.operand
+            stem = factor.gather.operands[number].name
+            if number in loads:
+                member = next(name for b, name, _ in self.brought if b.load == number)
+                self._tiles.append(
+                    (source, loads[number], member, names.unique(stem, "_v"), names.unique(stem, "_place"))
+                )
+            else:
+                self._rows.append((source, names.unique(stem, "_rows")))
+
+        #: Where functions take long all of a stage is read first: on an H200 swish in front takes 14 % less time so.
+        long = instructions_of(factor.gather.program) >= FUNCTION
+        self._first = long and sum(not b.row for b in factor.brought) == 1
+
+    def _stem(self, b: Brought, suffix: str) -> str:
+        return self.names.unique(self.factor.gather.operands[b.load].name, suffix)
+
+    # ---- parameters and shared memory
+
+    def parameters(self) -> list[str]:
+        maps = {b.load: name for b, _, name in self.brought}
+        operands = zip(self.prologue.operands, self.prologue.pointers)
+        return [GRID_CONSTANT + maps[n] if n in maps else parameter(op, name) for n, (op, name) in enumerate(operands)]
+
+    def arguments(self) -> list[int | TensorMap]:
+        """The same as the kernel's caller sees them."""
+        maps: dict[int, TensorMap] = {b.load: b.boxed(self.s.rows) for b in self.factor.brought}
+        return [maps.get(n, n) for n in range(len(self.prologue.operands))]
+
+    def members(self, *, rows: bool) -> None:
+        """Declares the stages of tiles, or of rows, in shared memory."""
+        for b, name, _ in self.brought:
+            op = self.factor.gather.operands[b.load]
+            stages = f"{op.dtype.ctype} {name}[{self.s.stages}]"
+            if b.row and rows:
+                length = max(PANEL, ROW_BYTES // b.itemsize)
+                self.w.line(f"alignas({ROW_BYTES}) {stages}[{length}];  // of {op.name}: one for all rows")
+            elif not b.row and not rows:
+                dims = f"[{self.s.rows}][{b.panel}]"
+                if not b.side.along_k:
+                    dims = f"[{self.s.rows // GROUP_ROWS}][{PANEL}][{GROUP_ROWS}]"
+                elif b.panels > 1:
+                    dims = f"[{b.panels}]{dims}"
+                self.w.line(f"alignas(1024) {stages}{dims};  // tiles of {op.name}: stages first, rows swizzled")
+
+    # ---- consumers
+
+    @property
+    def _first_row(self) -> str:
+        """Of a warp in the tile."""
+        return f"group * {GROUP_ROWS} + t / 32 * 16" if self.s.groups > 1 else "t / 32 * 16"
+
+    def begin(self) -> None:
+        """What stays the same for all tiles."""
+        self.prologue.scalars()
+        for _, b, _, _, at in self._tiles:
+            ctype = self._ctype(b)
+            if b.row:
+                continue
+            if b.side.along_k:
+                self.w.line(f"const int {at} = fragment_at<{ctype}, {b.width}>({self._first_row});")
+            else:
+                self.w.line(f"const int {at} = fragment_at_across(t / 32 * 16);")
+        self.w.line("uint32 part[2][4];  // fragments of the first factor: one is multiplied, the next is made")
+
+    def _ctype(self, b: Brought) -> str:
+        return self.factor.gather.operands[b.load].dtype.ctype
+
+    def begin_tile(self) -> None:
+        """What a thread's two rows of a tile have: elements of tensors with one a row, and where windows begin."""
+        w, factor = self.w, self.factor
+        gather, rows, batch = factor.gather, factor.rows, factor.batch
+        limits = gather.limits
+        if not self._rows and not limits and not self._positions:
+            return
+        for source, name in (*self._rows, *self._positions):
+            w.line(f"{source.ctype} {name}[2];")
+        if limits:
+            w.line(f"{self.t} {', '.join(f'start{d}[2]' for d in range(len(limits)))};  // of the windows of both rows")
+        w.line("#pragma unroll")
+        w.open("for (int i = 0; i < 2; ++i)")
+        position = "m0 + row + i * 8"
+        if self.parts.rows % self.s.rows:
+            position = f"min({position}, {self.parts.rows - 1})"
+        w.line(f"const {self.t} m = {position};")
+        outer = ["m"]
+        if len(rows) > 1:
+            outer = [f"m_{d}" for d in range(len(rows))]
+            for d, name in enumerate(outer):
+                w.line(f"const {self.t} {name} = {coordinate('m', rows, d)};")
+        at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
+        for source, name in (*self._rows, *self._positions):
+            place = self.prologue.place(source)
+            text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)
+            w.line(f"{name}[i] = {source.pointer}[{text}];" if source.pointer else f"{name}[i] = {text};")
+        for d, x in enumerate(limits):
+            w.line(f"start{d}[i] = {linear([*zip(at, x.batch), *zip(outer, x.outer)], x.start)};")
+        w.close()
+
+    def begin_stage(self) -> None:
+        """What a stage's fragments are made of if all is read first, and which rows have elements under its tap."""
+        if self._first:
+            for source, b, member, name, at in self._tiles:
+                if not b.row:
+                    self.w.line(f"Fragment<{source.ctype}> {name}[4];")
+                    self.w.line("#pragma unroll")
+                    self.w.line(f"for (int kk = 0; kk < 4; ++kk) {name}[kk] = {self._load(b, member, at)};")
+        if self.factor.gather.limits:
+            self._inside()
+
+    def _inside(self) -> None:
+        w, k, limits = self.w, self.parts.reduction, self.factor.gather.limits
+        sizes = (*k.taps, k.chunks)
+        taps = []
+        for d, size in enumerate(k.taps):
+            taps.append(f"t{d}" if size > 1 else "0")
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate('k', sizes, d)};")
+        w.line("bool inside[2];  // of the image")
+        w.line("#pragma unroll")
+        conditions = []
+        for d, x in enumerate(limits):
+            place = linear([(f"start{d}[i]", 1), *zip(taps, x.inner[1:])])
+            conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+        w.line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
+
+    def _load(self, b: Brought, member: str, at: str) -> str:
+        """The C expression of a thread's part of a tile that step kk takes."""
+        ctype, stage = self._ctype(b), f"shared.{member}[stage.index]"
+        if not b.side.along_k:
+            panel = "group" if self.s.groups > 1 else "0"
+            return f"load_fragment_across<{ctype}>({stage}[{panel}], {at} + kk * 2048)"
+        if b.panels == 1:
+            return f"load_fragment<{ctype}, {b.width}>({stage}, {at} ^ kk * {STEP * b.itemsize})"
+        steps = b.panel // STEP
+        place = f"{at} ^ kk % {steps} * {STEP * b.itemsize}"
+        return f"load_fragment<{ctype}, {b.width}>({stage}[kk / {steps}], {place})"
+
+    def fragment(self) -> None:
+        """Makes the fragment of step kk of a stage."""
+        w, k = self.w, self.parts.reduction
+        read: dict[Value, str] = {}
+        for source, b, member, name, at in self._tiles:
+            pairs = self.factor.pairs
+            if b.row:
+                stage = f"shared.{member}[stage.index]"
+                w.line(f"const auto {name} = load_column{'_pairs' if pairs else 's'}({stage} + kk * {STEP});")
+                read[source.value] = f"{name}[r / 2]" if pairs else f"{name}[e / 4 * 2 + e % 2]"
+            elif self._first:
+                read[source.value] = f"{name}[kk][e]"
+            else:
+                w.line(f"const auto {name} = {self._load(b, member, at)}{'.pairs()' if pairs else ''};")
+                read[source.value] = f"{name}[r]" if pairs else f"{name}[e]"
+        for source, name in self._rows:
+            read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if self.factor.pairs else f"{name}[e / 2 % 2]"
+        ragged = k.channels % PANEL
+        if ragged or self._positions:
+            chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
+            w.line(f"const int c = {linear([(chunk, PANEL), ('kk', STEP), ('lane % 4', 2)])};")
+        for source, name in self._positions:
+            step = self.prologue.place(source).inner[-1]
+            read[source.value] = linear([(f"{name}[e / 2 % 2]", 1), ("(c + e / 4 * 8 + e % 2)", step)])
+        if self.factor.pairs:
+            self._pairs(read)
+            return
+        w.line(f"Vector<{self.factor.element}, 8> made;")
+        w.line("#pragma unroll")
+        w.open("for (int e = 0; e < 8; ++e)")
+        text = self.prologue.element(read)
+        w.line(f"made[e] = {f'kept({text}, c + e / 4 * 8 + e % 2 < {k.channels})' if ragged else text};")
+        w.close()
+        keep = ", inside" if self.factor.gather.limits else ""
+        w.line(f"put_fragment(part[kk % 2], made{keep});")
+
+    def _pairs(self, read: dict[Value, str]) -> None:
+        """Makes it two elements at a time: register r has those of row r % 2, columns r / 2 * 8 and the next."""
+        w, k = self.w, self.parts.reduction
+        w.line("#pragma unroll")
+        w.open("for (int r = 0; r < 4; ++r)")
+        text = self.prologue.element(read)
+        w.line(f"const Pair<{self.factor.element}> made = {text};")
+        conditions = ["inside[r % 2]"] if self.factor.gather.limits else []
+        if k.channels % PANEL:
+            conditions.append(f"c + r / 2 * 8 < {k.channels}")
+        kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
+        w.line(f"part[kk % 2][r] = {kept};")
+        w.close()
+
+
+def own_names(factor: Computed) -> Sequence[str]:
+    """What the variables above are called."""
+    dims = range(max(len(factor.gather.limits), len(factor.rows)))
+    return ["part", "made", "inside", *(f"{x}{d}" for x in ("start", "m_") for d in dims)]

@@ -1,0 +1,112 @@
+"""Reductions of parts of the results in the Hopper form: the 64 rows of a consumer are one part of every column."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, WgmmaSchedule
+from codegen.iteration import linear
+from codegen.naming import Names, Writer
+from codegen.partials import Partials, Sink
+from codegen.rows.renderer import combiner
+from codegen.spec import ContractionSpec
+from codegen.tiles import Factors
+
+
+class WgmmaPartials(Partials):
+    """Partial reductions of the sums of a consumer.
+
+    Columns: the lanes of a warp combine its 16 rows, 16 columns at a time, and leave them in shared memory; when a
+    chunk of columns is complete, a thread a column combines what the four warps have left.  Rows: the four lanes that
+    have columns of a row combine theirs at the end of the tile.
+    """
+
+    def __init__(
+        self, w: Writer, spec: ContractionSpec, schedule: WgmmaSchedule, factors: Factors, names: Names, t: str
+    ) -> None:
+        super().__init__(w, spec, names, t, "at.batch" if prod(factors.batch) > 1 else "0")
+        self.s, self.sizes = schedule, (factors.rows, factors.cols)
+        self._left = [names.unique(x.pointer, "_of_warps") for x in self.rows]
+
+    @property
+    def _group(self) -> str:
+        return "group" if self.s.groups > 1 else "0"
+
+    @property
+    def _piece(self) -> str:
+        """Which 64 of the tile's rows a consumer has."""
+        return "p" if self.s.turns else self._group
+
+    @property
+    def _row(self) -> str:
+        """A thread's first row."""
+        return f"m0 + p * {GROUP_ROWS} + row" if self.s.turns else "m0 + row"
+
+    def members(self, chunk: int) -> None:
+        """Declares the shared memory for what the warps have of ``chunk`` columns."""
+        for name, part in zip(self._left, self.rows):
+            dims = f"[{self.s.groups}][4][{chunk}]"
+            self.w.line(f"{part.reduction.ctype} {name}{dims};  // what each warp has of a chunk of columns")
+
+    def begin_tile(self) -> None:
+        """Declares what a thread has of its two rows."""
+        for part in self.cols:
+            self.begin(part, 2, self.s.part // part.partial.chunk)
+
+    def begin_columns(self) -> None:
+        """Declares what a thread has of its 4 of 16 columns."""
+        for part in self.rows:
+            self.begin(part, 4)
+
+    def sinks(self, column: str, n0: str, ragged_m: bool, ragged_n: bool, row: str = "f % 2") -> list[Sink]:
+        """Where element ``e`` of pair ``f`` of the 16 columns from n0 + column on goes; ragged: some may be outside."""
+        n = f"{n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
+        inside_m = f"{self._row} + f % 2 * 8 < {self.sizes[0]}" if ragged_m else ""
+        inside_n = f"{n} < {self.sizes[1]}" if ragged_n else ""
+        sinks = [Sink(x.reduction, f"{x.own}[f / 2 * 2 + e]", inside_m) for x in self.rows]
+        for x in self.cols:
+            chunk = "0"
+            if self.s.part > x.partial.chunk:
+                chunk = f"{column if column.isidentifier() else f'({column})'} / {x.partial.chunk}"
+            sinks.append(Sink(x.reduction, f"{x.own}[{row}][{chunk}]", inside_n))
+        return sinks
+
+    def leave_columns(self) -> None:
+        """Combines the lanes' columns, 16 from ``j`` on, and leaves them to the consumer's other warps."""
+        if not self.rows:
+            return
+        for name, part in zip(self._left, self.rows):
+            value = f"reduce::columns<{combiner(part.reduction)}>({part.own})"
+            self.w.line(f"const {part.reduction.ctype} {name} = {value};")
+        self.w.open("if (lane % 8 < 4)")
+        for name in self._left:
+            self.w.line(f"shared.{name}[{self._group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
+        self.w.close()
+
+    def finish_columns(self, n0: str, chunk: int) -> None:
+        """Combines what the warps have left of number ``chunk`` of the chunks of columns, and stores it."""
+        w = self.w
+        if not self.rows:
+            return
+        place = linear([(f"m0 / {GROUP_ROWS}", 1), (self._piece, 1)])
+        w.open(f"if (t < {chunk})" if chunk < GROUP else "")
+        w.line(f"const {self.t} col = {n0} + chunk * {chunk} + t, place = {place};")
+        inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.cols else []
+        places = -(-self.sizes[0] // GROUP_ROWS)
+        inside += [f"place < {places}"] if places % (self.s.rows // GROUP_ROWS) else []
+        if inside:
+            w.open(f"if ({' && '.join(inside)})")
+        for name, part in zip(self._left, self.rows):
+            total, op = part.own, combiner(part.reduction)
+            w.line(f"{part.reduction.ctype} {total} = shared.{name}[{self._group}][0][t];")
+            w.line("#pragma unroll")
+            w.line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, shared.{name}[{self._group}][q][t]);")
+            self.store(part, "place", "col", total)
+        if inside:
+            w.close()
+        w.close()
+
+    def finish_tile(self, n0: str) -> None:
+        """Combines the lanes' rows and stores them."""
+        for part in self.cols:
+            self.finish_cols(part, 2, self.s.part // part.partial.chunk, self._row, n0, self.sizes)

@@ -1,0 +1,420 @@
+"""The producer of the Hopper kernels: who fills the ring of stages with tiles of both factors, and from where."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.computed_tiles import Brought
+from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, panel_size, round_up
+from codegen.epilogue import Epilogue
+from codegen.iteration import coordinate, linear
+from codegen.naming import Writer
+from codegen.spec import ContractionSpec
+from codegen.tile_loader import TileLoader
+from codegen.tiles import ROW_BYTES, Factors, Gathered, Side
+
+#: Stages that are on their way while one that was gathered is rounded, unless the ring is shorter.
+LATE = 2
+
+
+class Producer:
+    """Writes the loop over a block's tiles, and what the producer does in it."""
+
+    spec: ContractionSpec
+    s: WgmmaSchedule
+    parts: Factors
+    w: Writer
+    #: C names of the first factor, and of the tensor maps of the first and the second factors
+    a: str
+    a_map: str
+    b_maps: list[str]
+    itemsize: int
+    #: types in which the factors are multiplied
+    types: tuple[str, str]
+    layout: Layout
+    epilogue: Epilogue
+    #: what fills the tiles of the factors, None for those that the copy engine brings
+    loaders: tuple[TileLoader | None, TileLoader | None]
+    #: of a first factor that the consumers compute: what is brought, its place in a stage, and its tensor map
+    brought: list[tuple[Brought, str, str]]
+    #: tiles along rows and columns, batches, and tiles in all
+    tiles_m: int
+    tiles_n: int
+    batch: int
+    work: int
+    #: C type of positions
+    t: str
+
+    def tiles(self, consumer: bool = False) -> None:
+        """Opens the loop over a block's tiles, or those of one of its consumers, and says where each is."""
+        w, s = self.w, self.s
+        if s.split > 1:
+            w.line(f"const int tile = blockIdx.x / {s.split};")
+        elif consumer and s.turns:
+            every, stages = "tile += 2 * gridDim.x", f"stage += {self.parts.reduction.stages}"
+            w.line(f"if (group == 1) {stages};  // the stages of the other's first tile")
+            w.open(f"for (int tile = blockIdx.x + group * gridDim.x; tile < {self.work}; {every}, {stages})")
+        elif s.turns or self.work > s.blocks:
+            w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
+        else:
+            w.line("const int tile = blockIdx.x;")
+        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>(tile);")
+        w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
+
+    def phase_range(self) -> tuple[str, str]:
+        """The stages of the reduction that a tile has whose batch is a phase, after its coordinates."""
+        w, k = self.w, self.parts.reduction
+        values = self.batch_values()
+        counts = []
+        for d, (size, skip) in enumerate(zip(k.taps, k.skips)):
+            if skip == "0":
+                counts.append(str(size))
+            else:
+                w.line(f"const int skip{d} = {skip.format(**values)};  // first taps that the phase does not have")
+                counts.append(f"({size} - skip{d})")
+        chunks = [str(k.chunks)] if k.chunks > 1 else []
+        w.line(f"const int last = {' * '.join([*(c for c in counts if c != '1'), *chunks]) or '1'};")
+        return "0", "last"
+
+    def batch_values(self) -> dict[str, str]:
+        """C expressions of a tile's batch coordinates."""
+        return {
+            f"b{d}": "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
+            for d, extent_ in enumerate(self.parts.batch)
+        }
+
+    def end_tiles(self) -> None:
+        if self.s.split == 1 and (self.s.turns or self.work > self.s.blocks):
+            self.w.close()
+
+    def stage_range(self, stages: int) -> tuple[str, str]:
+        """The stages of the reduction that a block has."""
+        if self.s.split == 1:
+            return "0", str(stages)
+        self.w.line("const int rank = cluster_rank();")
+        split = self.s.split
+        self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
+        return "first", "last"
+
+    def copying_producer(self, stages: int) -> None:
+        w, s = self.w, self.s
+        k = self.parts.reduction
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.open("if (threadIdx.x == 0)")
+        w.line(f"Ring<{s.stages}> stage;")
+        first, last = self.stage_range(stages)
+        self.tiles()
+        if self.batch > 1 and len(self.parts.batch) > 1:
+            for d, size in enumerate(self.parts.batch):
+                if size > 1:
+                    w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+        if k.skips:
+            first, last = self.phase_range()
+        first_factor = self.parts.a
+        sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
+        if any(side.im2col and side.along_k for side in sides):
+            for d in range(len(self.spec.rows)):
+                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * s.rows
+        w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * s.cols * len(self.b_maps)});")
+        item = "k"
+        if k.per_stage > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {k.per_stage}; ++u)")
+            w.line(f"const int item = k * {k.per_stage} + u;")
+            item = "item"
+        self._walk(item)
+        if isinstance(first_factor, Side):
+            for d in range(len(first_factor.pixels)):
+                w.line(f"const int p{d} = {coordinate('c', first_factor.pixels, d)};")
+            self._load(first_factor, "a", self.a_map, "m0", s.rows)
+        for b, member, tensor_map in self.brought:
+            if b.panels > 1:
+                w.line("#pragma unroll")
+                w.open(f"for (int u = 0; u < {b.panels}; ++u)")
+                self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel)
+                w.close()
+            else:
+                self._load(b.side, member, tensor_map, "m0", s.rows)
+        self._load_seconds()
+        if k.per_stage > 1:
+            w.close()
+        w.close()
+        self.end_tiles()
+        w.close()
+
+    def gathering_producer(self, a: Gathered, stages: int) -> None:
+        """Threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
+        w, s, image = self.w, self.s, a.image
+        rank, t = len(image.sizes), "int32"
+        step = s.producers * GROUP // PIECES
+        count = s.rows // step
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.line("const int t = threadIdx.x;")
+        w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
+        w.line(f"Ring<{s.stages}> stage;")
+        late = min(LATE, s.stages - 2)  # consumers free a stage when they have the next one
+        if self._rounds:
+            w.line(f"Ring<{s.stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
+            w.line("int late = 0;")
+        self.tiles()
+        w.line(f"{t} base[{count}];  // of a row's window")
+        w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"const {t} m = m0 + row + i * {step};")
+        for d in range(rank):
+            position = coordinate("m", a.rows, d + 1)
+            position = tidy(
+                f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
+            )
+            if d == 0 and self.parts.rows % s.rows:
+                position = f"m < {self.parts.rows} ? {position} : -32768"
+            w.line(f"o{d}[i] = {position};")
+        batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
+        terms = [(coordinate("m", a.rows, 0), a.steps[0]), *batch, *((f"o{d}[i]", image.steps[d]) for d in range(rank))]
+        w.line(f"base[i] = {linear(terms)};")
+        w.close()
+        w.open(f"for (int k = 0; k < {stages}; ++k, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        w.open("if (t == 0)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols * len(self.b_maps)});")
+        w.line(f"const int c = k * {self.parts.reduction.panel};")
+        self._load_seconds()
+        w.close()
+        each = 16 // self.itemsize
+        w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
+        sizes = (*a.taps, a.channels)
+        taps = []
+        for d, size in enumerate(a.taps):
+            if size > 1:
+                w.line(f"const int t{d} = {coordinate('k0', sizes, d)};")
+            taps.append((f"t{d}" if size > 1 else "0", image.dilation[d]))
+        channel = coordinate("k0", sizes, rank)
+        reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
+        w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        conditions = [
+            f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}" for d, (size, tap) in enumerate(zip(image.sizes, taps))
+        ]
+        if self.parts.reduction.channels % self.parts.reduction.panel:
+            conditions.append(f"k0 < {self.parts.reduction.channels}")
+        w.line(f"const bool inside = {' && '.join(conditions)};")
+        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+        tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
+        # Windows that overlap are copied again: from the L1 cache.
+        overlap = any(size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride))
+        copy = "copy_async_cached" if overlap else "copy_async<16>"
+        w.line(f"{copy}({tile},")
+        w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
+        w.close()
+        if not self._rounds:
+            w.line("copy_async_arrive(shared.full[stage.index]);")
+        else:
+            w.line("copy_async_commit();")
+            w.open(f"if (++late > {late})")
+            w.line(f"copy_async_wait<{late}>();")
+            self._round_landed(count, step)
+            w.close()
+        w.close()
+        self.end_tiles()
+        if self._rounds:
+            w.line("copy_async_wait<0>();")
+            w.open("while (late > 0)")
+            self._round_landed(count, step)
+            w.close()
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether gathered elements are rounded to tf32: asynchronous copies do not, and tensor cores cut them off."""
+        return self.types[0] == "tf32"
+
+    def _round_landed(self, count: int, step: int) -> None:
+        """Writes how a thread rounds what it has copied of a stage, and hands it over."""
+        w = self.w
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {count}; ++i)")
+        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+        w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
+        w.close()
+        w.line("barrier_arrive(shared.full[landed.index]);")
+        w.line("++landed;")
+        w.line("--late;")
+
+    def filling_producer(self, stages: int) -> None:
+        """Threads fill tiles of what is computed or converted; one of them tells the copy engine about the others."""
+        w, s = self.w, self.s
+        fillers = [x for x in self.loaders if x is not None]
+        w.line(f"registers_decrease<{s.registers[0]}>();")
+        w.line("const int t = threadIdx.x;")
+        for filler in fillers:
+            filler.prologue.scalars()
+        w.line(f"Ring<{s.stages}> stage;")
+        first, last = self.stage_range(stages)
+        self.tiles()
+        if self.batch > 1:
+            w.line("const int batch = at.batch;")
+            if len(self.parts.batch) > 1 and len(fillers) == 1:
+                for d in range(len(self.parts.batch)):
+                    w.line(f"const int b{d} = {coordinate('batch', self.parts.batch, d)};")
+        if isinstance(self.parts.a, Side) and self.parts.a.im2col:
+            for d in range(len(self.spec.rows)):
+                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+        for filler in fillers:
+            filler.prepare()
+        w.line()
+        for filler in fillers:
+            filler.registers()
+        for filler in fillers:
+            filler.fetch(first)
+        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
+        w.line("Barrier& full = shared.full[stage.index];")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        rows = [s.rows] if isinstance(self.parts.a, Side) else []
+        cols = [s.cols for _ in self.b_maps] if isinstance(self.parts.b, Side) else []
+        if rows or cols:
+            w.open("if (t == 0)")
+            w.line(f"barrier_expect(full, {ROW_BYTES * sum(rows + cols)});")
+            self._walk("k")
+            if isinstance(self.parts.a, Side):
+                self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+            if cols:
+                self._load_seconds()
+            w.close()
+        # After the last stage it is brought once more: a few loads, and no branch among them.
+        w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split > 1 else stages - 1});")
+        for filler in fillers:
+            p = filler.label
+            w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
+            filler.renew("next")
+        w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
+        w.line("__syncwarp();")
+        w.line("if (t % 32 == 0) barrier_arrive(full);")
+        w.close()
+        self.end_tiles()
+
+    def _walk(self, item: str) -> None:
+        """Writes the channel and the taps of panel number ``item``."""
+        w, k = self.w, self.parts.reduction
+        sizes = (*k.taps, k.chunks)
+        if k.skips:
+            chunk = self._walk_phase(item)
+        else:
+            for d, size in enumerate(k.taps):
+                if size > 1:
+                    w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+            chunk = coordinate(item, sizes, len(sizes) - 1)
+        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
+        if k.panels % k.per_stage:
+            # Past the last panel both factors are read beyond their channels, where they are zero.
+            channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // self.itemsize)}"
+        if k.step:
+            channel = f"at.batch * {k.step} + {channel}"
+        w.line(f"const int c = {channel};")
+
+    def _walk_phase(self, item: str) -> str:
+        """Writes the taps of panel number ``item`` of a phase; returns the expression of its chunk of channels."""
+        w, k = self.w, self.parts.reduction
+        rest = item
+        if k.chunks > 1:
+            rest = f"{item} / {k.chunks}"
+        for d in reversed(range(len(k.taps))):
+            if k.taps[d] == 1:
+                continue
+            skip = "" if k.skips[d] == "0" else f"skip{d}"
+            count = f"({k.taps[d]} - {skip})" if skip else str(k.taps[d])
+            first = all(size == 1 for size in k.taps[:d])
+            w.line(f"const int t{d} = {rest if first else f'{rest} % {count}'}{f' + {skip}' if skip else ''};")
+            rest = f"{rest} / {count}"
+        return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
+
+    def _load_seconds(self) -> None:
+        """Loads of the second factors' tiles, one behind another."""
+        side = self.parts.b
+        assert isinstance(side, Side)
+        for number, tensor_map in enumerate(self.b_maps):
+            self._load(side, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
+
+    def _load(
+        self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
+    ) -> None:
+        """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage, or its part u, of so many
+        columns.
+        """
+        w, k = self.w, self.parts.reduction
+        values = {"c": f"c + u * {part}" if part else "c", "o": origin}
+        for d, tap in enumerate(k.taps):
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        values |= self.batch_values()
+        if side.im2col:
+            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
+            values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
+
+        def text(term: str) -> str:
+            return tidy(term.format(**values))
+
+        at = f"shared.{name}[stage.index]"
+        if side.im2col and not side.along_k:
+            self._load_windows_across(side, name, tensor_map, size, values)
+            return
+        if side.im2col:
+            coordinates = ", ".join(text(term) for term in side.terms)
+            offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
+            target = f"{at}[u]" if k.per_stage > 1 or part else at
+            w.line(f"tma_load_im2col({target}, {tensor_map}, full,")
+            w.line(f"                {coordinates}, {offsets});")
+            return
+        if side.along_k:
+            target = f"{at}[u]" if k.per_stage > 1 or part else at
+            target = f"{target}[{start}]" if start else target
+            coordinates = ", ".join(text(term) for term in side.terms)
+            w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
+            return
+        across = panel_size(size, self.itemsize)
+        several = size > across
+        if several:
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {size // across}; ++i)")
+            values["o"] = f"{origin} + i * {across}"
+        coordinates = ", ".join(text(term) for term in side.terms)
+        panel = linear([("i", 1)] if several else [], start // across)
+        w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
+        if several:
+            w.close()
+
+    def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
+        """Panels of rows, each some channels of one tap, for the pixels of a stage."""
+        w, across = self.w, ROW_BYTES // self.itemsize
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {size // across}; ++i)")
+        w.line(f"const int panel = m0 / {across} + i;")
+        for d, tap in enumerate(side.taps[:-1]):
+            # Past the last row every tap is in range; the channel is not.
+            place = f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
+            w.line(f"const int t{d} = {place};") if tap > 1 else None
+            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+        channels = side.taps[-1] * across
+        w.line(
+            f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
+            f"{round_up(side.map.sizes[0], 16 // self.itemsize) if self.batch > 1 else channels};"
+        )
+        values["c"] = "channel"
+        coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)
+        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
+        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
+        w.line(f"                {coordinates}, {offsets});")
+        w.close()
+
+
+def tidy(text: str) -> str:
+    """``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
+    for before, after in ((" * 1", ""), (" - 0", ""), ("0 * ", "0 * ")):
+        if text.endswith(before):
+            text = text[: -len(before)] + after
+    text = text.replace(" * 1 ", " ")
+    return "0" if text.startswith("0 * ") and "-" not in text and "+" not in text else text

@@ -1,0 +1,321 @@
+"""Schedules of the Hopper form of the contraction family: those worth trying, by a cost model fitted on an H200."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from codegen.arch import Arch
+from codegen.computed_tiles import Computed, computed
+from codegen.contraction.wgmma_layout import (
+    BAND,
+    GROUP,
+    GROUP_ROWS,
+    PIECES,
+    TAIL,
+    Layout,
+    WgmmaSchedule,
+    panel_size,
+    ring_bytes,
+    round_up,
+    row_bytes,
+)
+from codegen.expr import Program
+from codegen.filled_tiles import filled
+from codegen.ranking import in_order
+from codegen.spec import ContractionSpec
+from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors, gathered
+from codegen.ways import ELEMENTS, Way, held_registers, product_types
+
+
+def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
+    """How wgmma sees the factors' elements; ``fill``: once threads have converted them.
+
+    Raises Unsupported for those it cannot multiply.
+    """
+    if fill:
+        return product_types(spec, widen=False)
+    a, b = (gather.operand.dtype.name for gather in (spec.a, spec.b))
+    if a == b == "float32":
+        if not spec.tf32:
+            raise Unsupported("float32 products are exact unless the graph asks for tf32")
+        return "tf32", "tf32"
+    if a == b and a in ("bfloat16", "float16"):
+        return a, b
+    if {a, b} <= {"float8_e4m3", "float8_e5m2"} or {a, b} <= {"int8", "uint8"}:
+        return a, b
+    raise Unsupported(f"tensor cores do not multiply {a} with {b}")
+
+
+def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
+    """Whether threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
+    return types[0].startswith("float8") and not spec.fast_fp8
+
+
+def element_bytes(types: tuple[str, str]) -> int:
+    """Bytes of an element of either factor in shared memory."""
+    return ELEMENTS[types[0]][1]
+
+
+def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
+    """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
+    other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Unsupported with a reason.
+    """
+    return in_order(
+        _ranked(spec, arch),
+        lambda s: (s.gather, s.fillers, s.computes, s.turns, s.split > 1),
+        first=BEST,
+        hopeless=HOPELESS,
+    )
+
+
+def cycles(spec: ContractionSpec, arch: Arch) -> float:
+    """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
+    return _ranked(spec, arch)[0][0]
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedule]]:
+    if not arch.has_wgmma:
+        raise Unsupported(f"{arch} has no warpgroup matrix products")
+    try:
+        operand_types(spec)
+    except Unsupported:
+        operand_types(spec, fill=True)
+    if spec.accumulate not in ("float", "uint32"):
+        raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
+    if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
+        raise Unsupported("there is nothing to multiply")
+    ranked: list[tuple[float, WgmmaSchedule]] = []
+    fronted = any(gather.program is not None for gather in (spec.a, spec.b))
+    reason = Unsupported("no tile fits the shared memory of a block")
+    for form in (factors, gathered, computed, filled):
+        if form is filled and any(s.computes for _, s in ranked):
+            continue  # always slower
+        try:
+            if form not in (computed, filled):
+                operand_types(spec)
+            parts = form(spec)
+        except Unsupported as refusal:
+            # Of a factor that threads must bring, the reason why they do not says more.
+            reason = refusal if form is factors or (form is filled and fronted) else reason
+            continue
+        if form is filled and fronted:
+            reason = Unsupported("threads cannot fill a tile that fits the shared memory and registers of a block")
+        if spec.partials and prod(parts.batch) != prod(spec.batch):
+            reason = Unsupported("parts are reduced of rows that do not lie at equal distances")
+            continue
+        for fillers in (1, 2) if form is filled else (0,):
+            found = _candidates(spec, parts, arch, form is gathered, fillers, form is computed)
+            ranked += [(_cost(spec, parts, s), s) for s in found]
+    if not ranked:
+        raise reason
+    return sorted(ranked, key=lambda entry: entry[0])
+
+
+def _candidates(
+    spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int, computes: bool
+) -> Iterator[WgmmaSchedule]:
+    sms = arch.sm_count_hint
+    adds_up = adds_up_stages(spec, operand_types(spec, bool(fillers) or computes))
+    # Of several factors that lie across the reduction each has whole panels.
+    unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
+    for groups in (2, 3, 1):
+        for cols in (256, 192, 160, 128, 96, 64, 32, 16):
+            held = _registers(spec, cols)
+            both = held + cols * spec.products // 2 if adds_up else held  # with the sums of a stage
+            most = _most_cols(groups, gather, fillers)
+            if computes and groups == 3:
+                most = 128
+            if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
+                continue
+            if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
+                continue
+            tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
+            even = not gather and not parts.reduction.skips  # every tile takes as many stages as the others
+            for split in range(1, 9):
+                if split > 1 and (
+                    not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or 32 < cols < 16 * split
+                ):
+                    continue
+                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
+                if s.part % spec.col_chunk or not _filled(spec, parts, s):
+                    continue
+                in_turn = even and groups == 2 and split == 1 and not (fillers or computes or adds_up)
+                for turns in (False, True) if in_turn else (False,):
+                    taken = replace(s, turns=turns)
+                    if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
+                        continue
+                    stages = _most_stages(spec, parts, taken, arch)
+                    if stages >= 2:
+                        yield replace(taken, stages=stages)
+
+
+#: Schedules that are tried in any case, and how many times as long as the best one a schedule of another kind may be
+#: estimated to take to be tried before others of its kind.
+BEST, HOPELESS = 4, 2.0
+#: Registers that a thread can spare for what it has of parts of its rows.
+SPARE = 16
+#: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.
+MOST_BOTH = {1: 192, 2: 192, 3: 128}
+#: Stages of a ring, or more if they are so small that fewer bytes than these would be on their way.
+MOST_STAGES, IN_FLIGHT = 8, 96 * 1024
+#: Columns of a consumer that takes turns: its thread has twice as many sums.
+MOST_COLS_IN_TURN = 160
+
+
+def _filled(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> bool:
+    """Whether the threads of the producer can fill the tiles, and have registers for what is on its way."""
+    inner, threads, needed = parts.reduction.panel, s.fillers * GROUP, FILL_OTHER_REGISTERS
+    for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, spec.products)):
+        if isinstance(way, Way):
+            if not way.fills(size, inner, threads):
+                return False
+            limits = len(way.gather.limits)
+            kept = way.count(size, inner, threads) if limits else 0  # whether there are elements
+            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + FILL_FACTOR_REGISTERS
+    return not s.fillers or needed <= s.registers[0]
+
+
+def _most_cols(groups: int, gather: bool, fillers: int) -> int:
+    """Columns whose sums fit the registers that a thread of such a block starts with."""
+    if fillers == 1:
+        return {1: 256, 2: 256, 3: 128}[groups]
+    if gather or fillers:
+        return {1: 256, 2: 192, 3: 128}[groups]
+    return 192 if groups == 3 else 256
+
+
+def _registers(spec: ContractionSpec, cols: int) -> int:
+    """Registers of a thread for its sums and what it has of parts of its two rows."""
+    return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
+
+
+def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
+    stage = ring_bytes(parts, s, spec.products)
+    layout = Layout(spec, parts, s)
+    room = arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
+    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
+    useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
+    most = max(MOST_STAGES, IN_FLIGHT // stage)
+    stages = min(most, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
+    return stages if max(stages * stage, layout.sums_bytes) <= room else 0
+
+
+#: Multiply-adds a multiprocessor does in a cycle, by bytes of an element, and the share of them that remains.
+RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
+#: Cycles of a consumer from its last product of a stage to the first of the next, beside those of adding up its sums.
+ADD_STAGE = 100.0
+#: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
+L2_RATE, LATENCY = 70.0, 1500.0
+#: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
+GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
+#: The same of a row of windows some of whose channels do not exist.
+PARTIAL_ROW = 6.0
+#: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
+#: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
+FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
+FILL_PIECE, FUNCTION = 12.0, 20.0
+#: Instructions of a thread around each fragment that it computes and for each tensor that it is computed of; cycles
+#: until it has one, beside them; instructions that converting an integer takes; those that a quarter of a
+#: multiprocessor issues in a cycle.
+FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 8.0, 0.8
+#: Bytes that shared memory moves in a cycle: reads and writes, each of 128 bytes, whoever makes them.
+SHARED_RATE, SHARED_ACCESS = 116.0, 128
+#: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
+FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
+#: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
+#: that it exchanges in a cycle.
+EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
+#: Clusters of a size that 132 multiprocessors hold at a time: those of a cluster are neighbours.
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+
+
+def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
+    """Estimated cycles in which the producer's threads fill a stage; 0 if they do not.
+
+    What a stage is filled with is on its way for as long as the one before takes to be filled.
+    """
+    instructions = 0.0
+    for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
+        if isinstance(way, Way):
+            integers = INTEGER * sum(op.dtype.is_int for op in way.gather.operands)
+            piece = (
+                FILL_PIECE
+                + 4 * len(way.gather.limits)
+                + way.piece * (1.0 + instructions_of(way.gather.program) + integers)
+            )
+            piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
+            instructions += size * parts.reduction.panel / way.piece * piece
+    rate = min(FILL_RATE * s.fillers, MOST_FILL_RATE)
+    return max(instructions / rate, FILL_LATENCY) if s.fillers else 0.0
+
+
+def _computing(factor: Computed, s: WgmmaSchedule, stage: int, products: int) -> float:
+    """Estimated cycles in which the consumers compute the fragments of a stage of so many bytes, four each.
+
+    Those of different consumers share the multiprocessor's quarters, and shared memory with the copy engine and the
+    tensor cores, for which every consumer reads the second factor; a consumer has one fragment at a time.
+    """
+    warps = 4 * s.groups
+    traffic = stage + s.groups * ROW_BYTES * s.cols * products
+    for b in factor.brought:
+        traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.rows)
+    sources = len(factor.brought) * FRAGMENT_SOURCE
+    integers = sum(not b.row and factor.gather.operands[b.load].dtype.is_int for b in factor.brought)
+    each = instructions_of(factor.gather.program)
+    instructions = FRAGMENT + sources + (4 * each if factor.pairs else 8 * (1.0 + each + INTEGER * integers))
+    return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
+
+
+def instructions_of(program: Program | None) -> float:
+    """Instructions that computing an element takes."""
+    templates = [i.template for i in program.instructions] if program else []
+    return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
+
+
+def _windows_past_channels(parts: Factors) -> float:
+    """The share of the panels of windows that the copy engine must fill up with zeros behind the last channel."""
+    k = parts.reduction
+    windows = isinstance(parts.a, Side) and parts.a.im2col and parts.a.along_k
+    return 1 / k.chunks if windows and k.channels % k.panel else 0.0
+
+
+#: A call of a function that takes many instructions.
+_FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
+
+
+def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
+    """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
+
+    The constants are fits to measurements on an H200.
+    """
+    itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
+    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
+    depth = parts.reduction.share * -(-parts.reduction.stages // s.split)
+    # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
+    cols = s.cols * spec.products
+    products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
+    if adds_up_stages(spec, operand_types(spec, bool(s.fillers) or s.computes)):
+        products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
+    loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
+    if s.gather:
+        loads += s.rows * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
+    else:  # the copy engine takes as long for a short row as for one of 128 bytes
+        rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.cols, itemsize)
+        every = (s.rows + cols * rows) * parts.reduction.per_stage
+        partial = _windows_past_channels(parts)
+        loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
+    loads = max(loads, _filling(spec, parts, s))
+    if isinstance(parts.a, Computed):
+        loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
+    epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
+    rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
+    if s.turns:  # one consumer's epilogue meanwhile the other's products
+        mainloop = depth * (max(products, loads) + 0.05 * loads)
+        return LATENCY + max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
+    exchange = EXCHANGE + s.rows * cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
+    return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)

@@ -1,0 +1,68 @@
+"""Where rows begin in memory: which operands are aligned together, and how the others are read.
+
+Vectors are aligned in the memory of one operand, the *lead*: an output.  A row of it that begins ``skew`` elements past
+such a vector has that vector as its first one, so that column ``col`` of the row is ``col + skew`` elements into its
+vectors.  Operands whose rows begin as many elements past a vector are aligned where the lead is; the words around a
+vector of any other are shifted into place.
+"""
+
+from __future__ import annotations
+
+from codegen.expr import Operand
+from codegen.iteration import product
+from codegen.pointwise.body import plus
+
+#: Fewest bytes of a vector that can be shifted.
+LEAST = 4
+HEADER = "unaligned.cuh"
+
+
+def known(operand: Operand, vector: int) -> bool:
+    """Whether an operand's first vector is known to be aligned."""
+    return operand.alignment % min(16, vector * operand.dtype.itemsize) == 0
+
+
+def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
+    """Whether the vectors of both operands are aligned at the same elements of the space.
+
+    They are if the offsets of the same row of both differ by whole vectors, and both begin with one.
+    """
+    steps = zip(operand.strides[:-1], lead.strides[:-1])
+    return (
+        operand.strides[-1] == 1
+        and known(operand, vector)
+        and known(lead, vector)
+        and all((a - b) % vector == 0 for a, b in steps)
+    )
+
+
+def access(operand: Operand, lead: Operand, vector: int) -> str | None:
+    """How a thread reads a vector that is aligned in the lead: "scalar" (one value for all), "uniform" (one
+    value), "vector" (as it lies) or "unaligned" (words that are shifted); None if it cannot.
+    """
+    if not any(operand.strides):
+        return "scalar"
+    if not operand.strides[-1]:
+        return "uniform"
+    if congruent(operand, lead, vector):
+        return "vector"
+    return "unaligned" if operand.strides[-1] == 1 and vector * operand.dtype.itemsize >= LEAST else None
+
+
+def is_skewed(lead: Operand, vector: int) -> bool:
+    """Whether rows of the lead may begin between its vectors."""
+    return not known(lead, vector) or any(step % vector for step in lead.strides[:-1])
+
+
+def period(lead: Operand, vector: int) -> int:
+    """Elements between aligned places in the lead: the skew is less."""
+    return vector if known(lead, vector) else min(vector, 16 // lead.dtype.itemsize)
+
+
+def skew(lead: Operand, pointer: str, row: str, vector: int) -> str:
+    """The C expression of the skew of the row at offset ``row``."""
+    if not known(lead, vector):
+        return f"past_boundary<{vector}>({plus(pointer, row)})"
+    if row == "0":
+        return row
+    return f"{row if product(row) else f'({row})'} % {vector}"

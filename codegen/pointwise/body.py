@@ -1,0 +1,148 @@
+"""What every form of a pointwise kernel has in common: its heading, and the program of one vector of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from codegen.expr import (
+    Anchor,
+    Emitter,
+    Index,
+    Literal,
+    Load,
+    Operand,
+    Pointer,
+    Program,
+    Result,
+    Value,
+    ctype_of,
+    varying,
+)
+from codegen.kernel import Pointers, converted, headers, heading, signature, uses
+from codegen.naming import Names, Writer
+from codegen.pointwise.tables import Ahead
+
+
+class Body:
+    """Writes a kernel's head, the values that are the same for all elements, and the statements of one element.
+
+    Loads are numbered as in the program.  ``terms`` has the C expressions of what is known before any loop.
+    """
+
+    def __init__(self, name: str, program: Program, taken: Iterable[str]) -> None:
+        self.name, self.program = name, program
+        self.names = Names({name, *taken})
+        self.pointers = Pointers(program, self.names)
+        self.w = Writer()
+        self.terms: dict[Value, str] = {Pointer(n): name for n, name in enumerate(self.pointers.tables)}
+        self._emitter = Emitter(program, self.names)
+        self._uses = uses(program)
+        self._registers: dict[int, str] = {}
+        self._varies: list[bool] = []
+        #: instructions that have their result before the elements: what is shared, and the vectors of tables
+        self._shared: frozenset[int] = frozenset()
+        self._vectors: dict[int, str] = {}
+
+    def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
+        """Everything up to the opening brace."""
+        notes = self.program.notes
+        plural = "nodes in one kernel" if len(notes) != 1 else "node"
+        title = f"{self.name}: {len(notes)} {plural}"
+        heading(self.w, title, self.program, headers(self.program, header), details)
+        signature(self.w, self.name, threads, self.pointers.parameters())
+
+    def scalars(self) -> None:
+        """Operands with one value, and what can be computed from them alone, before any loop."""
+        for n, operand in enumerate(self.program.loads):
+            if not any(operand.strides):
+                name = self.names.unique(operand.name, "_s")
+                ctype = ctype_of(self.program, Load(n))
+                value = converted(operand, f"{self.pointers.loads[n]}[0]", self.program.real)
+                self.w.line(f"const {ctype} {name} = {value};")
+                self.terms[Load(n)] = name
+        self._varies = varying(self.program, lambda v: v not in self.terms)
+        self._emitter.statements(self.w, self.terms, lambda k: not self._varies[k])
+
+    def varying_loads(self) -> list[int]:
+        """The loads that are not the same for all elements."""
+        return [n for n, operand in enumerate(self.program.loads) if any(operand.strides)]
+
+    def register(self, n: int) -> str:
+        """The name of the registers that hold a load's elements as stored."""
+        if n not in self._registers:
+            self._registers[n] = self.names.unique(self.program.loads[n].name, "_v")
+        return self._registers[n]
+
+    def results(self) -> list[str]:
+        """Names for the vectors of results, one a store."""
+        return [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
+
+    def ahead(self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str]) -> None:
+        """Reads vectors of tables, for which loaded and indices have what is needed of the first element."""
+        terms = dict(self.terms)
+        for n, text in loaded.items():
+            terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
+        terms |= {Index(n): f"{self.program.itype}({text})" for n, text in enumerate(indices)}
+        self._shared = done.shared
+        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k in done.shared)
+        for k in done.reads:
+            read = self.program.instructions[k]
+            table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+            name = self._vectors[k] = self.names.unique(table.name, "_v")
+            self.w.line(f"const {vector_type(table, vector)} {name} = {self._emitter.read(k, vector, terms)};")
+
+    def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
+        """The statements of one element; returns what to store, one text a store.
+
+        loaded has the C expression of the element, as stored, for every load that varies; indices those of the
+        program's indices.
+        """
+        terms = dict(self.terms)
+        for n, text in loaded.items():
+            operand = self.program.loads[n]
+            terms[Load(n)] = self._once(Load(n), converted(operand, text, self.program.real), operand.name)
+        done = {*self._shared, *self._vectors}
+        left = {v for k, i in enumerate(self.program.instructions) if k not in done for v in i.args}
+        left |= {s.value for s in self.program.stores}
+        for n, text in enumerate(indices):
+            if Index(n) in left:
+                terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
+        for k, name in self._vectors.items():
+            table = self.program.tables[self.program.instructions[k].args[0].table]  # type: ignore[union-attr]
+            text = converted(table, f"{name}[e]", self.program.real)
+            terms[Result(k)] = self._once(Result(k), text, table.name)
+        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
+        return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
+
+    def _once(self, value: Value, text: str, stem: str) -> str:
+        """A constant for a converted value that is used more than once; the expression itself otherwise."""
+        simple = "(" not in text and "?" not in text
+        if isinstance(value, (Literal, Anchor)) or self._uses.get(value, 0) < 2 or simple:
+            return text
+        name = self.names.unique(stem, "_e")
+        self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
+        return name
+
+
+def vector_type(operand: Operand, count: int) -> str:
+    """The C type of ``count`` neighbouring elements in registers."""
+    return operand.dtype.ctype if count == 1 else f"Vector<{operand.dtype.ctype}, {count}>"
+
+
+def kept_type(operand: Operand, count: int, guarded: bool) -> str:
+    """The C type of elements that are loaded well before they are used; guarded: under a condition."""
+    return (
+        vector_type(operand, count).replace("Vector", "Packed")
+        if packs(operand, count, guarded)
+        else vector_type(operand, count)
+    )
+
+
+def packs(operand: Operand, count: int, guarded: bool) -> bool:
+    """Whether elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
+    return guarded and count > 1 and operand.dtype.itemsize < 4
+
+
+def plus(pointer: str, offset: str) -> str:
+    """``pointer + offset``."""
+    return pointer if offset == "0" else f"{pointer} + {offset}"

@@ -1,0 +1,178 @@
+"""How a pointwise kernel reaches its operands: one choice of form, vector length and unrolling for the whole kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+from codegen.expr import Operand, Program
+from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
+from codegen.pointwise.tables import ahead, table_bytes
+from codegen.spec import PointwiseSpec
+
+THREADS = 256
+#: Blocks that keep a large GPU busy; smaller problems take shorter unrolling and vectors instead.
+ENOUGH_BLOCKS = 264
+MAX_VECTOR_BYTES = 64
+#: Bytes that a thread may read of rows that repeat, from the L1 cache, for one that memory delivers or takes.
+REPEATED_BYTES = 2
+
+
+@dataclass(frozen=True)
+class PointwiseSchedule:
+    """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
+
+    rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that
+    are contiguous along the rows (`pointwise.unaligned`).
+    """
+
+    vector: int
+    unroll: int
+    form: str
+    itype: str
+
+
+def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
+    """The space in memory order of the first output with merged dimensions, and the program over it."""
+    strides = spec.program.stores[0].operand.strides
+    shape, program, _ = rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
+    return shape, program
+
+
+def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:
+    """Whether all addresses of an operand that are a sum of multiples of ``steps`` elements are multiples of ``width``
+    bytes.
+    """
+    return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in steps)
+
+
+def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operand: Operand | None) -> str:
+    """How a thread reads or writes ``vector`` consecutive elements of the space: the vector at a position that is a
+    multiple of ``vector``.  An operand of None has no memory (an index).
+
+    scalar   one value for the whole kernel
+    vector   one wide access
+    uniform  one value for the vector
+    strided  one access an element, at even distances
+    pair     the vector may lie in two rows: one value in each
+    split    the vector may lie in two rows: one access an element, at even distances in each
+    element  one access an element, each with coordinates of its own
+    """
+    if not any(strides):
+        return "scalar"
+    if vector == 1:
+        return "element"
+    whole = shape[-1] % vector == 0
+    if operand is not None:
+        width = min(16, vector * operand.dtype.itemsize)
+        if strides == packed(shape) and aligned(operand, width, ()):
+            return "vector"
+        if whole and strides[-1] == 1 and aligned(operand, width, strides[:-1]):
+            return "vector"
+    if whole or len(shape) == 1:
+        return "strided" if strides[-1] else "uniform"
+    if shape[-1] < vector:
+        return "element"
+    # A row is at least as long as the vector: it reaches into the next row at most.
+    return "split" if strides[-1] else "pair"
+
+
+def traffic(operand: Operand, shape: tuple[int, ...]) -> int:
+    """Bytes of an operand, each counted once."""
+    return operand.dtype.itemsize * prod(size for size, stride in zip(shape, operand.strides) if stride)
+
+
+def cycle(shape: tuple[int, ...], vector: int) -> int:
+    """Elements after which vectors have the same columns again, in whole blocks' widths or more."""
+    once = shape[-1] * vector // gcd(shape[-1], vector)
+    return once * max(1, -(-THREADS * vector // once))
+
+
+def repeats(operand: Operand) -> bool:
+    """Whether an operand is the same in every row, but not the same for all elements."""
+    return operand.strides[-1] != 0 and not any(operand.strides[:-1])
+
+
+def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
+    """The schedule used when nothing was tuned."""
+    shape, program = normalize(spec)
+    operands = program.operands
+    itype = index_type(*bounds(operands, shape), *far(program))
+    total = prod(shape)
+    full = [op for op in operands if any(op.strides)]
+    smallest = min(op.dtype.itemsize for op in (*operands, *program.tables))
+    vector = 16 // smallest
+    while vector > 1:
+        kinds = [access(op.strides, shape, vector, op) for op in full]
+        wide = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind in ("vector", "uniform"))
+        narrow = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind not in ("vector", "uniform", "pair"))
+        by_vector, by_element = table_bytes(program, ahead(program, shape, vector))
+        wide, narrow = wide + total * by_vector, narrow + total * by_element
+        small = vector * max(op.dtype.itemsize for op in operands) <= MAX_VECTOR_BYTES
+        enough = total >= vector * THREADS
+        if small and wide > narrow and enough:
+            break
+        if by_element and enough and vector * smallest <= 4:  # lanes side by side read whole words of what they share
+            break
+        vector //= 2
+    # Many threads with one wide access each hide the latency better than fewer with several (measured on an H200).
+    wide_access = vector * max(op.dtype.itemsize for op in operands) >= 16
+    scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
+    unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
+    if form == "flat" and unroll == 1 and _form(program, shape, vector) == "rows":
+        # Where several repeat, the L1 cache would bind: then as many rows share them as it takes.
+        again = sum(op.dtype.itemsize for op in full if repeats(op))
+        once = sum(op.dtype.itemsize for op in full if not repeats(op))
+        while unroll < 4 and again > REPEATED_BYTES * once * unroll:
+            unroll, form = 2 * unroll, "rows"
+    if form == "rows":
+        unroll = min(unroll, shape[-2])
+    if form == "cycles":
+        unroll = max(1, min(unroll, total // cycle(shape, vector)))
+    while unroll > 1 and total < ENOUGH_BLOCKS * THREADS * vector * unroll:
+        unroll //= 2
+    if form == "cycles" and unroll == 1:
+        form = "flat"
+    return PointwiseSchedule(vector, unroll, form, itype)
+
+
+def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
+    """Whether a good part of what a schedule moves goes in accesses of fewer than ``width`` bytes."""
+    shape, program = normalize(spec)
+    moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
+    return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)
+
+
+def _access_bytes(operand: Operand, shape: tuple[int, ...], vector: int) -> int:
+    """Bytes of one access, those that serve a whole vector at least 16."""
+    kind = access(operand.strides, shape, vector, operand)
+    wide = kind in ("scalar", "uniform", "pair")
+    return 16 if wide else operand.dtype.itemsize * (vector if kind == "vector" else 1)
+
+
+def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:
+    """The form that keeps an operand which repeats from row to row in registers."""
+    if len(shape) > 1:
+        kinds = [(op, access(op.strides, shape, vector, op)) for op in program.loads]
+        if any(kind == "vector" and op.strides[-2] == 0 for op, kind in kinds):
+            return "rows"
+        if any(kind in ("split", "element") and repeats(op) for op, kind in kinds) and vector > 1:
+            return "cycles"
+    return "flat"
+
+
+def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+    """Schedules worth trying, best guess first."""
+    best = best_schedule(spec)
+    yield best
+    shape, program = normalize(spec)
+    form = _form(program, shape, best.vector)
+    for unroll in (2, 4, 1):
+        if form == "flat" or unroll == 1:
+            yield replace(best, form="flat", unroll=unroll)
+        else:
+            yield replace(best, form=form, unroll=min(unroll, shape[-2]) if form == "rows" else unroll)
+    if best.vector > 1:
+        yield replace(best, vector=best.vector // 2, form="flat")
+        yield replace(best, vector=best.vector // 2, form="flat", unroll=2)

@@ -1,0 +1,498 @@
+"""Pointwise kernels whose operands lie in memory in different orders: tiles turned in shared memory.
+
+A block reads its tile of every turned operand along the rows, where that operand is contiguous, writes it to shared
+memory column by column, and meets at a barrier.  Its threads then walk the tile along the columns, reading all other
+operands directly.  What is written turned takes the same way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.iteration import Point, at_most, linear
+from codegen.kernel import locate
+from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
+from codegen.pointwise.schedule import THREADS
+from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
+from codegen.spec import KernelSource, PointwiseSpec
+
+
+def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C, in tiles."""
+    return Renderer(spec, Tiling(spec, schedule)).render()
+
+
+class Renderer:
+    """Writes a kernel in tiles."""
+
+    header = "memory.cuh"
+
+    def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
+        self.t, self.s = tiling, tiling.schedule
+        self.program = tiling.program
+        dims = range(len(tiling.shape))
+        taken = {
+            "block",
+            "row",
+            "col",
+            "row0",
+            "col0",
+            "k",
+            "t",
+            "u",
+            "e",
+            "at",
+            "end",
+            "r",
+            "c",
+            "re",
+            "ce",
+            "p",
+            "piece",
+        }
+        taken |= {f"{letter}{d}" for letter in ("i", "r", "c", "re", "ce") for d in dims}
+        self.body = Body(spec.name, self.program, taken)
+        self.w = self.body.w
+        count = len(self.program.loads)
+        self.turned_loads = {n: stage for n, stage in tiling.stages.items() if n < count}
+        self.turned_stores = {n - count: stage for n, stage in tiling.stages.items() if n >= count}
+        self.direct_loads = [n for n in self.body.varying_loads() if n not in self.turned_loads]
+        self.kinds = {n: tiling.direct(self.program.loads[n]) for n in self.direct_loads}
+        self.load_tiles = {n: self.body.names.unique(self.program.loads[n].name, "_tile") for n in self.turned_loads}
+        self.store_tiles = {
+            n: self.body.names.unique(self.program.stores[n].operand.name, "_tile") for n in self.turned_stores
+        }
+        self.outer: list[str] = []
+        self.row0 = self.col0 = ""
+
+    # ---- structure
+
+    def _notes(self) -> list[str]:
+        """What the heading says of the tiles."""
+        s, t = self.s, self.t
+        dims = " x ".join(str(size) for size in t.shape)
+        turned = [self.program.operands[n].name for n in t.stages]
+        return [
+            f"{dims} elements in tiles of {s.rows} x {s.cols}, {s.vector} a vector",
+            f"{', '.join(turned)}: across the tiles in memory, turned in shared memory",
+        ]
+
+    def render(self) -> KernelSource:
+        s, t, w = self.s, self.t, self.w
+        self.body.head(self._notes(), THREADS, self.header)
+        operands = self.program.operands
+        for n, name in [
+            *self.load_tiles.items(),
+            *((k + len(self.program.loads), v) for k, v in self.store_tiles.items()),
+        ]:
+            size = t.stages[n].elements(s.rows)
+            w.line(f"__shared__ __align__(16) {operands[n].dtype.ctype} {name}[{size}];")
+        outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
+        down, across = t.blocks
+        axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]
+        blocks = locate(w, s.itype, axes)
+        self.outer = [name if size > 1 else "0" for name, size, _ in outer]
+        self.row0, self.col0 = (f"{name} + " if size > 1 else "" for name, size, _ in axes[-2:])
+        self.body.scalars()
+        for n, stage in self.turned_loads.items():
+            array = self._array(self._turns(stage))
+            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array};")
+            self._turning(n, stage, self._fetch)
+        self._direct()
+        for n, stage in self.turned_loads.items():
+            self._turning(n, stage, self._scatter)
+        if self.turned_loads:
+            w.line("__syncthreads();")
+        self._walk(self._compute)
+        if self.turned_stores:
+            w.line("__syncthreads();")
+        for n, stage in self.turned_stores.items():
+            self._turning(n, stage, self._gather)
+        w.close()
+        return KernelSource(self.body.name, w.text(), (blocks if all(t.shape) else 0, 1, 1), (THREADS, 1, 1), 0, True)
+
+    @staticmethod
+    def _array(count: int) -> str:
+        return f"[{count}]" if count > 1 else ""
+
+    def _loop(self, count: int) -> None:
+        if count > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int u = 0; u < {count}; ++u)")
+        else:
+            self.w.open("")
+
+    # ---- along the rows
+
+    def _kept(self, n: int, stage: Stage) -> str:
+        """The type of what an access to a turned operand leaves in registers."""
+        return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
+
+    def _tasks(self, stage: Stage) -> int:
+        """Accesses of a turned operand's tile."""
+        return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
+
+    def _turns(self, stage: Stage) -> int:
+        """Accesses of one thread."""
+        return -(-self._tasks(stage) // THREADS)
+
+    def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
+        """A loop over a thread's accesses along the rows of operand n.
+
+        body gets n, the stage, the first element and the subscript of the access's registers; ``at`` is where that
+        element lies in the tile.
+        """
+        w, s, t = self.w, self.s, self.t
+        count, groups, lanes = self._turns(stage), s.rows // stage.vector, stage.lanes
+        per = lanes * groups  # accesses to `lanes` columns
+        exact = self._tasks(stage) % THREADS == 0
+        self._loop(count)
+        k, step = "threadIdx.x", ""
+        if count > 1 and THREADS % per:
+            w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
+            k = "k"
+        elif count > 1:
+            step = f" + u * {THREADS // groups}"
+        row = f"{over(k, lanes)} % {groups}{times(stage.vector)}"
+        col = [f"{k} % {lanes}"] if lanes > 1 else []
+        if exact and per == self._tasks(stage):
+            row = f"{over(k, lanes)}{times(stage.vector)}"
+        else:
+            col.append(f"{over(k, per)}{times(lanes)}")
+        w.line(f"const {s.itype} row = {row}, col = {' + '.join(col) or '0'}{step};")
+        in_tile = exact and t.frame % lanes == 0
+        whole = self._rows_left(stage) == ""
+        tests = []
+        if not in_tile:
+            tests.append(f"col < {t.frame}")
+        if t.height % s.rows:
+            tests.append(f"{self.row0}row < {t.height}")
+        if t.overhangs:
+            tests.append(f"{self._turned_col} < {t.width}")
+        point = self._at(f"{self.row0}row", self._turned_col)
+        if body == self._fetch and whole:
+            # No load waits for a condition: what is outside of the space reads its last row or column.
+            last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
+            last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
+            point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
+        elif body == self._scatter and whole:
+            tests = tests[:1] if not in_tile else []
+        if tests:
+            w.open(f"if ({' && '.join(tests)})")
+        if body != self._fetch:
+            w.line(f"const uint32 at = {self._place(stage)};")
+        body(n, stage, point, self._array_at(count))
+        if tests:
+            w.close()
+        w.close()
+
+    @property
+    def _turned_col(self) -> str:
+        """The column of the space that is column ``col`` of the tile; those before the first one wrap around."""
+        return f"{self.col0}col{f' - {self.s.vector}' if self.t.skewed else ''}"
+
+    def _at_most(self, row: int | None, col: int | None) -> Point:
+        """The element (row, col) of the tile, or one no further than these rows and columns of the space."""
+        texts = f"{self.row0}row", self._turned_col
+        bounded = [text if n is None else at_most(text, n, self.s.itype) for text, n in zip(texts, (row, col))]
+        return self._at(*bounded)
+
+    def _place(self, stage: Stage) -> str:
+        """Where element (row, col) lies in the tile."""
+        skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
+        return f"row * {stage.width}{skew} + col"
+
+    @staticmethod
+    def _array_at(count: int) -> str:
+        return "[u]" if count > 1 else ""
+
+    def _rows_left(self, stage: Stage) -> str:
+        ragged = self.t.height % stage.vector != 0 and not stage.shifted
+        return f", {self.t.height} - ({self.row0}row)" if ragged else ""
+
+    def _fetch(self, n: int, stage: Stage, point: Point, at: str) -> None:
+        operand, pointer = self.program.loads[n], self.body.pointers.loads[n]
+        offset = point.offset(operand.strides)
+        if stage.vector == 1:
+            self.w.line(f"{self.body.register(n)}{at} = {pointer}[{offset}];")
+        else:
+            load = "load_packed" if packs(operand, stage.vector, self._rows_left(stage) != "") else "load"
+            text = f"{load}<{stage.vector}>({plus(pointer, offset)}{self._rows_left(stage)})"
+            self.w.line(f"{self.body.register(n)}{at} = {text};")
+
+    def _scatter(self, n: int, stage: Stage, _: Point, at: str) -> None:
+        tile, register = self.load_tiles[n], f"{self.body.register(n)}{at}"
+        if stage.vector == 1:
+            self.w.line(f"{tile}[at] = {register};")
+        else:
+            self.w.line("#pragma unroll")
+            self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];")
+
+    def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
+        operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
+        offset = point.offset(operand.strides)
+        if stage.vector == 1:
+            self.w.line(f"{pointer}[{offset}] = {tile}[at];")
+            return
+        name = f"{tile.removesuffix('_tile')}_v"
+        self.w.line(f"{vector_type(operand, stage.vector)} {name};")
+        self.w.line("#pragma unroll")
+        self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
+
+    # ---- along the columns
+
+    @property
+    def _vectors(self) -> int:
+        return self.s.rows * self.s.cols // self.s.vector
+
+    @property
+    def _count(self) -> int:
+        """Vectors of one thread."""
+        return -(-self._vectors // THREADS)
+
+    def _walk(self, body: Callable[[Point], None]) -> None:
+        """A loop over a thread's vectors along the columns; body gets the first element."""
+        w, s, t = self.w, self.s, self.t
+        self._loop(self._count)
+        step = f" + u * {THREADS}" if self._count > 1 else ""
+        exact = self._vectors % THREADS == 0
+        # No load waits for a condition: vectors outside of the space read its last one, if that is whole.
+        clamped = body == self._load and self._left() == ""
+        tests = []
+        if t.flat:
+            position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
+            end = str(s.rows * s.cols)
+            if t.height % s.rows:
+                end = "end"
+                left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
+                w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
+                tests.append("t < end")
+            if not exact:
+                tests.append(f"t < {s.rows * s.cols}")
+            if clamped and tests:
+                last = f"end - {s.vector}" if end == "end" else f"{s.itype}({s.rows * s.cols - s.vector})"
+                position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
+            w.line(f"const {s.itype} t = {position};")
+            point = self._point()
+        else:
+            across = s.cols // s.vector
+            k, down = "threadIdx.x", ""
+            if step and THREADS % across:
+                w.line(f"const uint32 k = threadIdx.x{step};")
+                k = "k"
+            elif step:
+                down = f" + u * {THREADS // across}"
+            col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
+            w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
+            if not exact:
+                tests.append(f"row < {s.rows}")
+            if t.height % s.rows:
+                tests.append(f"{self.row0}row < {t.height}")
+            if t.width % s.cols:
+                tests.append(f"{self.col0}col < {t.width}")
+            point = self._point()
+            if clamped:
+                last_row = t.height - 1 if t.height % s.rows or not exact else None
+                point = self._at_most(last_row, t.width - s.vector if t.width % s.cols else None)
+        if tests and not clamped:
+            w.open(f"if ({' && '.join(tests)})")
+        body(point)
+        if tests and not clamped:
+            w.close()
+        w.close()
+
+    def _at(self, row: str, col: str, suffix: str = "") -> Point:
+        """An element of the space, by its coordinates over all row and all column dimensions, as C expressions."""
+        parts = [(row, f"r{suffix}", self.t.row_dims), (col, f"c{suffix}", self.t.col_dims)]
+        return Point(self.w, self.s.itype, self.outer, parts)
+
+    def _point(self) -> Point:
+        """The first element of the vector."""
+        if self.t.flat:
+            return self._at(f"{self.row0}t / {self.s.cols}", f"t % {self.s.cols}")
+        return self._at(f"{self.row0}row", f"{self.col0}col")
+
+    def _own_point(self) -> Point:
+        """Element ``e`` of the vector."""
+        c = self.s.cols
+        if self.t.flat:
+            return self._at(f"{self.row0}(t + e) / {c}", f"(t + e) % {c}", "e")
+        return self._at(f"{self.row0}row", f"({self.col0}col + e)", "e")
+
+    def _left(self) -> str:
+        """How many elements are left for the vector; "" if it is whole."""
+        s, t = self.s, self.t
+        if t.flat:
+            return "end - t" if t.height % s.rows and t.height * t.width % s.vector else ""
+        return f"{t.width} - ({self.col0}col)" if t.width % s.vector else ""
+
+    def _vector_offset(self, point: Point, strides: tuple[int, ...]) -> str:
+        """Where a vector of an operand begins that is accessed as vectors."""
+        if not self.t.flat:
+            return point.offset(strides)
+        # Rows follow each other: row0 + t / width rows and t % width columns are row0 * width + t elements.
+        base = linear([*zip(self.outer, strides), (self.row0.removesuffix(" + ") or "0", self.t.width)])
+        return "t" if base == "0" else f"{base} + t"
+
+    def _direct(self) -> None:
+        """Loads of the operands that are contiguous along the columns, all before the first is used."""
+        if not self.direct_loads:
+            return
+        for n in self.direct_loads:
+            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{self._array(self._count)};")
+        self._walk(self._load)
+
+    def _load(self, point: Point) -> None:
+        left = self._left()
+        for n in self.direct_loads:
+            operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
+            register = f"{self.body.register(n)}{self._array_at(self._count)}"
+            if kind == "vector" and self.s.vector > 1:
+                offset = self._vector_offset(point, operand.strides)
+                load = "load_packed" if packs(operand, self.s.vector, left != "") else "load"
+                text = f"{load}<{self.s.vector}>({plus(pointer, offset)}{', ' + left if left else ''})"
+                self.w.line(f"{register} = {text};")
+            elif self.s.vector == 1 or kind == "uniform":
+                self.w.line(f"{register} = {pointer}[{point.offset(operand.strides)}];")
+            else:
+                self._each(point, operand.strides, kind, f"{register}[e] = {pointer}[{{}}];")
+
+    def _register_type(self, n: int) -> str:
+        operand, kind = self.program.loads[n], self.kinds[n]
+        if kind == "vector":
+            return kept_type(operand, self.s.vector, self._left() != "")
+        return vector_type(operand, 1 if kind == "uniform" else self.s.vector)
+
+    def _loaded(self, n: int) -> str:
+        """The C expression of element ``e`` of a direct operand."""
+        element = "" if self.s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
+        return f"{self.body.register(n)}{self._array_at(self._count)}{element}"
+
+    def _each(self, point: Point, strides: tuple[int, ...], kind: str, line: str) -> None:
+        """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
+        w, left = self.w, self._left()
+        guard = f"if (e < {left}) " if left else ""
+        if kind == "element":
+            w.line("#pragma unroll")
+            w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
+            offset = self._own_point().offset(strides)
+            w.line(f"{guard}{line.format(offset)}")
+            w.close()
+            return
+        step = linear([("e", strides[-1])])
+        base = point.offset(strides)
+        w.line("#pragma unroll")
+        text = line.format(step if base == "0" else f"{base} + {step}")
+        w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
+
+    def _compute(self, point: Point) -> None:
+        """Evaluates the program for one vector and writes it."""
+        w, s, t, program = self.w, self.s, self.t, self.program
+        loaded = {n: self._loaded(n) for n in self.direct_loads}
+        for n, stage in self.turned_loads.items():
+            loaded[n] = self._picked_up(n, stage)
+        own = s.vector > 1 and (t.flat or (len(t.col_dims) > 1 and t.col_dims[-1] % s.vector != 0))
+        indices = [] if own else [self._index(point, strides) for strides in program.indices]
+        if s.vector == 1:
+            offsets = [
+                "" if n in self.turned_stores else point.offset(store.operand.strides)
+                for n, store in enumerate(program.stores)
+            ]
+            for n, text in enumerate(self.body.element(loaded, indices)):
+                stage_ = self.turned_stores.get(n)
+                target = f"{self.store_tiles[n]}[{self._place(stage_)}]" if stage_ else ""
+                w.line(f"{target or f'{self.body.pointers.stores[n]}[{offsets[n]}]'} = {text};")
+            return
+        results = self.body.results()
+        for store, name in zip(program.stores, results):
+            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        if own and program.indices:
+            element_point = self._own_point()
+            indices = [element_point.offset(strides) for strides in program.indices]
+        for name, text in zip(results, self.body.element(loaded, indices)):
+            w.line(f"{name}[e] = {text};")
+        w.close()
+        for n, name in enumerate(results):
+            if n in self.turned_stores:
+                self._put_down(n, self.turned_stores[n], name)
+            else:
+                self._store(n, name, point)
+
+    def _store(self, n: int, name: str, point: Point) -> None:
+        """Writes a vector of results to memory."""
+        operand, pointer, left = self.program.stores[n].operand, self.body.pointers.stores[n], self._left()
+        kind = self.t.direct(operand)
+        if kind == "vector":
+            offset = self._vector_offset(point, operand.strides)
+            self.w.line(f"store({plus(pointer, offset)}, {name}{', ' + left if left else ''});")
+        else:
+            kind = "element" if kind == "element" else "strided"
+            self._each(point, operand.strides, kind, f"{pointer}[{{}}] = {name}[e];")
+
+    def _index(self, point: Point, strides: tuple[int, ...]) -> str:
+        base = point.offset(strides)
+        return base if self.s.vector == 1 or not strides[-1] else f"{base} + {linear([('e', strides[-1])])}"
+
+    # ---- shared memory along the columns
+
+    def _pieces(self, n: int, stage: Stage) -> tuple[int, str]:
+        """How a vector lies in the tile of operand n: (elements of one access, place of access ``e``)."""
+        s, t = self.s, self.t
+        group = stage.vector * stage.width  # elements between two skews
+        piece, size = s.vector, self.program.operands[n].dtype.itemsize
+        while piece > 1 and stage.skew and (min(16, piece * size) > stage.chunk or group % piece):
+            piece //= 2
+        step = "" if piece == s.vector else " + e" if piece == 1 else f" + e * {piece}"
+        if not t.flat:
+            over = f" + {s.vector}" if t.skewed else ""  # columns before the block's in the tile
+            return piece, f"{self._place(stage)}{over}{step}"
+        if not stage.skew:
+            return piece, f"t{step}"
+        over = "t" if group % s.vector == 0 else f"(t{step})"  # else a vector may lie in two groups
+        return piece, f"t{step} + {over} / {group}{times(stage.skew)}"
+
+    def _picked_up(self, n: int, stage: Stage) -> str:
+        """Reads the vector from shared memory; returns the C expression of its element ``e``."""
+        operand, tile, w, s = self.program.loads[n], self.load_tiles[n], self.w, self.s
+        piece, place = self._pieces(n, stage)
+        if s.vector == 1:
+            return f"{tile}[{place}]"
+        name = self.body.names.unique(operand.name, "_t")
+        ctype, count = vector_type(operand, piece), s.vector // piece
+        if count == 1:
+            w.line(f"const {ctype} {name} = load_shared<{piece}>({tile} + {place});")
+            return f"{name}[e]"
+        w.line(f"{ctype} {name}[{count}];")
+        w.line("#pragma unroll")
+        value = f"{tile}[{place}]" if piece == 1 else f"load_shared<{piece}>({tile} + {place})"
+        w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {value};")
+        return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
+
+    def _put_down(self, n: int, stage: Stage, name: str) -> None:
+        """Writes a vector of results to shared memory."""
+        operand, tile, w, s = self.program.stores[n].operand, self.store_tiles[n], self.w, self.s
+        piece, place = self._pieces(len(self.program.loads) + n, stage)
+        if piece == s.vector:
+            w.line(f"store_shared({tile} + {place}, {name});")
+            return
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.vector // piece}; ++e)")
+        if piece == 1:
+            w.line(f"{tile}[{place}] = {name}[e];")
+        else:
+            w.line(f"{vector_type(operand, piece)} piece;")
+            w.line("#pragma unroll")
+            w.line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
+            w.line(f"store_shared({tile} + {place}, piece);")
+        w.close()
+
+
+def over(text: str, divisor: int) -> str:
+    return f"{text} / {divisor}" if divisor > 1 else text
+
+
+def times(factor: int) -> str:
+    return f" * {factor}" if factor > 1 else ""

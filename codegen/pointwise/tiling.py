@@ -1,0 +1,415 @@
+"""Tiles for pointwise kernels whose operands lie in memory in different orders: which axes, how large, how staged.
+
+The space is split into outer dimensions, *row* dimensions and *column* dimensions, in this order.  Operands that are
+contiguous along the columns are read and written directly.  Those that are contiguous along the last row dimension
+(*turned* operands) pass through shared memory: a block reads its tile along the rows and picks it up along the
+columns, or the other way round for what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from codegen.expr import Operand, Program
+from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
+from codegen.pointwise.alignment import LEAST, access, is_skewed, period
+from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
+from codegen.spec import PointwiseSpec
+
+#: Fewer elements are read in place: tiles would leave most of a GPU idle.
+ENOUGH_ELEMENTS = 2**15
+#: Bounds on the tiles of a block: of all turned operands, of one operand; bytes and accesses of a thread, so many of
+#: an operand in flight together.
+SHARED_BYTES = 32768
+TILE_BYTES = 16384
+BYTES_IN_FLIGHT = 256
+MOST_ACCESSES = 16
+#: What shifting words into place adds to the cost of a byte.
+SHIFT = 0.3
+#: No side of a tile is cut below this many bytes, a cache line.
+LINE = 128
+
+
+@dataclass(frozen=True)
+class TilesSchedule:
+    """How a pointwise kernel is cut into tiles.
+
+    order       the dimensions of the spec's space, slowest first: columns come last.
+    outer, turn the first and the last row dimension of the space in that order, merged.
+    rows, cols  the tile.
+    vector      elements of one access along the columns.
+    unaligned   rows and columns may begin between words (`pointwise.tiles_unaligned`).
+    """
+
+    order: tuple[int, ...]
+    outer: int
+    turn: int
+    rows: int
+    cols: int
+    vector: int
+    itype: str
+    unaligned: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How one turned operand passes through shared memory.
+
+    Element (row, col) of a tile lies at ``row * width + row / vector * skew + col``.  Lanes that take ``vector`` rows
+    of a column each store them one after the other.  A warp's lanes are ``lanes`` columns by 32 / lanes groups of rows;
+    the distance between the groups is an odd multiple of ``chunk`` bytes and the lanes of a group together write no
+    more than a chunk, at the same place in each.  So 128 / chunk groups in a row cover every bank once.
+
+    vector  rows of one access to global memory, at most 16 bytes.
+    lanes   neighbouring columns among the lanes of a warp.
+    chunk   bytes; accesses of up to so many along the columns are aligned.
+    skew    elements left free after every ``vector`` rows.
+    width   elements from row to row of the tile.
+    shifted whether the access begins anywhere: the words around it are shifted into place.
+    """
+
+    vector: int
+    lanes: int
+    chunk: int
+    skew: int
+    width: int
+    shifted: bool
+
+    @staticmethod
+    def of(operand: Operand, vector: int, cols: int, run: int, width: int, shifted: bool) -> Stage:
+        """The stage of an operand in tiles of ``cols`` columns; ``run`` elements of a column are neighbours."""
+        size = operand.dtype.itemsize
+        chunk = 16 if size == 8 else max(4, vector * size)
+        lanes = 2 if size == 8 else max(1, vector * size // 4)
+        # Where columns end after a few bytes, lanes side by side keep a warp together.
+        while run * lanes * size < LINE // 4 and lanes < min(32, cols):
+            lanes *= 2
+        if cols < 2 * lanes and cols % lanes:
+            lanes = cols
+        used = vector * width * size
+        step = -(-used // chunk)
+        return Stage(vector, lanes, chunk, ((step + (step % 2 == 0)) * chunk - used) // size, width, shifted)
+
+    def elements(self, rows: int) -> int:
+        """Elements of shared memory."""
+        return rows * self.width + rows // self.vector * self.skew
+
+
+class Tiling:
+    """A spec in the axes of a schedule."""
+
+    def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
+        self.schedule = schedule
+        self.shape, self.program, _ = rebase(spec.program, spec.shape, schedule.order)
+        self.row_dims = self.shape[schedule.outer : schedule.turn + 1]
+        self.col_dims = self.shape[schedule.turn + 1 :]
+        self.height, self.width = prod(self.row_dims), prod(self.col_dims)
+
+    @property
+    def lead(self) -> Operand:
+        """The operand in whose memory vectors are aligned where rows begin anywhere."""
+        return self.program.stores[0].operand
+
+    @cached_property
+    def skewed(self) -> bool:
+        """Whether the columns that a block writes begin at another place in every row: where its lead is aligned."""
+        return self.schedule.unaligned and is_skewed(self.lead, self.schedule.vector)
+
+    @property
+    def frame(self) -> int:
+        """Columns of the tiles of turned operands.
+
+        Where columns are skewed, a block writes those of row r from ``col0 - skew(r)`` on.  Its tile has the columns
+        from ``col0 - vector`` on, which are all of these; column c of row r lies ``skew(r)`` further to the right in
+        it, so that what is written begins at the same place in every row: ``vector`` elements after the row's start.
+        """
+        return self.schedule.cols + (self.schedule.vector if self.skewed else 0)
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether columns of a tile may be outside of the space."""
+        return self.skewed or self.width % self.schedule.cols != 0
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks along the rows and along the columns."""
+        over = period(self.lead, self.schedule.vector) - 1 if self.skewed else 0
+        return -(-self.height // self.schedule.rows), -(-(self.width + over) // self.schedule.cols)
+
+    @property
+    def flat(self) -> bool:
+        """Whether a thread's vectors run through the whole tile, over the ends of rows.
+
+        The tile's columns are then all there are, and rows follow each other in every operand that is read or
+        written as vectors.
+        """
+        s = self.schedule
+        return s.cols == self.width and self.width % s.vector != 0
+
+    def direct(self, operand: Operand) -> str:
+        """How a thread reads or writes a vector of a direct operand: "scalar", "vector", "unaligned" (words that
+        are shifted into place), "uniform" (one value), "strided" (one access an element, at even distances) or
+        "element" (each with coordinates of its own).
+        """
+        strides, vector = operand.strides, self.schedule.vector
+        if self.schedule.unaligned:
+            return access(operand, self.lead, vector) or "element"
+        if not any(strides):
+            return "scalar"
+        if self.flat:
+            wide = strides[self.schedule.outer :] == packed((*self.row_dims, *self.col_dims))
+            steps = strides[: self.schedule.outer]
+        else:
+            cols = strides[self.schedule.turn + 1 :]
+            if len(cols) > 1 and self.col_dims[-1] % vector:
+                wide = cols == packed(self.col_dims)
+                if not wide:
+                    return "element"
+            wide = strides[-1] == 1
+            steps = strides[:-1] if self.col_dims[-1] % vector == 0 else strides[: self.schedule.turn + 1]
+        if wide and aligned(operand, min(16, vector * operand.dtype.itemsize), steps):
+            return "vector"
+        if self.flat:
+            return "element"
+        return "strided" if strides[-1] else "uniform"
+
+    @cached_property
+    def stages(self) -> dict[int, Stage]:
+        """The turned operands, by their number among the program's operands."""
+        s, several = self.schedule, len(self.row_dims) > 1
+        width = self.frame + (s.vector if self.skewed else 0)
+        found = {}
+        for n, op in enumerate(self.program.operands):
+            if op.strides[-1] and fastest(op, self.shape) == s.turn:
+                vector, widest = (row_vector(op, self.shape, s.turn, s.rows, several, u) for u in (False, s.unaligned))
+                shifted = widest > vector and widest * op.dtype.itemsize >= LEAST
+                vector = widest if shifted else vector
+                found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, shifted)
+        return found
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        operands, s = self.program.operands, self.schedule
+        return sum(stage.elements(s.rows) * operands[n].dtype.itemsize for n, stage in self.stages.items())
+
+
+def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
+    """The dimension along which an operand's neighbours in memory lie; the last one among equals."""
+    strides = [(s, -d) for d, (size, s) in enumerate(zip(shape, operand.strides)) if s and size > 1]
+    return -min(strides)[1] if strides else len(shape) - 1
+
+
+def row_vector(
+    operand: Operand, shape: tuple[int, ...], turn: int, rows: int, several: bool, anywhere: bool = False
+) -> int:
+    """Elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words (unless they
+    may begin ``anywhere``), where a tile of ``rows`` ends between them, or where they reach over the end of one of
+    ``several`` row dimensions.
+    """
+    if operand.strides[turn] != 1:
+        return 1
+    steps = tuple(s for d, s in enumerate(operand.strides) if d != turn)
+    vector = 16 // operand.dtype.itemsize
+    while vector > 1 and (
+        rows % vector
+        or (several and shape[turn] % vector)
+        or not (anywhere or aligned(operand, vector * operand.dtype.itemsize, steps))
+    ):
+        vector //= 2
+    return vector
+
+
+def best_tiles(spec: PointwiseSpec) -> TilesSchedule | None:
+    """The best guess at tiles; None if no operand is turned or the space is small."""
+    orders = _orders(spec)
+    shape, program, _ = rebase(spec.program, spec.shape, orders[0])
+    if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
+        return None
+    # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
+    kinds = (False, True) if min(op.dtype.itemsize for op in program.operands) < LEAST else (False,)
+    return _cheapest(spec, kinds)
+
+
+def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool]) -> TilesSchedule | None:
+    """The cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
+    found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned)]
+    if not found:
+        return None
+    _, best = min(found, key=lambda pair: pair[0])
+    return best if Tiling(spec, best).stages else None
+
+
+def _is_possible(tiling: Tiling) -> bool:
+    """Whether there can be unaligned tiles of a schedule's sizes, and they differ from others: all results, and what is
+    not turned, lie along the columns, which are one dimension; what is turned is read several bytes at a time; and
+    nothing is read at positions of its own, as the program is evaluated outside of the space as well.
+    """
+    s, operands = tiling.schedule, tiling.program.operands
+    kinds = {n: tiling.direct(op) for n, op in enumerate(operands) if n not in tiling.stages}
+    results = range(len(tiling.program.loads), len(operands))
+    stages = [(stage, operands[n].dtype.itemsize) for n, stage in tiling.stages.items()]
+    return (
+        s.vector > 1
+        and len(tiling.col_dims) == 1
+        and not tiling.program.tables
+        and tiling.width > 2 * s.cols
+        and s.cols % s.vector == 0
+        and tiling.lead.strides[-1] == 1
+        and "element" not in kinds.values()
+        and all(n in kinds and (kinds[n] == "vector" or operands[n] is tiling.lead) for n in results)
+        and all(stage.vector * size >= LEAST for stage, size in stages)
+        and (tiling.skewed or "unaligned" in kinds.values() or any(stage.shifted for stage, _ in stages))
+    )
+
+
+def tiles(spec: PointwiseSpec) -> Iterator[TilesSchedule]:
+    """Schedules worth trying, best guess first."""
+    best = best_tiles(spec)
+    if best is None:
+        return
+    yield from _around(spec, best)
+    other = _cheapest(spec, (not best.unaligned,))
+    if other is not None:
+        yield from _around(spec, other)
+
+
+def _around(spec: PointwiseSpec, best: TilesSchedule) -> Iterator[TilesSchedule]:
+    """A schedule, and those with tiles of other sizes."""
+    yield best
+    tiling = Tiling(spec, best)
+    step = max(best.vector, *(stage.vector for stage in tiling.stages.values()))
+    for rows, cols in ((2, 1), (1, 2), (0.5, 1), (1, 0.5), (2, 0.5), (0.5, 2), (0.5, 0.5)):
+        other = replace(best, rows=int(best.rows * rows), cols=int(best.cols * cols))
+        fits = other.rows % step == 0 and (cols == 1 or (other.cols % best.vector == 0 and best.cols < tiling.width))
+        inside = other.rows <= max(tiling.height, best.rows) and other.cols <= max(tiling.width, best.cols)
+        long = other.rows >= 8 and other.cols >= min(8, best.cols)
+        if fits and inside and long:
+            cut = Tiling(spec, other)
+            if cut.shared_bytes <= 49152 and (not best.unaligned or _is_possible(cut)):
+                yield other
+
+
+def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
+    """The memory orders of the first output and of all operands that have every element of the space."""
+    program = spec.program
+    full = [
+        op
+        for op in (*(store.operand for store in program.stores), *program.loads)
+        if op is program.stores[0].operand or all(stride or size == 1 for size, stride in zip(spec.shape, op.strides))
+    ]
+    return list(dict.fromkeys(memory_order(spec.shape, op.strides) for op in full))
+
+
+def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
+    """Whether neighbours along the last dimension are apart in memory, and those along another one are closer."""
+    return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
+
+
+def _along(spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool) -> Iterator[tuple[float, TilesSchedule]]:
+    """Tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
+    shape, program, _ = rebase(spec.program, spec.shape, order)
+    itype = index_type(*bounds(program.operands, shape), *far(program))
+    weight = [0] * len(shape)
+    for op in program.operands:
+        if _across(op, shape):
+            weight[fastest(op, shape)] += traffic(op, shape)
+    turn = max(range(len(shape)), key=lambda d: weight[d])
+    if not weight[turn]:
+        turn = max(len(shape) - 2, 0)
+    for vector in (16, 8, 4, 2, 1):
+        sizes = [op.dtype.itemsize for op in program.operands]
+        if vector == 1 or (vector * min(sizes) <= 16 and vector * max(sizes) <= 32):
+            first = TilesSchedule(order, turn, turn, 1, 1, vector, itype, unaligned)
+            tiling = Tiling(spec, _sized(program, shape, first))
+            if not unaligned or _is_possible(tiling):
+                yield _cost(tiling), tiling.schedule
+
+
+def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule) -> TilesSchedule:
+    """The schedule with its rows and columns."""
+    turn, vector = schedule.turn, schedule.vector
+    width = prod(shape[turn + 1 :])
+    full = [op for op in program.operands if op.strides[-1] or op.strides[turn]]
+    turned = [op for op in full if op.strides[-1] and fastest(op, shape) == turn]
+    sizes = [op.dtype.itemsize for op in full]
+    through = sum(op.dtype.itemsize for op in turned)
+    widths = [row_vector(op, shape, turn, 16, False, schedule.unaligned) for op in turned] or [vector]
+    area = min(
+        THREADS * BYTES_IN_FLIGHT // sum(sizes),
+        SHARED_BYTES // max(through, 1),
+        TILE_BYTES // max(sizes),
+        THREADS * MOST_ACCESSES * min(vector, *widths),
+    )
+    # Narrow accesses to shared memory meet no bank twice if 8 vectors are a row: see `Stage`.
+    narrow = any(w < vector and w * op.dtype.itemsize < 16 for w, op in zip(widths, turned))
+
+    def cut(area: int) -> TilesSchedule:
+        cols = 8 * vector if narrow else 1 << area.bit_length() // 2
+        if width <= cols + cols // 8:
+            cols = width
+        elif _wasteful(width, cols):
+            count, step = -(-width // cols), max(vector, 4)
+            cols = -(-width // count // step) * step
+        outer, height = turn, shape[turn]
+        step = max(vector, *widths)  # a whole number of accesses, however wide
+        rows = max(step, 1 << (area // cols).bit_length() - 1)
+        while outer > 0 and (height < rows or (_wasteful(height, rows) and not shape[turn] % (16 // min(sizes)))):
+            outer -= 1
+            height *= shape[outer]
+        if height <= rows + rows // 4:
+            rows = -(-height // step) * step
+        elif _wasteful(height, rows):
+            rows = -(-height // -(-height // rows) // step) * step
+        return replace(schedule, outer=outer, rows=rows, cols=cols)
+
+    made = cut(1 << area.bit_length() - 1)
+    while _blocks(shape, made) < ENOUGH_BLOCKS:
+        area //= 2
+        less = cut(1 << area.bit_length() - 1)
+        if less.rows * min(sizes) < LINE or (less.cols * min(sizes) < LINE and less.cols < width):
+            break
+        made = less
+    return made
+
+
+def _wasteful(extent: int, tile: int) -> bool:
+    """Whether tiles of this size would stick out far over the end."""
+    return -(-extent // tile) * tile > extent * 9 // 8
+
+
+def _blocks(shape: tuple[int, ...], schedule: TilesSchedule) -> int:
+    height, width = prod(shape[schedule.outer : schedule.turn + 1]), prod(shape[schedule.turn + 1 :])
+    return prod(shape[: schedule.outer]) * -(-height // schedule.rows) * -(-width // schedule.cols)
+
+
+def _cost(tiling: Tiling) -> float:
+    """Bytes moved, narrow accesses, detours and tiles that stick out counted dearer."""
+    cost = 0.0
+    vector, loads = tiling.schedule.vector, len(tiling.program.loads)
+    for n, op in enumerate(tiling.program.operands):
+        size = op.dtype.itemsize
+        moved = traffic(op, tiling.shape)
+        if n in tiling.stages:
+            stage = tiling.stages[n]
+            narrow = stage.chunk < min(16, vector * size)
+            detour = (0.4 if narrow else 0.25) + (SHIFT if stage.shifted else 0)
+            cost += moved * tiling.frame / tiling.schedule.cols * (_dear(stage.vector * size) + detour)
+        elif _across(op, tiling.shape):
+            cost += moved * 32 / size  # a sector for every element
+        elif tiling.direct(op) in ("scalar", "vector", "uniform"):
+            cost += moved * _dear(vector * size)
+        elif tiling.direct(op) == "unaligned":
+            cost += moved * (_dear(vector * size) + (SHIFT if op is not tiling.lead else 0))
+        else:
+            cost += moved * _dear(size) * (1 if vector == 1 else 1.3 if n < loads else 2)
+    s = tiling.schedule
+    blocks = prod(tiling.shape[: s.outer]) * prod(tiling.blocks)
+    return cost * blocks * s.rows * s.cols / max(prod(tiling.shape), 1)
+
+
+def _dear(width: int) -> float:
+    return {8: 1.1, 4: 1.3, 2: 1.8, 1: 3.0}.get(width, 1.0)

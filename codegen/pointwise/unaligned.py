@@ -1,0 +1,225 @@
+"""Pointwise kernels over rows that begin anywhere in memory.
+
+Every row is cut into vectors that are aligned in the first output (`pointwise.alignment`).  The first and the last of a
+row may reach over its ends: what they read there is not used (of the array's own memory, zero outside of it), and they
+write their elements one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.iteration import Coordinates, at_most, bounds, extent, far, index_type, linear
+from codegen.pointwise import alignment
+from codegen.pointwise.body import Body, plus, vector_type
+from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
+from codegen.spec import KernelSource, PointwiseSpec
+
+#: Registers of a thread are short beyond these bytes of a vector and its neighbours.
+MOST_BYTES = 32
+#: Rows are at least so many vectors: elements of the first and the last are written one by one.
+LEAST_VECTORS = 8
+
+
+def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+    """Schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows or the
+    whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as well.
+    """
+    shape, program = normalize(spec)
+    operands = [op for op in program.operands if any(op.strides)]
+    sizes = [op.dtype.itemsize for op in operands]
+    lead = program.stores[0].operand
+    if not sizes or lead.strides[-1] != 1 or program.tables:
+        return
+    vector = 16 // min(sizes)
+    while vector * max(sizes) > MOST_BYTES:
+        vector //= 2
+    while vector > 1 and (shape[-1] < LEAST_VECTORS * vector or 4 * prod(shape) < ENOUGH_BLOCKS * THREADS * vector):
+        vector //= 2
+    if vector == 1 or vector * min(sizes) < alignment.LEAST:
+        return
+    loads = [alignment.access(op, lead, vector) for op in program.loads]
+    if None in loads or not all(
+        store.operand is lead or alignment.congruent(store.operand, lead, vector) for store in program.stores
+    ):
+        return
+    unroll = 1 if vector * max(sizes) >= 16 else 4
+    while unroll > 1 and prod(shape) < ENOUGH_BLOCKS * THREADS * vector * unroll:
+        unroll //= 2
+    best = PointwiseSchedule(vector, unroll, "unaligned", index_type(*bounds(program.operands, shape), *far(program)))
+    yield best
+    yield replace(best, unroll=2)
+    if vector > 2 and vector // 2 * min(sizes) >= alignment.LEAST:
+        yield replace(best, vector=vector // 2)
+        yield replace(best, vector=vector // 2, unroll=2)
+
+
+def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
+        self.s = schedule
+        self.shape, self.program = normalize(spec)
+        taken = {"v", "first", "row", "skew", "col", "u", "e", *(f"row{d}" for d in range(len(self.shape)))}
+        self.body = Body(spec.name, self.program, taken)
+        self.w = self.body.w
+        self.lead = self.program.stores[0].operand
+        self.loads = self.body.varying_loads()
+        self.kinds = {n: alignment.access(self.program.loads[n], self.lead, schedule.vector) for n in self.loads}
+        self.skewed = alignment.is_skewed(self.lead, schedule.vector)
+        #: Whether all vectors are inside of their rows.
+        self.whole = not self.skewed and self.shape[-1] % schedule.vector == 0
+        over = alignment.period(self.lead, schedule.vector) - 1 if self.skewed else 0
+        self.vectors = -(-(self.shape[-1] + over) // schedule.vector)  # of a row
+        self.words = {
+            n: self.body.names.unique(self.program.loads[n].name, "_w" if kind == "unaligned" else "_v")
+            for n, kind in self.kinds.items()
+        }
+
+    # ---- structure
+
+    def render(self) -> KernelSource:
+        s, w = self.s, self.w
+        dims = " x ".join(str(size) for size in self.shape)
+        plural = "vectors" if s.unroll > 1 else "vector"
+        self.body.head(
+            [
+                f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread",
+                f"rows begin anywhere: vectors are aligned in {self.lead.name}",
+            ],
+            THREADS,
+            alignment.HEADER,
+        )
+        total = prod(self.shape[:-1]) * self.vectors
+        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        tile = THREADS * s.unroll
+        exact = total % tile == 0
+        w.line(f"const {s.itype} {'v' if s.unroll == 1 else 'first'} = {block} * {tile} + threadIdx.x;")
+        if s.unroll == 1:
+            if not exact:
+                w.line(f"if (v >= {total}) return;")
+            self.body.scalars()
+            place = self._place()
+            self._load(place)
+            self._compute(place)
+        else:
+            self.body.scalars()
+            for n in self.loads:
+                w.line(f"{self._type(n)} {self.words[n]}[{s.unroll}];")
+            for loading in (True, False):
+                w.line("#pragma unroll")
+                w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
+                position = f"first + u * {THREADS}"
+                # No load waits for a condition: vectors past the end read the last one.
+                clamped = loading and not exact
+                w.line(f"const {s.itype} v = {at_most(position, total - 1, s.itype) if clamped else position};")
+                if not exact and not loading:
+                    w.open(f"if (v < {total})")
+                place = self._place()
+                if loading:
+                    self._load(place)
+                else:
+                    self._compute(place)
+                    if not exact:
+                        w.close()
+                w.close()
+        w.close()
+        blocks = -(-total // tile) if prod(self.shape) else 0
+        return KernelSource(self.body.name, w.text(), (blocks, 1, 1), (THREADS, 1, 1))
+
+    def _place(self) -> _Place:
+        """Writes where vector ``v`` is."""
+        s, w, outer = self.s, self.w, self.shape[:-1]
+        column, coordinates = "v", Coordinates(w, "row", outer, s.itype, "row")
+        if outer:
+            w.line(f"const {s.itype} row = v / {self.vectors};")
+            column = f"v % {self.vectors}"
+        place = _Place([coordinates[d] for d in range(len(outer))])
+        if self.skewed:
+            row = place.row(self.lead.strides)
+            pointer = self.body.pointers.stores[0]
+            text = alignment.skew(self.lead, pointer, row, s.vector)
+            w.line(f"const {s.itype} skew = {text};  // elements of the row's first vector before the row")
+        w.line(f"const {s.itype} col = {column} * {s.vector}{' - skew' if self.skewed else ''};")
+        return place
+
+    # ---- operands
+
+    def _type(self, n: int) -> str:
+        """What a load leaves in registers."""
+        operand, kind, vector = self.program.loads[n], self.kinds[n], self.s.vector
+        if kind == "unaligned":
+            return f"Unaligned<{operand.dtype.ctype}, {vector}>"
+        if kind == "vector" and not self.whole:
+            return f"Packed<{operand.dtype.ctype}, {vector}>"
+        return vector_type(operand, vector if kind == "vector" else 1)
+
+    def _load(self, place: _Place) -> None:
+        w, s = self.w, self.s
+        for n in self.loads:
+            operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
+            target = f"{self.words[n]}[u]" if s.unroll > 1 else f"const {self._type(n)} {self.words[n]}"
+            at = place.vector(operand.strides)
+            if kind == "uniform":
+                w.line(f"{target} = {pointer}[{place.row(operand.strides)}];")
+            elif kind == "vector" and self.whole:
+                w.line(f"{target} = load<{s.vector}>({plus(pointer, at)});")
+            else:
+                load = "load_unaligned" if kind == "unaligned" else "load_within"
+                w.line(f"{target} = {load}<{s.vector}>({pointer}, {at}, {extent(self.shape, operand.strides)});")
+
+    # ---- arithmetic
+
+    def _compute(self, place: _Place) -> None:
+        """Evaluates the program for one vector and writes it."""
+        w, s, program = self.w, self.s, self.program
+        loaded = {}
+        for n in self.loads:
+            name, kind = f"{self.words[n]}{'[u]' if s.unroll > 1 else ''}", self.kinds[n]
+            if kind == "unaligned":
+                elements = self.body.register(n)
+                w.line(f"const {vector_type(program.loads[n], s.vector)} {elements} = {name}.elements();")
+                name = elements
+            loaded[n] = name if kind == "uniform" else f"{name}[e]"
+        results = self.body.results()
+        for store, name in zip(program.stores, results):
+            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        indices = [place.element(strides) for strides in program.indices]
+        for name, text in zip(results, self.body.element(loaded, indices)):
+            w.line(f"{name}[e] = {text};")
+        w.close()
+        for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
+            strides = store.operand.strides
+            if self.whole:
+                w.line(f"store({plus(pointer, place.vector(strides))}, {name});")
+            else:
+                w.line(f"store_within({plus(pointer, place.row(strides))}, col, {self.shape[-1]}, {name});")
+
+
+class _Place:
+    """Where a vector is: the coordinates of its row, and the column ``col`` of its first element.
+
+    Columns before a row have wrapped around, as have offsets made from them.
+    """
+
+    def __init__(self, row: Sequence[str]) -> None:
+        self._row = row
+
+    def row(self, strides: Sequence[int]) -> str:
+        """The offset of the row's first element."""
+        return linear(list(zip(self._row, strides)))
+
+    def vector(self, strides: Sequence[int]) -> str:
+        """The offset of the vector's first element."""
+        return linear([*zip(self._row, strides), ("col", strides[-1])])
+
+    def element(self, strides: Sequence[int]) -> str:
+        """The offset of the vector's element ``e``."""
+        return linear([*zip(self._row, strides), ("col + e", strides[-1])])

@@ -1,0 +1,400 @@
+"""Pointwise kernels that walk memory in one order: every thread handles vectors of neighbouring elements.
+
+flat    a thread's vectors are a block's width apart along the merged space;
+rows    when an operand repeats along the second-fastest dimension (a bias), a thread takes the same columns of
+        several rows, so that the operand stays in registers;
+cycles  the same where rows are no whole number of vectors: the vectors of a thread are a multiple of
+        lcm(columns, vector) elements apart, after which columns and alignment repeat.
+
+A vector that starts in one row may end in the next.  It has ``left`` elements in the first; as a row is no shorter
+than a vector, its last element is in the second row if any is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from codegen.iteration import Coordinates, at_most, linear
+from codegen.naming import Writer
+from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
+from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
+from codegen.pointwise.tables import ahead
+from codegen.spec import KernelSource, PointwiseSpec
+
+
+def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C, in the form of the schedule."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Place:
+    """Where a vector is, by a C variable that holds the position of its first element."""
+
+    def __init__(self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, variable: str = "i") -> None:
+        self._w, self._shape, self._s, self.variable = w, shape, schedule, variable
+        self._first = Coordinates(w, variable, shape, schedule.itype, variable)
+        self._last: Coordinates | None = None
+        self._left = False
+        #: Whether some of the vector's elements may be past the end.
+        self.ragged = prod(shape) % schedule.vector != 0
+
+    def offset(self, strides: tuple[int, ...]) -> str:
+        return self._first.offset(strides)
+
+    def left(self) -> str:
+        """How many of the vector's elements are in its first row."""
+        name = "left" if self.variable == "i" else f"{self.variable}_left"
+        if not self._left:
+            self._w.line(f"const {self._s.itype} {name} = {self._shape[-1]} - {self._first[len(self._shape) - 1]};")
+            self._left = True
+        return name
+
+    def second(self, strides: tuple[int, ...]) -> str:
+        """The offset of element 0 in the second row: of the place so many columns before its start."""
+        terms = []
+        if any(strides[:-1]):
+            if self._last is None:
+                ahead = f"{self.variable} + {self._s.vector - 1}"
+                end = f"{ahead} < size ? {ahead} : size - 1" if self.ragged else ahead
+                self._w.line(f"const {self._s.itype} last = {end};")
+                self._last = Coordinates(self._w, "last", self._shape, self._s.itype, "last")
+            terms = [(self._last[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
+        if not strides[-1]:
+            return linear(terms)
+        col = self._first[len(self._shape) - 1]
+        return linear([*terms, (col, strides[-1])], -self._shape[-1] * strides[-1])
+
+    def each(self, strides: tuple[int, ...], kind: str) -> str:
+        """The offset of element ``e``, for all kinds of access but "element"."""
+        if kind == "uniform":
+            return self.offset(strides)
+        step = linear([("e", strides[-1])]) if strides[-1] else ""
+        if kind in ("strided", "vector"):
+            return " + ".join(t for t in (self.offset(strides), step) if t not in ("", "0"))
+        first, second = self.offset(strides), self.second(strides)
+        chosen = f"(e < {self.left()} ? {first} : {second})"
+        return f"{chosen} + {step}" if step else chosen
+
+
+class _RowPlace(_Place):
+    """Where a vector is in the rows form: columns ``col``, rows ``row``, and ``outer`` for all dimensions before."""
+
+    def __init__(
+        self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, row: str, outer: Coordinates | None
+    ) -> None:
+        super().__init__(w, shape, schedule)
+        self._row, self._outer = row, outer
+
+    def offset(self, strides: tuple[int, ...]) -> str:
+        names = [self._outer[d] for d in range(len(self._shape) - 2)] if self._outer is not None else []
+        return linear([(name, s) for name, s in zip((*names, self._row, "col"), strides) if s])
+
+
+class _Renderer:
+    def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
+        self.spec, self.schedule = spec, schedule
+        self.shape, self.program = normalize(spec)
+        self.total = prod(self.shape)
+        taken = {
+            "size",
+            "first",
+            "i",
+            "at",
+            "o",
+            "u",
+            "e",
+            "col",
+            "row",
+            "row0",
+            "outer",
+            "v",
+            "left",
+            "at_left",
+            "last",
+        }
+        dims = range(len(self.shape))
+        self.body = Body(
+            spec.name, self.program, taken | {f"{p}{d}" for p in ("i", "o", "at", "outer", "last") for d in dims}
+        )
+        self.w = self.body.w
+        self.kinds = [access(op.strides, self.shape, schedule.vector, op) for op in self.program.loads]
+        self.loads = self.body.varying_loads()
+
+    # ---- structure
+
+    def render(self) -> KernelSource:
+        s = self.schedule
+        dims = " x ".join(str(size) for size in self.shape)
+        plural = "vectors" if s.unroll > 1 else "vector"
+        self.body.head([f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread"], THREADS)
+        blocks = {"flat": self._flat, "rows": self._rows, "cycles": self._cycles}[s.form]()
+        self.w.close()
+        return KernelSource(self.spec.name, self.w.text(), (blocks if self.total else 0, 1, 1), (THREADS, 1, 1))
+
+    def _thread(self) -> str:
+        return "blockIdx.x" if self.schedule.itype == "uint32" else "uint64(blockIdx.x)"
+
+    def _flat(self) -> int:
+        w, s = self.w, self.schedule
+        tile = THREADS * s.vector
+        exact = self.total % (tile * s.unroll) == 0
+        if not exact:
+            w.line(f"constexpr {s.itype} size = {self.total};")
+        thread = f"{self._thread()} * {THREADS * s.unroll} + threadIdx.x"
+        position = thread if s.vector == 1 else f"({thread}) * {s.vector}"
+        if s.unroll == 1:
+            w.line(f"const {s.itype} i = {position};")
+            if not exact:
+                w.line("if (i >= size) return;")
+            self.body.scalars()
+            place = _Place(w, self.shape, s)
+            self._load(place, self.loads)
+            self._compute(place)
+            return -(-self.total // tile)
+        w.line(f"const {s.itype} first = {position};")
+        self.body.scalars()
+        self._declare(self.loads)
+        self._unrolled(
+            "i",
+            f"first + u * {tile}",
+            None if exact else self.total - s.vector,
+            self.loads,
+            lambda: _Place(w, self.shape, s),
+        )
+        return -(-self.total // (tile * s.unroll))
+
+    def _rows(self) -> int:
+        w, s = self.w, self.schedule
+        rows, cols = self.shape[-2:]
+        outer_shape = self.shape[:-2]
+        vectors, groups = cols // s.vector, -(-rows // s.unroll)
+        threads = prod(outer_shape) * groups * vectors
+        w.line(f"const {s.itype} v = {self._thread()} * {THREADS} + threadIdx.x;")
+        if threads % THREADS:
+            w.line(f"if (v >= {threads}) return;")
+        w.line(f"const {s.itype} col = v % {vectors}{f' * {s.vector}' if s.vector > 1 else ''};")
+        last = f" % {groups}" if outer_shape else ""
+        row = "row0" if s.unroll > 1 else "row"
+        w.line(f"const {s.itype} {row} = v / {vectors}{last}{f' * {s.unroll}' if s.unroll > 1 else ''};")
+        outer = None
+        if outer_shape:
+            w.line(f"const {s.itype} outer = v / {vectors * groups};")
+            outer = Coordinates(w, "outer", outer_shape, s.itype, "outer")
+            for d in range(len(outer_shape)):
+                _ = outer[d]
+        self.body.scalars()
+        repeated = [n for n in self.loads if self.program.loads[n].strides[-2] == 0]
+        self._load(_RowPlace(w, self.shape, s, row, outer), repeated, one=True)
+        others = [n for n in self.loads if n not in repeated]
+        if s.unroll == 1:
+            place = _RowPlace(w, self.shape, s, "row", outer)
+            self._load(place, others)
+            self._compute(place, repeated)
+        else:
+            self._declare(others)
+            self._unrolled(
+                "row",
+                "row0 + u",
+                None if rows % s.unroll == 0 else rows - 1,
+                others,
+                lambda: _RowPlace(w, self.shape, s, "row", outer),
+                repeated,
+            )
+        return -(-threads // THREADS)
+
+    def _cycles(self) -> int:
+        """Position ``first + u * length`` has the column of position ``at`` for every u: length, a multiple of the
+        columns, separates them, and first is at plus a multiple of length.
+        """
+        w, s = self.w, self.schedule
+        length = cycle(self.shape, s.vector)
+        vectors, groups = length // s.vector, -(-self.total // (length * s.unroll))
+        threads = vectors * groups
+        exact = self.total % (length * s.unroll) == 0
+        if not exact:
+            w.line(f"constexpr {s.itype} size = {self.total};")
+        w.line(f"const {s.itype} v = {self._thread()} * {THREADS} + threadIdx.x;")
+        if threads % THREADS:
+            w.line(f"if (v >= {threads}) return;")
+        w.line(
+            f"const {s.itype} at = v % {vectors}{f' * {s.vector}' if s.vector > 1 else ''};  // in a cycle of columns"
+        )
+        first = "first" if s.unroll > 1 else "i"
+        w.line(f"const {s.itype} {first} = v / {vectors} * {length * s.unroll} + at;")
+        if s.unroll == 1 and not exact:
+            w.line("if (i >= size) return;")
+        self.body.scalars()
+        repeated = [n for n in self.loads if repeats(self.program.loads[n])]
+        others = [n for n in self.loads if n not in repeated]
+        cycle_shape = (length // self.shape[-1], self.shape[-1])
+        self._load(_Place(w, cycle_shape, s, "at"), repeated, one=True)
+        if s.unroll == 1:
+            place = _Place(w, self.shape, s)
+            self._load(place, others)
+            self._compute(place, repeated)
+            return -(-threads // THREADS)
+        self._declare(others)
+        self._unrolled(
+            "i",
+            f"first + u * {length}",
+            None if exact else self.total - s.vector,
+            others,
+            lambda: _Place(w, self.shape, s),
+            repeated,
+        )
+        return -(-threads // THREADS)
+
+    def _unrolled(
+        self,
+        name: str,
+        position: str,
+        largest: int | None,
+        loads: list[int],
+        place: Callable[[], _Place],
+        once: list[int] | None = None,
+    ) -> None:
+        """All of the thread's loads, then its arithmetic, one vector after the other.
+
+        name and position are the variable that says where a vector is and its value; largest is its largest value, if
+        not all of the thread's vectors need be inside the space.  Those outside read the last one, so that no load
+        waits for a condition, unless that one is not whole.
+        """
+        w, s = self.w, self.schedule
+        for loading in (True, False) if loads else (False,):
+            inside = largest is None or (loading and not self._ragged)
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
+            clamped = loading and inside and largest is not None
+            w.line(f"const {s.itype} {name} = {at_most(position, largest or 0, s.itype) if clamped else position};")
+            if not inside:
+                w.open("if (i < size)" if name == "i" else f"if ({name} < {(largest or 0) + 1})")
+            if loading:
+                self._load(place(), loads)
+            else:
+                self._compute(place(), once or [])
+            if not inside:
+                w.close()
+            w.close()
+
+    @property
+    def _ragged(self) -> bool:
+        """Whether the last vector is not whole."""
+        return self.total % self.schedule.vector != 0
+
+    # ---- operands
+
+    def _register_type(self, n: int) -> str:
+        count = {"uniform": 1, "pair": 2}.get(self.kinds[n], self.schedule.vector)
+        return vector_type(self.program.loads[n], count)
+
+    def _declare(self, loads: list[int]) -> None:
+        for n in loads:
+            operand, packed = self.program.loads[n], self._packs(n)
+            kind = kept_type(operand, self.schedule.vector, packed) if packed else self._register_type(n)
+            self.w.line(f"{kind} {self.body.register(n)}[{self.schedule.unroll}];")
+
+    def _packs(self, n: int) -> bool:
+        """Whether a load of an unrolled loop is kept as packed words."""
+        vector = self.kinds[n] == "vector" and self.schedule.unroll > 1
+        return vector and packs(self.program.loads[n], self.schedule.vector, self._ragged)
+
+    def _load(self, place: _Place, loads: list[int], *, one: bool = False) -> None:
+        """Issues the loads of one vector of every operand.  one: of a vector that all iterations share."""
+        w, vector = self.w, self.schedule.vector
+        at = "[u]" if self.schedule.unroll > 1 and not one else ""
+        for n in loads:
+            operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
+            # In a cycle only the column counts, and all other strides of what repeats are 0.
+            strides = operand.strides if place.variable == "i" else (0, operand.strides[-1])
+            register = self.body.register(n)
+            whole = f"{register}{at}" if at else f"const {self._register_type(n)} {register}"
+            if kind == "vector":
+                load = "load_packed" if at and self._packs(n) else "load"
+                w.line(f"{whole} = {load}<{vector}>({plus(pointer, place.offset(strides))}{self._count(place)});")
+            elif vector == 1 or kind == "uniform":
+                w.line(f"{whole} = {pointer}[{place.offset(strides)}];")
+            elif kind == "pair":
+                first, second = place.offset(strides), place.second(strides)
+                w.line(
+                    f"{whole} = {'' if not at else self._register_type(n)}{{{pointer}[{first}], {pointer}[{second}]}};"
+                )
+            else:
+                if not at:
+                    w.line(f"{self._register_type(n)} {register};")
+                self._each(place, strides, kind, f"{register}{at}[e] = {pointer}[{{}}];")
+
+    def _count(self, place: _Place) -> str:
+        return f", size - {place.variable}" if place.ragged else ""
+
+    def _each(self, place: _Place, strides: tuple[int, ...], kind: str, line: str) -> None:
+        """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
+        w, s = self.w, self.schedule
+        guard = f"if ({place.variable} + e < size) " if place.ragged else ""
+        if kind != "element":
+            text = line.format(place.each(strides, kind))
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
+            return
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        w.line(f"const {s.itype} o = {place.variable} + e;")
+        if guard:
+            w.open("if (o < size)")
+        offset = Coordinates(w, "o", self.shape[-len(strides) :], s.itype, "o").offset(strides)
+        w.line(line.format(offset))
+        if guard:
+            w.close()
+        w.close()
+
+    # ---- arithmetic
+
+    def _compute(self, place: _Place, once: list[int] | None = None) -> None:
+        """Evaluates the program for one vector and writes it.  once: the loads that all iterations share."""
+        w, s, program = self.w, self.schedule, self.program
+        loaded = {}
+        for n in self.loads:
+            at = "" if s.unroll == 1 or n in (once or []) else "[u]"
+            register = f"{self.body.register(n)}{at}"
+            if self.kinds[n] == "pair":
+                loaded[n] = f"e < {place.left()} ? {register}[0] : {register}[1]"
+            else:
+                loaded[n] = register if s.vector == 1 or self.kinds[n] == "uniform" else f"{register}[e]"
+        kinds = [access(strides, self.shape, s.vector, None) for strides in program.indices]
+        indices = [
+            "" if kind == "element" and s.vector > 1 else self._index(place, strides, kind)
+            for strides, kind in zip(program.indices, kinds)
+        ]
+        if s.vector == 1:
+            offsets = [place.offset(store.operand.strides) for store in program.stores]
+            texts = self.body.element(loaded, indices)
+            for pointer, offset, text in zip(self.body.pointers.stores, offsets, texts):
+                w.line(f"{pointer}[{offset}] = {text};")
+            return
+        done = ahead(program, self.shape, s.vector)
+        if done.reads:
+            same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
+            self.body.ahead(done, s.vector, same, [place.offset(strides) for strides in program.indices])
+        results = self.body.results()
+        for store, name in zip(program.stores, results):
+            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        if "element" in kinds:
+            w.line(f"const {s.itype} o = {place.variable} + e;")
+            own = Coordinates(w, "o", self.shape, s.itype, "o")
+            indices = [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
+        for name, text in zip(results, self.body.element(loaded, indices)):
+            w.line(f"{name}[e] = {text};")
+        w.close()
+        for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
+            strides = store.operand.strides
+            kind = access(strides, self.shape, s.vector, store.operand)
+            if kind == "vector":
+                w.line(f"store({plus(pointer, place.offset(strides))}, {name}{self._count(place)});")
+            else:
+                kind = {"scalar": "strided", "uniform": "strided", "pair": "split"}.get(kind, kind)
+                self._each(place, strides, kind, f"{pointer}[{{}}] = {name}[e];")
+
+    def _index(self, place: _Place, strides: tuple[int, ...], kind: str) -> str:
+        return "0" if kind == "scalar" else place.offset(strides) if kind == "element" else place.each(strides, kind)

@@ -1,0 +1,255 @@
+"""The elements under the windows of a thread of a pool kernel: the loops along them, where they are, their loads."""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.iteration import linear, unsigned
+from codegen.kernel import Pointers
+from codegen.naming import Names, Writer
+from codegen.pointwise.body import plus, vector_type
+from codegen.pool.schedule import PoolSchedule, is_strip, normalize, patch, width
+from codegen.spec import PoolSpec
+from codegen.windows import Adaptive, Sliding, Window
+
+#: Of windows with more elements only the innermost loop is unrolled, and by this much.
+UNROLLED = 64
+UNROLL = 4
+#: What coordinates along the last, the last but one and the windows before are called.
+POSITIONS = ("col", "row", "plane")
+_TAPS = ("kx", "ky", "kz")
+_PLACES = ("ix", "iy")
+_TAKEN = """at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane
+    in_col_begin in_row_begin in_plane_begin in_col_end in_row_end in_plane_end"""
+
+
+class Elements:
+    """What a kernel reads, and in which order; `codegen.pool` says what becomes of it."""
+
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.space = normalize(spec)
+        self.program = self.space.program
+        self.windows = self.space.windows
+        self.patch = patch(self.space, schedule)
+        self.t = schedule.itype
+        #: type of counters, which strides multiply
+        self.small = "int" if self.t == "int32" else self.t
+        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds", "in_window{}_begin", "in_window{}_end")
+        taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
+        self.names = Names([spec.name, *_TAKEN.split(), *POSITIONS, *_TAPS, *_PLACES, *taken])
+        self.pointers = Pointers(self.program, self.names)
+        self.w = Writer()
+        #: constants of elements that are in scope, and how deep
+        self._scope: dict[str, int] = {}
+        #: C variables: the position of the thread's first window along each outer dimension
+        self.at: list[str] = []
+
+    def open_loop(self, variable: str, count: int) -> None:
+        """Opens an unrolled loop, unless it runs once."""
+        if count > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
+
+    def open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
+        """Opens the loops along some of the windows and writes which elements they are at.  Returns the conditions
+        under which these exist.
+        """
+        conditions: list[str] = []
+        counts = [width(window, many) for (_, window), many in zip(self.windows, self.patch)]
+        for k in range(first, last):
+            d, window = self.windows[k]
+            innermost = k == last - 1 and last == len(self.windows)
+            unroll = (
+                "#pragma unroll"
+                if not rolled or prod(counts[k:]) <= UNROLLED
+                else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
+            )
+            conditions += self._open(k, self.at[d], window, unroll, rolled=rolled)
+        return conditions
+
+    def _open(self, k: int, position: str, window: Window, unroll: str, *, rolled: bool) -> list[str]:
+        w, t = self.w, self.t
+        back = len(self.windows) - 1 - k
+        place = self._source(k)
+        if isinstance(window, Adaptive):
+            start = _quotient(linear([(position, window.size)]), window.positions)
+            end = _quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
+            if rolled:
+                w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
+                w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
+                return []
+            self.constant(t, f"{place}_begin", start)
+            if not window.alike:
+                self.constant(t, f"{place}_end", end)
+            w.line(unroll)
+            w.open(f"for ({self.small} {self.tap(k)} = 0; {self.tap(k)} < {window.count}; ++{self.tap(k)})")
+            self.constant(t, place, f"{place}_begin + {self.tap(k)}")
+            return [] if window.alike else [f"{place} < {place}_end"]
+        many = self.patch[k]
+        tap = self.tap(k)
+        count = width(window, many)
+        if count > 1:
+            w.line(unroll)
+            w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
+        tap = tap if count > 1 else "0"
+        groups = -(-self.space.outer[self.windows[k][0]] // many)
+        if many > 1 or isinstance(window, Sliding):
+            step = window.dilation if many == 1 else 1
+            terms = (
+                [(position, window.stride)]
+                if isinstance(window, Sliding)
+                else [(_quotient(position, window.stride), 1)]
+            )
+            self.constant(t, place, linear([*terms, (tap, step)], window.shift))
+            highest = (groups - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
+            return _within(place, t, window.shift < 0, highest >= window.size, window.size)
+        reached = linear([(position, 1)], window.before)
+        at = _quotient(reached, window.stride)
+        self.constant(t, place, at if tap == "0" else f"{at} - {tap}")
+        positions = self.space.outer[self.windows[k][0]]
+        highest = (positions - 1 + window.before) // window.stride
+        lowest = window.before // window.stride - (count - 1)
+        found = _within(place, t, lowest < 0, highest >= window.size, window.size)
+        offset = linear([(position, 1), (place, -window.stride)], window.before)
+        if window.reach % window.stride:
+            found.append(f"{offset} < {window.reach}")
+        if window.dilation > 1:
+            found.append(f"({offset}) % {window.dilation} == 0")
+        if len(found) < 2:
+            return found
+        holds = f"{place.removeprefix('in_')}_holds"
+        self.constant("bool", holds, " && ".join(found))
+        return [holds]
+
+    def inside(self, conditions: list[str], name: str = "inside") -> str:
+        """Writes whether the element at hand exists; returns the C expression, "" if it always does."""
+        if len(conditions) < 2:
+            return "".join(conditions)
+        self.constant("bool", name, " && ".join(conditions))
+        return name
+
+    def _source(self, k: int) -> str:
+        back = len(self.windows) - 1 - k
+        return f"in_{POSITIONS[back]}" if back < len(POSITIONS) else f"in_window{self.windows[k][0]}"
+
+    def tap(self, k: int) -> str:
+        back = len(self.windows) - 1 - k
+        if self.patch[k] > 1:
+            return _PLACES[back]
+        return _TAPS[back] if back < len(_TAPS) else f"k{k}"
+
+    def constant(self, kind: str, name: str, value: str) -> None:
+        """Writes a constant, unless it is in scope already: that of a window of one element, which has no loop."""
+        if name not in self._scope:
+            self.w.line(f"const {kind} {name} = {value};")
+            self._scope[name] = self.w.depth
+
+    def close_to(self, depth: int) -> None:
+        self._scope = {name: d for name, d in self._scope.items() if d <= depth}
+        while self.w.depth > depth:
+            self.w.close()
+
+    def hold(self, first: int, conditions: list[str]) -> dict[int, str]:
+        """Reads all elements under the thread's windows; returns what they are called, by load."""
+        w, space = self.w, self.space
+        held: dict[int, str] = {}
+        strips = {n for n in space.taps if is_strip(space, self.s, n)}
+        sizes = [width(window, m) for (_, window), m in zip(self.windows, self.patch)][first:]
+        many = [f"[{size}]" if size > 1 else "" for size in sizes]
+        for n in space.taps:
+            operand = self.program.loads[n]
+            if n in strips:
+                held[n] = self.names.unique(operand.name, "_strips")
+                w.line(f"Strip<{operand.dtype.ctype}, {self._strip(n)}> {held[n]}{''.join(many[:-1])};")
+            else:
+                held[n] = self.names.unique(operand.name, "_under")
+                w.line(f"{vector_type(operand, self.count(n))} {held[n]}{''.join(many)};")
+        variables = [f"[{self.tap(k)}]" if size > 1 else "" for k, size in enumerate(sizes, first)]
+        if strips:
+            depth = w.depth
+            inside = self.inside(conditions + self.open_taps(first, len(self.windows) - 1), "row_inside") or "true"
+            window = self.windows[-1][1]
+            assert not isinstance(window, Adaptive)
+            col = self.at[self.windows[-1][0]]
+            slides = isinstance(window, Sliding)
+            origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
+            for n in sorted(strips):
+                operand = self.program.loads[n]
+                sources = [*self.sources()[:-1], origin]
+                start = plus(self.pointers.loads[n], self.offset(operand.strides, [*self.at, *sources]))
+                columns = f"{self.t}({origin}), {self.t}({window.size})"
+                target = f"{held[n]}{''.join(variables[:-1])}"
+                w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
+            self.close_to(depth)
+        if len(strips) < len(space.taps):
+            depth = w.depth
+            inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
+            for n in space.taps:
+                if n not in strips:
+                    self.read(n, f"{held[n]}{''.join(variables)}", inside)
+            self.close_to(depth)
+        return {
+            n: f"{name}{''.join(variables[:-1])}[{self.tap(len(self.windows) - 1)}]"
+            if n in strips
+            else f"{name}{''.join(variables)}"
+            for n, name in held.items()
+        }
+
+    def _strip(self, n: int) -> str:
+        """The template arguments of a strip: elements to the left, in the middle, to the right."""
+        window = self.windows[-1][1]
+        assert not isinstance(window, Adaptive)
+        middle = window.fresh(self.s.cols)
+        right = max(width(window, self.s.cols) + window.shift - middle, 0)
+        return f"{-window.shift}, {middle}, {right}"
+
+    def sources(self) -> list[str]:
+        return [self._source(k) for k in range(len(self.windows))]
+
+    def count(self, n: int) -> int:
+        """The elements of a load that a thread holds for a vector."""
+        return 1 if self.program.loads[n].strides[self.space.rank - 1] == 0 else self.s.vector
+
+    def read(self, n: int, target: str, inside: str) -> None:
+        """Reads a vector of a load at the elements at hand, or zeros."""
+        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
+        count = self.count(n)
+        coordinates = [*self.at, *self.sources()]
+        place = plus(pointer, self.offset(operand.strides, coordinates))
+        step = operand.strides[self.space.rank - 1]
+        if count > 1 and step != 1:
+            if target.startswith("const "):
+                target = target.removeprefix("const ")
+                w.line(f"{target};")
+                target = target.split()[-1]
+            w.line("#pragma unroll")
+            at = plus(place, linear([("e", step)]))
+            value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
+            w.line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
+        elif inside:
+            w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
+        elif count > 1:
+            w.line(f"{target} = load<{count}>({place});")
+        else:
+            w.line(f"{target} = {pointer}[{self.offset(operand.strides, coordinates)}];")
+
+    def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
+        """The C expression of an offset; element: that of neighbour ``e``."""
+        terms = list(zip(coordinates, strides))
+        if element and self.s.vector > 1:
+            terms.append(("e", strides[self.space.rank - 1]))
+        return linear(terms)
+
+
+def _quotient(text: str, divisor: int) -> str:
+    if divisor == 1 or text == "0":
+        return text
+    return f"{text if text.isalnum() else f'({text})'} / {divisor}"
+
+
+def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
+    """The conditions under which a place that may be negative, or too large, is one of ``size``."""
+    if below and above:
+        return [f"{unsigned(itype)}({place}) < {size}"]
+    return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []

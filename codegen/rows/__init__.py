@@ -1,0 +1,40 @@
+"""The rows family: reductions over rows, with pointwise work before, between and after them.
+
+The program runs in stages.  A stage is a loop over the row that combines what its reductions are of and stores what is
+known by then; after it every thread of the row has the results, and what follows from them alone is computed once.
+Between stages a row stays in registers or in shared memory, or is read again where it is too long for either.
+
+The threads of a row are neighbours and read vectors of it (`rows.along`), or, where neighbouring elements are those of
+neighbouring rows, they are side by side in these (`rows.across`).  Where columns are combined, too, a block walks many
+rows (`rows.walk`); where parts of a row are, warps have them (`rows.segments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codegen.arch import Arch
+from codegen.rows import schedule as rows_schedule
+from codegen.rows import walk_schedule as rows_walk_schedule
+from codegen.rows.across import AcrossRenderer
+from codegen.rows.along import AlongRenderer
+from codegen.rows.schedule import RowsSchedule
+from codegen.rows.segments import SegmentRenderer
+from codegen.rows.walk import WalkRenderer
+from codegen.spec import KernelSource, RowsSpec
+
+
+def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
+    """Schedules worth trying, best guess first."""
+    if spec.walk is not None:
+        return rows_walk_schedule.schedules(spec, arch)
+    return rows_schedule.schedules(spec, arch)
+
+
+def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    if spec.walk is not None:
+        return WalkRenderer(spec, schedule).render()
+    if spec.segments is not None:
+        return SegmentRenderer(spec, schedule).render()
+    return (AcrossRenderer if schedule.across else AlongRenderer)(spec, schedule).render()

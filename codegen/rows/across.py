@@ -1,0 +1,201 @@
+"""Rows kernels whose neighbouring elements are those of neighbouring rows: column sums, statistics of channels.
+
+A thread has ``vector`` rows beside each other and reads an element of each in one access; threads side by side have
+the next rows, and as many of them as share a row read its elements in turn.
+"""
+
+from __future__ import annotations
+
+from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
+from codegen.iteration import Coordinates, at_most
+from codegen.kernel import signature
+from codegen.pointwise.body import vector_type
+from codegen.rows.renderer import RowsRenderer, combiner, identity
+from codegen.rows.schedule import RowsSchedule
+from codegen.spec import RowsSpec
+
+
+class AcrossRenderer(RowsRenderer):
+    """Kernels whose threads side by side are in neighbouring rows."""
+
+    def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        super().__init__(spec, schedule)
+        if schedule.form == "registers":  # no load waits for a reduction
+            self.kept = self.stages.kept(early=True)
+        self.dim = len(self.space.outer) - 1
+        #: threads side by side
+        self.side = schedule.rows // schedule.vector
+        self.unroll = -(-self.length // schedule.lanes)
+        self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
+        #: shared memory for what threads exchange, by C type
+        self._exchange: dict[str, str] = {}
+
+    def _headers(self) -> list[str]:
+        return []
+
+    def _signature(self) -> None:
+        signature(self.w, self.spec.name, self.s.threads, self.pointers.parameters(), self.s.resident or None)
+
+    @property
+    def _e(self) -> str:
+        """The number of a row among those of the thread."""
+        return "e" if self.s.vector > 1 else "0"
+
+    def _place(self) -> None:
+        w, s = self.w, self.s
+        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
+        row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
+        if self.count % s.rows:
+            # A thread without rows goes along with the last ones, for the others wait for it.
+            w.line(f"const bool inside = {row} < {self.count};")
+            row = f"inside ? {row} : {self.count - s.vector}"
+        w.line(f"const {s.itype} row = {row};")
+        w.line(f"const uint32 lane = threadIdx.x / {self.side};")
+
+    def _keep(self) -> int:
+        w = self.w
+        if not self.kept:
+            return 0
+        for n in self.kept:
+            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
+            w.line(f"{vector_type(self.program.loads[n], self._count(n))} {name}[{self.unroll}];")
+        self._open_vectors(loading=True)
+        for n in self.kept:
+            self._read(n, f"{self.kept_names[n]}[u]", self._offset(self.program.loads[n].strides))
+        self._close_vectors()
+        return 0
+
+    def _held(self, n: int) -> str:
+        if n not in self.kept_names:
+            return super()._held(n)
+        return f"{self.kept_names[n]}[u]{'[e]' if self._count(n) > 1 else ''}"
+
+    # ---- once a row
+
+    def _open_rows(self) -> None:
+        """A loop over the thread's rows."""
+        if self.s.vector > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
+
+    def _close_rows(self) -> None:
+        if self.s.vector > 1:
+            self.w.close()
+
+    def _scalars(self, stage: int) -> None:
+        w, inlined = self.w, self.emitter.inlined  # the latter are written where they are stored
+        chosen = [k for k in self._of_row(stage) if k not in inlined]
+        if not chosen:
+            return
+        if self.s.vector == 1:
+            self.emitter.statements(w, self.terms, lambda k: k in chosen)
+            return
+        arrays = {}
+        for k in self._lasting(chosen):
+            instruction = self.program.instructions[k]
+            arrays[k] = self.names.unique(instruction.name, "_r")
+            w.line(f"{instruction.ctype} {arrays[k]}[{self.s.vector}];")
+        self._open_rows()
+        for k in chosen:
+            if k in arrays:
+                w.line(f"{arrays[k]}[e] = {self.emitter.expression(k, self.terms)};")
+                self.terms[Result(k)] = f"{arrays[k]}[e]"
+            else:
+                self.emitter.statements(w, self.terms, lambda n, k=k: n == k)  # type: ignore[misc]
+        self._close_rows()
+
+    def _lasting(self, chosen: list[int]) -> list[int]:
+        """Of some instructions those whose results others need, too."""
+        program = self.program
+        used: set[Value] = {v for k, i in enumerate(program.instructions) if k not in chosen for v in i.args}
+        used |= {r.value for r in program.reductions} | {s.value for s in program.stores}
+        return [k for k in chosen if Result(k) in used]
+
+    def _part(self, reduction: Reduction) -> str:
+        name = self.names.unique(reduction.name, "_part")
+        if self.s.vector == 1:
+            self.w.line(f"{reduction.ctype} {name}[1] = {{{identity(reduction)}}};")
+        else:
+            self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
+            self.w.line("#pragma unroll")
+            self.w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {identity(reduction)};")
+        return f"{name}[{self._e}]"
+
+    def _combined(self, parts: dict[int, str]) -> None:
+        w, s = self.w, self.s
+        for k, part in parts.items():
+            reduction = self.program.reductions[k]
+            self.terms[Reduced(k)] = part
+            if s.lanes == 1:
+                continue
+            if reduction.ctype not in self._exchange:
+                name = self._exchange[reduction.ctype] = self.names.unique(f"{reduction.ctype} parts")
+                groups = s.threads // max(32, self.side)
+                w.line(f"__shared__ {reduction.ctype} {name}[{groups * s.rows}];")
+            shared = self._exchange[reduction.ctype]
+            w.line(
+                f"reduce::across<{combiner(reduction)}, {self.side}, {s.lanes}>({part[: part.index('[')]}, {shared});"
+            )
+
+    def _row_stores(self, stage: int) -> None:
+        w, n = self.w, len(self.space.outer)
+        stores = self._row_stored(stage)
+        if not stores:
+            return
+        conditions = ["lane == 0"] if self.s.lanes > 1 else []
+        conditions += ["inside"] if self._has_inside else []
+        if conditions:
+            w.open(f"if ({' && '.join(conditions)})")
+        offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
+        vector = self.s.vector
+        results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in stores}
+        if vector > 1:
+            for k in stores:
+                w.line(f"{vector_type(self.program.stores[k].operand, vector)} {results[k]};")
+        self._open_rows()
+        for k in stores:
+            store = self.program.stores[k]
+            text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+            w.line(f"{f'{results[k]}[e]' if vector > 1 else f'{self.pointers.stores[k]}[{offsets[k]}]'} = {text};")
+        self._close_rows()
+        if vector > 1:
+            for k in stores:
+                self._write(k, results[k], offsets[k])
+        if conditions:
+            w.close()
+
+    # ---- the elements of a row
+
+    def _open_vectors(self, *, loading: bool = False) -> None:
+        """A loop over the elements of its rows that are the thread's: ``col`` is one.
+
+        In registers its passes are spelled out; those past the end are left out, or, when loading, read the last
+        element, so that no load waits for a condition.
+        """
+        w, s = self.w, self.s
+        lane = "lane" if s.lanes > 1 else "0"
+        begin = "" if self.begin == "0" else f"{self.begin} + "
+        self._guarded = False
+        if s.form == "memory":
+            if self.length // s.lanes >= 4:
+                w.line("#pragma unroll 4")
+            w.open(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {s.lanes})")
+            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            return
+        w.line("#pragma unroll")
+        w.open(f"for (int u = 0; u < {self.unroll}; ++u)")
+        start = f"{begin}u * {s.lanes} + lane" if s.lanes > 1 else f"{begin}u"
+        if self.ragged and loading:
+            start = at_most(start, self.space.total - 1, s.itype)
+        w.line(f"const {s.itype} col = {start};")
+        self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+        self._guarded = self.ragged and not loading
+        if self._guarded:
+            full = self.length // s.lanes if self.space.total % self.length == 0 else 0
+            w.open(f"if (u < {full} || col < {self.end})" if full else f"if (col < {self.end})")
+
+    def _close_vectors(self) -> None:
+        if self._guarded:
+            self.w.close()
+        self.w.close()

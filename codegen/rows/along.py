@@ -1,0 +1,278 @@
+"""Rows kernels whose threads side by side are at neighbouring elements of a row, which they read in vectors: threads of
+one block or of a cluster of them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from codegen.expr import Load, Reduced, Reduction, Value, ctype_of
+from codegen.iteration import Coordinates, at_most
+from codegen.kernel import signature
+from codegen.pointwise.body import vector_type
+from codegen.rows.renderer import RowsRenderer, combiner, identity
+from codegen.rows.schedule import RowsSchedule
+from codegen.spec import RowsSpec
+
+#: Narrow elements of a row that a thread has, from which on registers matter that the converted ones would take.
+MANY_ELEMENTS = 32
+
+
+class AlongRenderer(RowsRenderer):
+    """Kernels whose threads side by side are at neighbouring elements of a row."""
+
+    dim = -1
+
+    def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        super().__init__(spec, schedule)
+        #: elements that the row's threads have between them, and how often they must for the whole row
+        self.step = schedule.lanes * schedule.cluster * schedule.vector
+        self.unroll = -(-self.length // self.step)
+        total, chunked = self.space.total, self.space.chunk is not None
+        self.ragged = total % self.step != 0 or (chunked and (self.length % self.step or total % self.length) != 0)
+        #: whether a loop over the row is spelled out: what a thread has of it is in registers
+        self.unrolled = schedule.form == "registers"
+        self._waits = schedule.cluster > 1
+        #: copies to shared memory that a thread makes, where the first stage takes them as they arrive; else 0
+        self._arrivals = 0
+        #: loads in registers that a loop has read
+        self._converted: set[int] = set()
+
+    def _headers(self) -> list[str]:
+        s = self.s
+        shared = ["async_copy.cuh" if self._asynchronous() else "shared.cuh"] if s.form == "shared" else []
+        return [*shared, *(["cluster.cuh", "reduce_cluster.cuh"] if s.cluster > 1 else [])]
+
+    def _signature(self) -> None:
+        s = self.s
+        signature(self.w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
+
+    def _place(self) -> None:
+        w, s = self.w, self.s
+        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        if s.cluster > 1:
+            w.line("cluster_arrive();")
+            w.line(f"const {s.itype} row = blockIdx.x / {s.cluster};")
+            w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
+            return
+        if s.rows == 1:
+            w.line(f"const {s.itype} row = blockIdx.x;")
+            w.line("const uint32 lane = threadIdx.x;")
+            return
+        row = f"{block} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
+        if self.count % s.rows:
+            # A thread without a row goes along with the last one, for the others wait for it.
+            w.line(f"const bool inside = {row} < {self.count};")
+            row = f"inside ? {row} : {self.count - 1}"
+        w.line(f"const {s.itype} row = {row};")
+        if s.lanes > 1:
+            w.line(f"const uint32 lane = threadIdx.x % {s.lanes};")
+
+    # ---- what stays on the chip
+
+    def _keep(self) -> int:
+        if not self.kept:
+            return 0
+        return self._keep_in_registers() if self.s.form == "registers" else self._keep_in_shared()
+
+    def _keep_in_registers(self) -> int:
+        w = self.w
+        for n in self.kept:
+            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
+            many = f"[{self.unroll}]" if self.unroll > 1 else ""
+            w.line(f"{vector_type(self.program.loads[n], self._count(n))} {name}{many};")
+        self._open_vectors(loading=True)
+        for n in self.kept:
+            target = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}"
+            self._read(n, target, self._offset(self.program.loads[n].strides))
+        self._close_vectors()
+        return 0
+
+    def _asynchronous(self) -> bool:
+        """Whether all that is kept in shared memory can be copied there without passing through registers."""
+        kept = [self.program.loads[n] for n in self.kept]
+        vector = self.s.vector
+        return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
+
+    def _keep_in_shared(self) -> int:
+        w, s = self.w, self.s
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        used, asynchronous = 0, self._asynchronous()
+        for n in self.kept:
+            operand = self.program.loads[n]
+            name = self.kept_names[n] = self.names.unique(operand.name, "_s")
+            start = f"shared + {used}" if used else "shared"
+            w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
+            used += -(-self._kept_elements() * operand.dtype.itemsize // 16) * 16
+        first, even = self.stages.needed(0), self.length % self.step == 0 and self.space.segments is None
+        if asynchronous and even and all(Load(n) in first for n in self.kept):
+            self._arrivals = self.unroll
+        w.line("// A thread reads back what it wrote itself.")
+        self._open_vectors(loading=True)
+        for n in self.kept:
+            operand, name = self.program.loads[n], self.kept_names[n]
+            offset = self._offset(operand.strides)
+            if asynchronous:
+                source = f"{self.pointers.loads[n]} + {offset}" if offset != "0" else self.pointers.loads[n]
+                w.line(f"copy_async<{s.vector * operand.dtype.itemsize}>({name} + {self._at}, {source});")
+                continue
+            held = self._vector(n)
+            w.line(f"{vector_type(operand, s.vector)} {held};")
+            self._read(n, held, offset, every=True)
+            wide = f"store_shared({name} + {self._at}, {held});"
+            w.line(wide if s.vector > 1 else f"{name}[{self._at}] = {held};")
+        if self._arrivals:
+            w.line("copy_async_commit();")
+        self._close_vectors()
+        if asynchronous and not self._arrivals:
+            w.line("copy_async_commit();")
+            w.line("copy_async_wait<0>();")
+        return used
+
+    def _kept_elements(self) -> int:
+        """Elements of a row, of one tensor, that a block keeps in shared memory."""
+        return self.unroll * self.s.lanes * self.s.vector
+
+    @property
+    def _at(self) -> str:
+        """Where a vector of the row lies in the block's shared memory."""
+        return "at" if self.s.cluster > 1 else "col"
+
+    def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
+        """Where narrow elements are wanted by themselves and for what an earlier loop has made of them, a compiler
+        keeps both in registers, as floats; they are converted again instead.
+        """
+        if self._arrivals and stage == 0:
+            self.w.line(f"copy_async_wait<{self._arrivals - 1}>();")
+        used = self._used(needed)
+        for n, name in self.kept_names.items() if self.s.form == "registers" else ():
+            operand, count = self.program.loads[n], self._count(n)
+            narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
+            if n in self._converted and used.get(Load(n), 0) > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
+                self.w.line(f"reread({name}{'[u]' if self.unroll > 1 else ''});")
+            if Load(n) in needed:
+                self._converted.add(n)
+        super()._elements(stage, needed, parts)
+        if self._arrivals and stage == 0:
+            self.w.line("copy_async_commit();  // of nothing: as many copies are waited for each time")
+
+    def _held(self, n: int) -> str:
+        operand, vector = self.program.loads[n], self.s.vector
+        if n not in self.kept_names:
+            return super()._held(n)
+        if self.s.form == "registers":
+            u = "[u]" if self.unroll > 1 else ""
+            return f"{self.kept_names[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+        if vector == 1:
+            return f"{self.kept_names[n]}[{self._at}]"
+        name = self._vector(n)
+        source = f"load_shared<{vector}>({self.kept_names[n]} + {self._at})"
+        self.w.line(f"const {vector_type(operand, vector)} {name} = {source};")
+        return f"{name}[e]"
+
+    # ---- once a row
+
+    def _scalars(self, stage: int) -> None:
+        chosen = self._of_row(stage)
+        if chosen:
+            self.emitter.statements(self.w, self.terms, lambda k: k in chosen)
+
+    def _part(self, reduction: Reduction) -> str:
+        name = self.names.unique(reduction.name, "_part")
+        self.w.line(f"{reduction.ctype} {name} = {identity(reduction)};")
+        return name
+
+    def _combined(self, parts: dict[int, str]) -> None:
+        w, s = self.w, self.s
+        if self._waits:
+            w.line("cluster_wait();  // all blocks have begun: their shared memory can be written")
+            self._waits = False
+        for k, part in parts.items():
+            reduction = self.program.reductions[k]
+            op, ctype = combiner(reduction), reduction.ctype
+            if s.lanes == 1 and s.cluster == 1:
+                self.terms[Reduced(k)] = part
+                continue
+            name = self.names.unique(reduction.name)
+            if s.lanes <= 32 and s.cluster == 1:
+                w.line(f"const {ctype} {name} = reduce::lanes<{op}, {s.lanes}>({part});")
+            else:
+                shared = self.names.unique(reduction.name, "_parts")
+                warps = s.lanes // 32
+                w.line(f"__shared__ {ctype} {shared}[{warps * s.cluster}];")
+                how = f"block<{op}, {warps}>" if s.cluster == 1 else f"cluster<{op}, {warps}, {s.cluster}>"
+                w.line(f"const {ctype} {name} = reduce::{how}({part}, {shared});")
+            self.terms[Reduced(k)] = name
+
+    def _row_stores(self, stage: int) -> None:
+        n = len(self.space.outer)
+        stores = self._row_stored(stage)
+        if not stores:
+            return
+        conditions = ["lane == 0"] if self.s.lanes * self.s.cluster > 1 else []
+        conditions += ["inside"] if self._has_inside else []
+        if conditions:
+            self.w.open(f"if ({' && '.join(conditions)})")
+        for k in stores:
+            store = self.program.stores[k]
+            text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+            offset = self.rows.offset(store.operand.strides[:n])
+            self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
+        if conditions:
+            self.w.close()
+
+    # ---- the vectors of a thread
+
+    def _open_vectors(self, *, loading: bool = False) -> None:
+        """A loop over the thread's vectors of the row: ``col`` is where one begins.
+
+        In registers its passes are spelled out; those past the end are left out, or, when loading, read the last
+        vector, so that no load waits for a condition.
+        """
+        w, s = self.w, self.s
+        several = s.lanes * s.cluster > 1
+        lane = "lane" if several else "0"
+        start = lane if s.vector == 1 else f"{lane} * {s.vector}" if several else "0"
+        if not self.unrolled:
+            if self.length // self.step >= 4:
+                w.line("#pragma unroll 4")
+            first, more = self._from(start), ""
+            if s.form == "shared" and s.cluster > 1:
+                first += f", at = threadIdx.x{f' * {s.vector}' if s.vector > 1 else ''}"
+                more = f", at += {s.lanes * s.vector}"
+            w.open(f"for ({s.itype} col = {first}; col < {self.end}; col += {self.step}{more})")
+            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            return
+        if self.unroll > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int u = 0; u < {self.unroll}; ++u)")
+            inner = f"u * {s.lanes * s.cluster} + lane" if several else "u"
+            start = inner if s.vector == 1 else f"({inner}) * {s.vector}" if several else f"u * {s.vector}"
+        else:
+            w.open("")
+        start = self._from(start)
+        if self.ragged and loading:
+            start = at_most(start, self.space.total - s.vector, s.itype)
+        self._col = len(w.lines)
+        w.line(f"const {s.itype} col = {start};")
+        self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+        self._guarded = self.ragged and not loading
+        if self._guarded:
+            w.open(f"if ({self._inside(self.length // self.step)})")
+
+    def _inside(self, full: int) -> str:
+        """Whether a pass has an element; the first ``full`` of a row that is not a part always have."""
+        last = self.space.chunk is None or self.space.total % self.length == 0
+        return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
+
+    def _from(self, start: str) -> str:
+        """A position counted from the row's first element."""
+        return start if self.begin == "0" else self.begin if start == "0" else f"{self.begin} + {start}"
+
+    def _close_vectors(self) -> None:
+        if self.unrolled:
+            if self._guarded:
+                self.w.close()
+            if not any(re.search(r"\bcol\b", line) for line in self.w.lines[self._col + 1 :]):
+                del self.w.lines[self._col]
+        self.w.close()

@@ -1,0 +1,359 @@
+"""What both forms of a rows kernel have in common: its stages, and the statements for the elements of a vector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import prod
+
+from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of, literal
+from codegen.iteration import Coordinates, at_most, linear
+from codegen.kernel import Pointers, converted, headers, heading
+from codegen.naming import Names, Writer
+from codegen.pointwise.body import plus, vector_type
+from codegen.rows.schedule import RowsSchedule
+from codegen.rows.space import Stages, normalize
+from codegen.spec import KernelSource, RowsSpec
+
+
+class RowsRenderer(ABC):
+    """Writes a rows kernel.
+
+    A stage is a loop over the row that combines what its reductions are of and stores what is known by then; after it
+    every thread of the row has the results, and what follows from them alone is computed once.
+
+    dim  the dimension of the space along which the elements of a vector lie.
+    """
+
+    dim: int
+    #: names of variables, and of those that number positions, whose coordinates have their names and a number
+    taken: tuple[str, ...] = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce", "begin", "end")
+    positions: tuple[str, ...] = ("row", "col", "at")
+
+    def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.space = normalize(spec)
+        self.program = self.space.program
+        self.stages = Stages(self.space)
+        self.count, self.length = prod(self.space.outer), self.space.length
+        dims = range(max(len(self.space.outer), len(self.space.row)))
+        self.names = Names({spec.name, *self.taken, *(f"{p}{d}" for p in self.positions for d in dims)})
+        self.pointers = Pointers(self.program, self.names)
+        self.emitter = Emitter(self.program, self.names)
+        self.w = Writer()
+        #: the C expressions of values with one value a row
+        self.terms: dict[Value, str] = {}
+        self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
+        self.kept_names: dict[int, str] = {}
+        #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
+        #: of the stage that is being written
+        self.columns: dict[int, str] = {}
+        self.beside: dict[int, str] = {}
+        self._vectors: dict[int, str] = {}
+
+    # ---- structure
+
+    def render(self) -> KernelSource:
+        w, s, program = self.w, self.s, self.program
+        notes = program.notes
+        title = f"{self.spec.name}: {len(notes)} {'nodes in one kernel' if len(notes) != 1 else 'node'}"
+        heading(w, title, program, headers(program, "memory.cuh", "reduce.cuh", *self._headers()), self._details())
+        self._signature()
+        shared = self._body()
+        w.close()
+        grid, cluster = (self._blocks() * s.cluster, 1, 1), (s.cluster, 1, 1)
+        barriers = s.threads > 1 if self.space.walk is not None else s.lanes * s.cluster > 1
+        return KernelSource(self.spec.name, w.text(), grid, (s.threads, 1, 1), shared, barriers, cluster=cluster)
+
+    def _body(self) -> int:
+        """The statements of the kernel.  Returns the bytes of its dynamic shared memory."""
+        self._place()
+        self._row_values()
+        shared = self._keep()
+        self._stages()
+        return shared
+
+    def _blocks(self) -> int:
+        """Blocks, or clusters of blocks."""
+        return -(-self.count // self.s.rows)
+
+    def _stages(self) -> None:
+        for stage in range(self.stages.last + 1):
+            self._scalars(stage)
+            self._stage(stage)
+            self._row_stores(stage)
+
+    def _details(self) -> list[str]:
+        s = self.s
+        stays = {"registers": "kept in registers", "shared": "kept in shared memory", "memory": "read once a stage"}
+        rows = "parts" if self.space.chunk is not None else "rows"
+        one = "threads" if s.lanes > 1 else "thread"
+        threads = f"{s.lanes} {one} a {rows[:-1]}"
+        if s.cluster > 1:
+            threads += f" in each of {s.cluster} blocks"
+        return [f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"]
+
+    @abstractmethod
+    def _headers(self) -> list[str]:
+        """More device headers."""
+
+    @abstractmethod
+    def _signature(self) -> None: ...
+
+    @abstractmethod
+    def _place(self) -> None:
+        """``row`` (the first of the thread's rows), and ``lane``: which of the row's threads this one is."""
+
+    @abstractmethod
+    def _keep(self) -> int:
+        """Reads what several stages need.  Returns the bytes of dynamic shared memory for it."""
+
+    @abstractmethod
+    def _scalars(self, stage: int) -> None:
+        """What follows from the reductions of the stage before, once a row."""
+
+    @abstractmethod
+    def _part(self, reduction: Reduction) -> str:
+        """Declares what a thread combines its elements in; returns the C expression for an element's row."""
+
+    @abstractmethod
+    def _combined(self, parts: dict[int, str]) -> None:
+        """Combines the parts of each row's threads: the terms of the results of some reductions."""
+
+    @abstractmethod
+    def _row_stores(self, stage: int) -> None:
+        """Writes what has one value a row, by one of its threads."""
+
+    @abstractmethod
+    def _open_vectors(self, *, loading: bool = False) -> None:
+        """A loop over the thread's vectors of the row: ``col`` is where one is."""
+
+    @abstractmethod
+    def _close_vectors(self) -> None: ...
+
+    def _stage(self, stage: int) -> None:
+        """The loop over the row, and the reductions it makes."""
+        if not self.stages.ends(stage):
+            return
+        reductions = [k for k, r in enumerate(self.program.reductions) if self.stages.stage(r.value) == stage]
+        parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
+        self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
+        self._open_vectors()
+        self._elements(stage, self.stages.needed(stage), {**parts, **self.beside})
+        self._close_vectors()
+        self.beside = {}
+        if parts:
+            self._combined(parts)
+
+    def _row_values(self) -> None:
+        """The operands and indices with one value a row."""
+        self.rows = self._coordinates()
+        n = len(self.space.outer)
+        for k, operand in enumerate(self.program.loads):
+            if self.space.varies(operand):
+                continue
+            name, count = self.names.unique(operand.name, "_r"), self._count(k)
+            offset = self.rows.offset(operand.strides[:n])
+            if count == 1:
+                text = converted(operand, f"{self.pointers.loads[k]}[{offset}]", self.program.real)
+                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
+                self.terms[Load(k)] = name
+            else:
+                self._read(k, f"const {vector_type(operand, count)} {name}", offset)
+                self.terms[Load(k)] = converted(operand, f"{name}[e]", self.program.real)
+        for k, strides in enumerate(self.program.indices):
+            if not any(strides[n:]):
+                self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
+
+    def _coordinates(self) -> Coordinates:
+        """Those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
+        w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
+        rows = Coordinates(w, "row", self.space.outer, itype, "row")
+        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        for d in range(len(self.space.outer)):  # here, and not where one is first needed: that may be within a loop
+            if any(strides[d] for strides in every) or (d == 0 and chunk is not None):
+                _ = rows[d]
+        if chunk is not None:
+            w.line(f"const {itype} begin = {rows[0]} * {chunk};")
+            end = f"begin + {chunk}" if total % chunk == 0 else at_most(f"begin + {chunk}", total, itype)
+            w.line(f"const {itype} end = {end};")
+        return rows
+
+    @property
+    def begin(self) -> str:
+        """The C expression of the first element of a row."""
+        return "0" if self.space.chunk is None else "begin"
+
+    @property
+    def end(self) -> str:
+        """The C expression of the end of a row."""
+        return str(self.length) if self.space.chunk is None else "end"
+
+    def _row_stored(self, stage: int) -> list[int]:
+        """The stores of a stage with one value a row."""
+        return [
+            k
+            for k, store in enumerate(self.program.stores)
+            if not self.space.varies(store.operand)
+            and k not in self.space.sums
+            and self.stages.stage(store.value) == stage
+        ]
+
+    def _of_row(self, stage: int) -> list[int]:
+        """The instructions that follow from the reductions of the stage before, once a row."""
+        every = range(len(self.program.instructions))
+        return [k for k in every if self.stages.stage(Result(k)) == stage and not self.stages.varies(Result(k))]
+
+    @property
+    def _has_inside(self) -> bool:
+        return self.s.rows > 1 and self.count % self.s.rows != 0
+
+    # ---- the vectors of a thread
+
+    def _kind(self, strides: tuple[int, ...]) -> str:
+        """How the elements of a vector lie: "vector" (side by side), "uniform" (all the same one), or "element"."""
+        step = strides[self.dim]
+        return "uniform" if step == 0 and self.s.vector > 1 else "vector" if step == 1 else "element"
+
+    def _count(self, n: int) -> int:
+        """The elements of a load that a thread holds for a vector."""
+        return 1 if self._kind(self.program.loads[n].strides) == "uniform" else self.s.vector
+
+    def _offset(self, strides: tuple[int, ...]) -> str:
+        """The C expression of the offset of a vector's first element."""
+        n = len(self.space.outer)
+        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:n]) if stride]
+        return linear([*terms, *((self.cols[d], stride) for d, stride in enumerate(strides[n:]) if stride)])
+
+    rows: Coordinates
+    cols: Coordinates
+
+    def _read(self, n: int, target: str, offset: str, *, every: bool = False) -> None:
+        """Reads a vector of a load; every: also where all its elements are the same."""
+        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
+        vector, kind = self.s.vector, self._kind(operand.strides)
+        if vector == 1 or (kind == "uniform" and not every):
+            w.line(f"{target} = {pointer}[{offset}];")
+        elif kind == "vector":
+            w.line(f"{target} = load<{vector}>({plus(pointer, offset)});")
+        else:
+            if target.startswith("const "):
+                declared, _, name = target.removeprefix("const ").rpartition(" ")
+                w.line(f"{declared} {name};")
+                target = name
+            w.line("#pragma unroll")
+            step = linear([("e", operand.strides[self.dim])])
+            at = step if offset == "0" else offset if kind == "uniform" else f"{offset} + {step}"
+            w.line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
+
+    def _write(self, k: int, values: str, offset: str, guard: str = "") -> None:
+        """Writes the vector of a store."""
+        w, operand, pointer = self.w, self.program.stores[k].operand, self.pointers.stores[k]
+        if self._kind(operand.strides) == "vector":
+            w.line(f"{guard}store({plus(pointer, offset)}, {values});")
+            return
+        w.line("#pragma unroll")
+        at = linear([("e", operand.strides[self.dim])])
+        at = at if offset == "0" else f"{offset} + {at}"
+        w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{pointer}[{at}] = {values}[e];")
+
+    # ---- the elements of a vector
+
+    def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
+        """The statements for each element of a vector, and the stores of the stage."""
+        w, s, program = self.w, self.s, self.program
+        held = {n: self._held(n) for n in range(len(program.loads)) if Load(n) in needed}
+        stores = [(k, program.stores[k]) for k in self.stages.stored(stage)]
+        results = {k: self.names.unique(store.operand.name, "_v") for k, store in stores} if s.vector > 1 else {}
+        for k, name in results.items():
+            w.line(f"{vector_type(program.stores[k].operand, s.vector)} {name};")
+        # Offsets are the same for all elements of a vector.
+        places = {k: self._offset(store.operand.strides) for k, store in stores}
+        indices = {k: self._offset(strides) for k, strides in enumerate(program.indices) if Index(k) in needed}
+        if s.vector > 1:
+            w.line("#pragma unroll")
+            w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        terms = self._element_terms(held, indices, needed)
+        self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+        guard = "if (inside) " if self._has_inside else ""
+        for k, part in parts.items():
+            reduction = program.reductions[k]
+            statement = accumulate(reduction, part, self.emitter.term(reduction.value, terms))
+            w.line(f"{guard}{statement}" if k in self.columns else statement)
+        for k, store in stores:
+            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+            target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"
+            w.line(f"{target} = {text};")
+        if s.vector > 1:
+            w.close()
+            for k, _ in stores:
+                self._write(k, results[k], places[k], guard)
+
+    def _held(self, n: int) -> str:
+        """Makes sure that a vector of a load is in registers; returns the C expression of its element."""
+        operand, name = self.program.loads[n], self._vector(n)
+        self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._offset(operand.strides))
+        return name + ("[e]" if self._count(n) > 1 else "")
+
+    def _vector(self, n: int) -> str:
+        """The name of the registers that hold a vector of a load within one loop."""
+        if n not in self._vectors:
+            self._vectors[n] = self.names.unique(self.program.loads[n].name, "_v")
+        return self._vectors[n]
+
+    def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
+        """The C expressions of an element's loads and indices; a conversion that is used twice is done once."""
+        program, terms = self.program, dict(self.terms)
+        used = self._used(needed)
+        for n, text in held.items():
+            operand = program.loads[n]
+            value = converted(operand, text, program.real)
+            if value != text and used.get(Load(n), 0) > 1:
+                name = self.names.unique(operand.name, "_e")
+                self.w.line(f"const {ctype_of(program, Load(n))} {name} = {value};")
+                value = name
+            terms[Load(n)] = value
+        for k, text in indices.items():
+            terms[Index(k)] = self._index(k, text)
+        return terms
+
+    def _index(self, k: int, offset: str) -> str:
+        """The C expression of an index for an element of a vector."""
+        step = self.program.indices[k][self.dim] if self.s.vector > 1 else 0
+        return f"int32({f'{offset} + ' if step else offset}{linear([('e', step)]) if step else ''})"
+
+    def _used(self, needed: set[Value]) -> dict[Value, int]:
+        """How often each value is used by the instructions of a loop."""
+        count: dict[Value, int] = {}
+        for value in (v for k, i in enumerate(self.program.instructions) if Result(k) in needed for v in i.args):
+            count[value] = count.get(value, 0) + 1
+        return count
+
+
+def identity(reduction: Reduction) -> str:
+    """The C literal that changes nothing when it is combined."""
+    real = reduction.ctype in ("float", "double")
+    if reduction.combine in ("add", "mul"):
+        return literal(0 if reduction.combine == "add" else 1, reduction.ctype)
+    sign = -1 if reduction.combine == "max" else 1
+    if real:
+        return literal(sign * float("inf"), reduction.ctype)
+    signed = not reduction.ctype.startswith("u")
+    bits = int(reduction.ctype.removeprefix("u").removeprefix("int"))
+    highest = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
+    lowest = -(2 ** (bits - 1)) if signed else 0
+    return literal(highest if sign > 0 else lowest, reduction.ctype)
+
+
+def combiner(reduction: Reduction) -> str:
+    """The C type of ``codegen/device/reduce.cuh`` that combines two parts."""
+    return f"reduce::{reduction.combine.capitalize()}"
+
+
+def accumulate(reduction: Reduction, part: str, text: str) -> str:
+    """The C statement that combines one element with a thread's part."""
+    function = {"max": "maximum", "min": "minimum"}.get(reduction.combine)
+    if function is not None:
+        return f"{part} = math::{function}({part}, {text});"
+    if reduction.ctype in ("float", "double"):
+        return f"{part} {'+' if reduction.combine == 'add' else '*'}= {text};"
+    return f"{part} = math::wrapping_{reduction.combine}({part}, {reduction.ctype}({text}));"

@@ -1,0 +1,305 @@
+"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import log2, prod
+
+from codegen.arch import Arch
+from codegen.dtypes import SIZE_OF
+from codegen.expr import Operand
+from codegen.iteration import index_type
+from codegen.rows.space import Space, Stages, normalize, segments_of_block, widest
+from codegen.spec import RowsSpec
+
+MAX_THREADS = 1024
+#: Elements of a row that one thread keeps in registers at best, each in 32 bits as the compiler may have it: enough
+#: for several accesses in flight, few enough for many threads.
+KEPT_WORDS = 32
+#: Threads that share a row in shared memory.
+SHARED_THREADS = 512
+#: Registers that a thread needs besides, more that keep the compiler from spilling, and the most in all.
+OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
+#: Bytes of a row that are worth a block of a cluster.
+LEAST_CLUSTER_BYTES = 8 * 1024
+#: Schedules that are thought to be worse than the best by this are not tried, nor are more than so many.
+PROMISING, MOST_TRIED = 1.4, 8
+#: Threads of a block whose rows are too short for all of them.
+SHORT_THREADS = 128
+#: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
+PORTABLE_BLOCKS = 8
+#: Shared memory that is left for what the threads exchange; across rows, what they may use for it.
+EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
+#: Bytes in flight on an SM that keep the memory busy, and those that an SM could read while a kernel begins and ends.
+FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
+#: Across rows: the fewest neighbouring rows that are worth it, the most of a thread, the bytes that neighbouring
+#: threads should read side by side, and the fewest that do not waste what the memory delivers.
+LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
+
+
+@dataclass(frozen=True)
+class RowsSchedule:
+    """How a rows kernel is mapped to threads.
+
+    form     where a row is between its passes: "registers", "shared" (dynamic shared memory), or "memory" (read again).
+    across   threads side by side are in neighbouring rows, not at neighbouring elements of one.
+    vector   neighbouring elements that a thread reads at once: of a row, or, across, of neighbouring rows.
+    lanes    threads of a row in a block, a power of two.
+    rows     rows of a block, a power of two.
+    itype    C type of positions and offsets.
+    cluster  blocks of a row, a power of two.
+    resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
+    stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
+    """
+
+    form: str
+    across: bool
+    vector: int
+    lanes: int
+    rows: int
+    itype: str
+    cluster: int = 1
+    resident: int = 0
+    stages: int = 1
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.rows // (self.vector if self.across else 1)
+
+
+def reads_across(space: Space) -> bool:
+    """Whether most bytes have their neighbours in the next row, not in the same, and enough of them to be worth it."""
+    dim = len(space.outer) - 1
+    along = beside = 0
+    for operand in space.program.operands:
+        if space.varies(operand):
+            sizes = zip((*space.outer, *space.row), operand.strides)
+            nbytes = operand.dtype.itemsize * prod(size for size, stride in sizes if stride)
+            along += nbytes * (operand.strides[-1] == 1 and space.row[-1] > 1)
+            beside += nbytes * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
+    return beside > along
+
+
+def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
+    """Schedules worth trying, best guess first."""
+    space = normalize(spec)
+    itype = index_type(*space.bounds())
+    if space.segments is not None:
+        return _in_segments(space, arch, itype)
+    return _across(space, arch, itype) if reads_across(space) else _along(space, arch, itype)
+
+
+# ---- along the rows
+
+
+def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    program = space.program
+    kept = [program.loads[n] for n in Stages(space).kept()]
+    shared = [program.loads[n] for n in Stages(space).kept("shared")]
+    read = kept or [op for op in program.loads if space.varies(op)]
+    vector = widest(space, len(space.outer) + len(space.row) - 1)
+    vectors = max(1, -(-space.length // vector))
+    clusters = _clusters(arch) if space.chunk is None else [1]
+    count = prod(space.outer)
+    once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]
+    found = list(_in_registers(arch, clusters, vector, vectors, read, once, count)) if space.length else []
+    lanes = min(MAX_THREADS, _power(vectors))
+    if shared and space.chunk is None and lanes >= 128:
+        found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
+    found.sort(key=lambda f: f[0])
+    promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
+    yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
+    for threads in (512, 1024, 256):
+        if threads <= lanes and (threads == 512 or not promising):
+            yield _shaped("memory", vector, threads, itype)
+    if lanes < 512:
+        yield _shaped("memory", vector, lanes, itype)
+
+
+def _in_registers(
+    arch: Arch,
+    clusters: Sequence[int],
+    vector: int,
+    vectors: int,
+    read: Sequence[Operand],
+    once: Sequence[Operand],
+    count: int,
+) -> Iterator[tuple[float, RowsSchedule]]:
+    """Rows in registers: (how bad they are thought to be, schedule), for so many rows.
+
+    read, once  the loads that are kept, and those of a later stage: a compiler has all of these under way at once.
+    """
+    itemsize = sum(op.dtype.itemsize for op in read) or 4
+    words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
+    for cluster in clusters:
+        for power in range(11):
+            lanes = 1 << power
+            unroll = -(-vectors // (lanes * cluster))
+            registers = OTHER_REGISTERS + unroll * vector * words
+            nbytes = unroll * vector * itemsize
+            schedule = replace(_shaped("registers", vector, lanes, ""), cluster=cluster)
+            if registers > MOST_REGISTERS or registers * schedule.threads > arch.registers_per_sm:
+                continue
+            if lanes > 1 and lanes * cluster >= 2 * vectors:
+                continue
+            if cluster > 1 and (lanes < 128 or nbytes * lanes < LEAST_CLUSTER_BYTES):
+                continue
+            resident = arch.blocks_per_sm(schedule.threads, registers)
+            if vectors % lanes and schedule.rows > 1:
+                # Left alone, ptxas may spill the last few words of a short row to fit one more block.
+                schedule = replace(schedule, resident=arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS))
+            bad = _badness(schedule, arch, count, resident, itemsize, schedule.threads * nbytes)
+            bad *= 1 + 0.01 * abs(log2(unroll * vector * words / KEPT_WORDS))
+            # Loads into registers are asked for by all blocks of a cluster before one goes on.
+            bad *= 1.06 if cluster > 1 else 1.0
+            # A pass whose last lanes have nothing to do costs its instructions, not its bytes.
+            bad *= 1 + 0.1 * (unroll * lanes * cluster / vectors - 1)
+            # Lanes of a warp that read little side by side share what the memory delivers with other accesses.
+            width = min(op.dtype.itemsize for op in read) if read else 4
+            bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
+            yield bad * (1 + _alone(arch, schedule, count) * unroll), schedule
+
+
+def _in_shared(
+    arch: Arch, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
+) -> Iterator[tuple[float, RowsSchedule]]:
+    """Rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
+    itemsize = sum(op.dtype.itemsize for op in kept)
+    for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_sm // 2 - 1024, arch.shared_bytes_per_block):
+        cluster = next((c for c in _clusters(arch) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
+        if cluster is not None:
+            schedule = RowsSchedule("shared", False, vector, lanes, 1, "", cluster)
+            nbytes = -(-itemsize * length // cluster)
+            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, arch, count, resident, itemsize, nbytes)
+            bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
+            # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
+            yield (1.08 if resident == 1 else 1.03) * bad, schedule
+
+
+def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    """Rows whose segments are reduced by a warp each."""
+    assert space.segments is not None
+    lead = len(space.row) - space.segments.dims
+    segments, size = prod(space.row[:lead]), prod(space.row[lead:])
+    vector = widest(space, len(space.outer) + len(space.row) - 1)
+    kept = [space.program.loads[n] for n in Stages(space).kept("shared")]
+    itemsize = sum(op.dtype.itemsize for op in kept) or 4
+    count = prod(space.outer)
+    found = []
+    for lanes in (512, 256, 128, 64, 1024):
+        for cluster in _clusters(arch):
+            warps = lanes // 32
+            if warps * cluster >= 2 * segments and lanes * cluster > 64:
+                continue
+            own = segments_of_block(segments, lanes, cluster)
+            nbytes = own * size * itemsize
+            schedule = RowsSchedule("shared", False, vector, lanes, 1, itype, cluster)
+            if not kept or nbytes > arch.shared_bytes_per_block - EXCHANGE_BYTES:
+                continue
+            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, arch, count, resident, itemsize, nbytes) * own * cluster / segments
+            found.append((bad * (1 + 0.1 * max(0.0, log2(512 / (lanes * resident)))), schedule))
+    found.sort(key=lambda f: f[0])
+    yield from [schedule for bad, schedule in found if bad < found[0][0] * PROMISING][:MOST_TRIED]
+    lanes = 32 * min(16, max(2, _power(segments)))
+    yield RowsSchedule("memory", False, vector, lanes, 1, itype)
+
+
+def _alone(arch: Arch, schedule: RowsSchedule, count: int) -> float:
+    """What each access of a thread adds to a kernel where no other row hides how long one takes."""
+    return 0.015 if count <= schedule.rows * arch.sm_count_hint else 0.0
+
+
+def _badness(schedule: RowsSchedule, arch: Arch, count: int, resident: int, itemsize: int, nbytes: int) -> float:
+    """A guess at how much longer than a copy a schedule takes, fitted to an H200.
+
+    count     rows in all.
+    resident  blocks that an SM has room for.
+    itemsize  bytes of an element, of all tensors that are read.
+    nbytes    that a block reads.
+
+    A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile; what it
+    computes is as much for elements of two bytes as for others, and a copy of these is sooner done.  What the blocks of
+    a cluster exchange takes longer the more they are, and a cluster begins and ends as one.
+    """
+    blocks = -(-count // schedule.rows) * schedule.cluster
+    share = max(1.0, nbytes * blocks / arch.sm_count_hint)  # of an SM, if all had as much to do
+    idle = (BEGINNING_BYTES + nbytes) / (BEGINNING_BYTES + min(nbytes, share))
+    few = 1 + 0.4 / itemsize / resident**2
+    starved = 1 + max(0.0, 1 - resident * nbytes / min(FLIGHT_BYTES, share)) * 0.5
+    exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
+    together = 1 + 0.095 * (schedule.cluster.bit_length() - 1) + 0.5 * (schedule.cluster > PORTABLE_BLOCKS)
+    return idle * few * starved * exchange * together
+
+
+def _clusters(arch: Arch) -> list[int]:
+    """Numbers of blocks that may share a row."""
+    if not arch.has_clusters:
+        return [1]
+    return [1, 2, 4, 8, 16] if arch.major in (9, 10) else [1, 2, 4, 8]
+
+
+def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
+    rows = 1 if lanes > 32 else SHORT_THREADS // lanes
+    return RowsSchedule(form, False, vector, lanes, rows, itype)
+
+
+# ---- across the rows
+
+
+def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+    program, outer = space.program, space.outer
+    vector = min(MOST_ROWS, widest(space, len(outer) - 1))
+    itemsize = max(op.dtype.itemsize for op in program.operands if space.varies(op))
+    exchanged = sum({r.ctype: SIZE_OF[r.ctype] for r in program.reductions}.values())
+    words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept(early=True)) * vector
+    count = prod(outer)
+    sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
+    enough = 2 * arch.sm_count_hint
+    # Left alone, ptxas may spill a few words of a loop that stores, or adds up several things, to fit one more block.
+    writes = any(space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
+    #: registers of a thread that reads again: a word for each of its columns of every operand and sum
+    columns = sum(any(op.strides[: len(outer)]) for op in program.loads) + len(program.reductions)
+    again = OTHER_REGISTERS + vector * columns
+
+    def blocks(side: int) -> int:
+        return -(-count // (side * vector))
+
+    wide = [side for side in sides if SEGMENT_BYTES <= side * vector * itemsize <= 2 * SEGMENT_BYTES] or sides[:1]
+    best = next((side for side in wide if blocks(side) >= enough), wide[-1])
+    if blocks(best) < enough // 4:
+        narrow = [side for side in sides if side * vector * itemsize >= SECTOR_BYTES] or sides[:1]
+        best = narrow[-1]
+    order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
+    for side in order[:3]:
+        # An SM with one block to work on needs a large one, and has all registers for it.
+        few = blocks(side) < 1.5 * arch.sm_count_hint
+        bounded = writes or words > 0 or few
+        memory: list[RowsSchedule] = []
+        # Parts that are looked at twice had better be those of small blocks, which do not wait for each other.
+        numbers = (
+            (1024, 512, 256) if few else (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
+        )
+        for threads in numbers:
+            lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
+            warps = max(1, lanes * side // max(32, side))
+            if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:
+                continue
+            unroll = -(-space.length // lanes)
+            registers = 2 * OTHER_REGISTERS + unroll * words
+            if unroll and words and registers <= min(MOST_REGISTERS, arch.registers_per_sm // (lanes * side)):
+                yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
+            if again * lanes * side > arch.registers_per_sm and threads != 256:
+                continue
+            resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
+            memory.append(RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident))
+        if bounded and not few:  # as many threads as possible read again
+            memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
+        yield from memory
+
+
+def _power(number: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << max(0, number - 1).bit_length()

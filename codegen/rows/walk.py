@@ -1,0 +1,430 @@
+"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, in one look at what is read.
+
+A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine of each
+column stays in registers all the while, and is stored once, at the end: a row for each part.  The next rows are on
+their way into shared memory meanwhile, which hides how long they take from a block that waits for a row's reductions.
+Where a row that has arrived goes on to registers, the next one follows it piece by piece into the same place.
+
+Which rows are a part's is up to the kernel, for the parts are combined in the end: those of neighbouring parts are
+neighbours, so that what all blocks read and write at a time lies together in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from codegen.expr import Index, Load, Reduced, ctype_of
+from codegen.iteration import Coordinates, linear
+from codegen.kernel import converted
+from codegen.pointwise.body import vector_type
+from codegen.rows.along import AlongRenderer
+from codegen.rows.renderer import combiner, identity
+from codegen.rows.schedule import RowsSchedule
+from codegen.rows.space import repeated, streamed
+from codegen.spec import RowsSpec
+
+#: Variables that number rows, beside ``row``.
+_POSITIONS = ("first", "fetched", "after")
+
+
+class WalkRenderer(AlongRenderer):
+    """Kernels whose blocks walk many rows and combine their columns."""
+
+    taken = (*AlongRenderer.taken, "begin", "count", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
+    positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
+
+    def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
+        super().__init__(spec, schedule)
+        walk = self.space.walk
+        assert walk is not None
+        self.walk = walk
+        self.unrolled = True
+        #: rows of which columns are combined, and in how many parts
+        self.walked = prod(self.space.outer[-walk.dims :])
+        self.parts = -(-self.walked // walk.chunk)
+        #: rows of each part, None where some have one more than others; and how often a block goes to the next
+        self.each = self.walked // self.parts if self.parts and self.walked % self.parts == 0 else None
+        self._begins = "part" if self.count == self.walked else "begin"
+        self._last = "count - 1" if self.each is None else f"uint32({self.each - 1})"
+        #: rows that are on their way while one is worked on
+        self.ahead = schedule.stages - 1
+        #: whether the next row takes the place of what has gone on to registers
+        self.follows = schedule.form == "registers" and self.ahead > 0
+        #: elements of a row, of one tensor, in shared memory
+        self.room = self._kept_elements() if self.follows else self.length
+        if self.ahead:
+            self.kept = streamed(self.space)
+        repeats = repeated(self.space)
+        self.kept = [n for n in self.kept if n not in repeats]
+        self._repeats = {n: self.names.unique(self.program.loads[n].name, "_v") for n in repeats}
+        self._own: dict[int, str] = {}
+        for k in sorted(set(self.space.sums.values())):
+            self._own[k] = self.names.unique(self.program.reductions[k].name, "_own")
+            self.columns[k] = f"{self._own[k]}[{self._u}][{'e' if schedule.vector > 1 else '0'}]"
+        self._exchanged: dict[int, str] = {}
+        #: loads: the shared memory in which they arrive
+        self._arriving: dict[int, str] = {}
+        #: operands with one value a row: the names of that of the next one
+        self._next: dict[int, str] = {}
+
+    @property
+    def _u(self) -> str:
+        return "u" if self.unroll > 1 else "0"
+
+    def _blocks(self) -> int:
+        return self.count // max(self.walked, 1) * self.parts
+
+    def _headers(self) -> list[str]:
+        ring = ["async_copy.cuh"] if self.ahead else []
+        barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
+        return [*ring, *barriers]
+
+    def _details(self) -> list[str]:
+        most = -(-self.walked // max(1, self.parts))
+        walked = f"A block walks {most} rows, {self.parts} apart, combining their columns meanwhile"
+        beside = f", {self.s.rows} side by side" if self.s.rows > 1 else ""
+        ahead = f", {self.ahead * self.s.rows} of them on their way" if self.ahead else ""
+        return [*super()._details(), walked + beside + ahead + "."]
+
+    @property
+    def _has_inside(self) -> bool:
+        rows = self.s.rows
+        return rows > 1 and (self.each is None or self.each % rows != 0)
+
+    def _body(self) -> int:
+        w, s = self.w, self.s
+        self._place()
+        self._before()
+        shared = self._ring() if self.ahead else 0
+        rows = self._turns()
+        if self.follows:
+            self._first_rows(rows)
+        late = self.ahead if not self.follows else 0  # a row is worked on so many steps after its copies began
+        w.line("#pragma unroll 1")
+        w.open(f"for (uint32 step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)")
+        if late:
+            self._fetch(rows)
+        self._position("row", self._number(-late))
+        if late:
+            w.line(f"const uint32 at = {self._slot('(step + 1)', s.stages)};")
+        if s.lanes > 32:
+            w.line("const uint32 turn = step % 2;")
+        self._after = self._number(1 - late)
+        self._row_values()
+        if self.follows:
+            self._take_over(rows)
+        elif s.form == "registers":
+            self._keep_in_registers()
+        self._stages()
+        w.close()
+        self._finish()
+        return shared
+
+    def _turns(self) -> str:
+        """How often a block goes on to other rows."""
+        w, s = self.w, self.s
+        if self.each is not None:
+            return str(-(-self.each // s.rows))
+        if s.rows == 1:
+            return "count"
+        w.line(f"const uint32 steps = (count + {s.rows - 1}) / {s.rows};")
+        return "steps"
+
+    def _number(self, later: int) -> str:
+        """Which of its part's rows a thread works on, some steps later."""
+        rows = self.s.rows
+        step = f"step {'+' if later > 0 else '-'} {abs(later)}" if later else "step"
+        return step if rows == 1 else f"{f'({step})' if later else step} * {rows} + sub"
+
+    def _position(self, name: str, number: str) -> None:
+        """Declares the row of a number; a thread without a row goes along with the last one."""
+        w, itype = self.w, self.s.itype
+        if self._has_inside and name == "row":
+            w.line(f"const bool inside = {number} < {'count' if self.each is None else self.each};")
+            number = f"inside ? {number} : {self._last}"
+        elif self._has_inside or name == "after":
+            number = f"min({number}, {self._last})"
+        if number == "0":
+            w.line(f"const {itype} {name} = {self._begins};")
+            return
+        if itype != "uint32":
+            number = f"{itype}({number})"
+        elif " " in number and not number.startswith("min("):
+            number = f"({number})"
+        apart = f" * {self.parts}" if self.parts > 1 else ""
+        w.line(f"const {itype} {name} = {self._begins} + {number}{apart};")
+
+    def _place(self) -> None:
+        w, s = self.w, self.s
+        if s.rows == 1:
+            w.line("const uint32 lane = threadIdx.x;")
+        else:
+            w.line(f"const uint32 lane = threadIdx.x % {s.lanes}, sub = threadIdx.x / {s.lanes};")
+        if self._begins == "part":
+            w.line(f"const {s.itype} part = blockIdx.x;")
+        else:
+            w.line(f"const {s.itype} part = blockIdx.x % {self.parts};")
+            w.line(f"const {s.itype} begin = blockIdx.x / {self.parts} * {s.itype}({self.walked}) + part;")
+        if self.each is None:
+            w.line(f"const uint32 count = ({s.itype}({self.walked + self.parts - 1}) - part) / {self.parts};")
+
+    # ---- before the first row
+
+    def _before(self) -> None:
+        """What is the same for all rows, the columns' reductions, and what the threads exchange."""
+        w, s, n = self.w, self.s, len(self.space.outer)
+        sums = [self.program.stores[store].operand for store, _ in self.walk.sums]
+        same = [op for op in self.program.loads if not any(op.strides[n - self.walk.dims : n])]
+        self._begin = self.rows = self._numbered("begin", [op.strides for op in (*same, *sums)])
+        for k, operand in enumerate(self.program.loads):
+            if self.space.varies(operand):
+                continue
+            if operand not in same:
+                self._next[k] = self.names.unique(operand.name, "_next")
+                continue
+            name = self.names.unique(operand.name, "_r")
+            text = converted(operand, f"{self.pointers.loads[k]}[{self.rows.offset(operand.strides[:n])}]", self._real)
+            w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
+            self.terms[Load(k)] = name
+        if self._next:
+            w.line("// A row's own values are read while the row before is worked on.")
+            self._position("first", "0" if s.rows == 1 else "sub")
+            rows = self._numbered("first", [self.program.loads[k].strides for k in self._next])
+            for k, name in self._next.items():
+                w.line(f"{self.program.loads[k].dtype.ctype} {name} = {self._row_value(k, rows)};")
+        if self._repeats:
+            for k, name in self._repeats.items():
+                kind = vector_type(self.program.loads[k], self._count(k))
+                w.line(f"{kind} {name}{f'[{self.unroll}]' if self.unroll > 1 else ''};")
+            self._open_vectors(loading=True)
+            for k, name in self._repeats.items():
+                target = f"{name}[u]" if self.unroll > 1 else name
+                self._read(k, target, self._offset(self.program.loads[k].strides))
+            self._close_vectors()
+        for k, name in self._own.items():
+            reduction = self.program.reductions[k]
+            start = " = {}" if reduction.combine == "add" else ""
+            w.line(f"{reduction.ctype} {name}[{self.unroll}][{s.vector}]{start};")
+            if not start:
+                w.line(f"reduce::fill({name}, {identity(reduction)});")
+        if s.lanes > 32:
+            for k, reduction in enumerate(self.program.reductions):
+                if k not in self._own:
+                    self._exchanged[k] = self.names.unique(reduction.name, "_parts")
+                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
+
+    @property
+    def _real(self) -> str:
+        return self.program.real
+
+    def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
+        """Coordinates of a row, those that some strides need being there already."""
+        rows = Coordinates(self.w, position, self.space.outer, self.s.itype, position)
+        for d in range(len(self.space.outer)):
+            if any(strides[d] for strides in every):
+                _ = rows[d]
+        return rows
+
+    def _row_value(self, k: int, rows: Coordinates) -> str:
+        """The C expression of an operand's value for a row."""
+        return f"{self.pointers.loads[k]}[{rows.offset(self.program.loads[k].strides[: len(self.space.outer)])}]"
+
+    # ---- rows on their way
+
+    def _ring(self) -> int:
+        """Declares the shared memory in which rows arrive; returns its bytes."""
+        w, s, used = self.w, self.s, 0
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        for n in self.kept:
+            operand = self.program.loads[n]
+            name = self._arriving[n] = self.names.unique(operand.name, "_s")
+            start = f"shared + {used}" if used else "shared"
+            w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
+            slots = self.ahead if self.follows else s.stages
+            used += -(-slots * s.rows * self.room * operand.dtype.itemsize // 16) * 16
+        return used
+
+    def _slot(self, step: str, slots: int) -> str:
+        """Where the row of a step lies in shared memory: the number of its first element."""
+        rows = self.s.rows
+        slot = f"{step} % {slots}" if slots > 1 else "0"
+        if rows > 1:
+            slot = f"({slot} * {rows} + sub)" if slots > 1 else "sub"
+        return f"{slot} * {self.room}" if slot != "0" else "0"
+
+    def _copies(self, into: str) -> None:
+        """Copies of a vector of each tensor begin."""
+        for n in self.kept:
+            operand, name, pointer = self.program.loads[n], self._arriving[n], self.pointers.loads[n]
+            offset = self._offset(operand.strides)
+            nbytes = self.s.vector * operand.dtype.itemsize
+            for start in range(0, nbytes, 16):
+                more = f" + {start // operand.dtype.itemsize}" if start else ""
+                source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
+                self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {source});")
+
+    def _fetched(self, number: str) -> None:
+        """The row whose copies begin."""
+        self._position("fetched", number)
+        self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
+
+    @property
+    def _mine(self) -> str:
+        """Where a thread's vector lies in a row in shared memory."""
+        s = self.s
+        if not (self.follows and self.ragged):
+            return "col"
+        lane = "lane" if s.lanes > 1 else "0"
+        vector = lane if self.unroll == 1 else f"(u * {s.lanes} + {lane})" if s.lanes > 1 else "u"
+        return vector if s.vector == 1 else f"{vector} * {s.vector}"
+
+    def _first_rows(self, rows: str) -> None:
+        """Copies of the first rows begin."""
+        w, several = self.w, self.ahead > 1
+        w.line("// A thread reads back what it copied itself.")
+        w.open(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else "")
+        at = self._slot("step", self.ahead)
+        self._fetched(self._number(0) if several else "0" if self.s.rows == 1 else "sub")
+        self._open_vectors(loading=True)
+        if several:
+            w.open(f"if (step < {rows})")
+        self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
+        if several:
+            w.close()
+        w.line("copy_async_commit();")
+        self._close_vectors()
+        w.close()
+
+    def _take_over(self, rows: str) -> None:
+        """What has arrived of a row goes on to registers, and copies of a later one begin in its place."""
+        w, own = self.w, self.rows
+        for n in self.kept:
+            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
+            many = f"[{self.unroll}]" if self.unroll > 1 else ""
+            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+        at = self._slot("step", self.ahead)
+        if at != "0":
+            w.line(f"const uint32 at = {at};")
+        place = self._mine if at == "0" else f"at + {self._mine}"
+        self._fetched(self._number(self.ahead))
+        self._open_vectors(loading=True)
+        w.line(f"copy_async_wait<{self.ahead * self.unroll - 1}>();")
+        for n in self.kept:
+            target, source = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}", self._arriving[n]
+            wide = f"load_shared<{self.s.vector}>({source} + {place})"
+            w.line(f"{target} = {wide if self.s.vector > 1 else f'{source}[{place}]'};")
+        w.open(f"if (step + {self.ahead} < {rows})")
+        self._copies(place)
+        w.close()
+        w.line("copy_async_commit();")
+        self._close_vectors()
+        self.rows = own
+
+    def _fetch(self, rows: str) -> None:
+        """Copies of the rows of a later step begin."""
+        w, s = self.w, self.s
+        w.line("// A thread reads back what it copied itself.")
+        w.open(f"if (step < {rows})")
+        w.line(f"const uint32 into = {self._slot('step', s.stages)};")
+        self._fetched(self._number(0))
+        self._open_vectors()
+        self._copies(f"into + {self._mine}")
+        self._close_vectors()
+        w.close()
+        w.line("copy_async_commit();")
+        w.line(f"if (step < {self.ahead}) continue;")
+        w.line(f"copy_async_wait<{self.ahead}>();")
+
+    def _held(self, n: int) -> str:
+        u = "[u]" if self.unroll > 1 else ""
+        if n in self._repeats:
+            return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+        if n not in self._arriving or n in self.kept_names:
+            return super()._held(n)
+        return self._arrived(n)
+
+    def _arrived(self, n: int) -> str:
+        """Reads what has arrived of a row; returns the C expression of an element."""
+        vector, source = self.s.vector, f"{self._arriving[n]} + at + {self._mine}"
+        if vector == 1:
+            return f"{self._arriving[n]}[at + {self._mine}]"
+        name = self._vector(n)
+        self.w.line(f"const {vector_type(self.program.loads[n], vector)} {name} = load_shared<{vector}>({source});")
+        return f"{name}[e]"
+
+    # ---- a row
+
+    def _row_values(self) -> None:
+        w, n = self.w, len(self.space.outer)
+        self.rows = self._coordinates()
+        for k, name in self._next.items():
+            operand = self.program.loads[k]
+            own = self.names.unique(operand.name, "_r")
+            w.line(f"const {ctype_of(self.program, Load(k))} {own} = {converted(operand, name, self._real)};")
+            self.terms[Load(k)] = own
+        if self._next:
+            self._position("after", self._after)
+            rows = self._numbered("after", [self.program.loads[k].strides for k in self._next])
+            for k, name in self._next.items():
+                w.line(f"{name} = {self._row_value(k, rows)};")
+        for k, strides in enumerate(self.program.indices):
+            if not any(strides[n:]):
+                self.terms[Index(k)] = f"int32({self.rows.offset(strides[:n])})"
+
+    def _combined(self, parts: dict[int, str]) -> None:
+        if self.s.lanes <= 32:
+            super()._combined(parts)
+            return
+        w, s, warps = self.w, self.s, self.s.lanes // 32
+        for k, part in parts.items():
+            w.line(f"reduce::give<{combiner(self.program.reductions[k])}>({part}, {self._exchanged[k]}[turn]);")
+        w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
+        own = "" if s.rows == 1 else f" + sub * {warps}"
+        for k in parts:
+            reduction = self.program.reductions[k]
+            name = self.names.unique(reduction.name)
+            text = f"reduce::take<{combiner(reduction)}, {warps}>({self._exchanged[k]}[turn]{own})"
+            w.line(f"const {reduction.ctype} {name} = {text};")
+            self.terms[Reduced(k)] = name
+
+    # ---- after the last row
+
+    def _finish(self) -> None:
+        """Combines what the rows side by side have of each column, and stores it."""
+        w, s, n = self.w, self.s, len(self.space.outer)
+        if s.rows > 1:
+            w.line("// What the rows side by side have of each column.")
+            exchanges: dict[str, str] = {}
+            for k, name in self._own.items():
+                reduction = self.program.reductions[k]
+                if reduction.ctype not in exchanges:
+                    exchange = exchanges[reduction.ctype] = self.names.unique(f"{reduction.ctype} columns")
+                    size = s.threads // max(32, s.lanes) * s.lanes * s.vector
+                    w.line(f"__shared__ {reduction.ctype} {exchange}[{size}];")
+                if self.unroll > 1:
+                    w.line("#pragma unroll")
+                loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
+                across = f"reduce::across<{combiner(reduction)}, {s.lanes}, {s.rows}>"
+                w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
+            w.line("if (sub > 0) return;")
+        self.rows = self._begin
+        self._open_vectors()
+        for store, step in self.walk.sums:
+            operand, k = self.program.stores[store].operand, self.space.sums[store]
+            own, dtype = f"{self._own[k]}[{self._u}]", operand.dtype.ctype
+            cols = [(self.cols[d], stride) for d, stride in enumerate(operand.strides[n:]) if stride]
+            kept = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
+            offset = linear([("part", step), *kept, *cols])
+            same = dtype == self.program.reductions[k].ctype
+            if s.vector == 1:
+                value = f"{own}[0]" if same else f"convert<{dtype}>({own}[0])"
+                w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
+                continue
+            name = self.names.unique(operand.name, "_v")
+            w.line(f"{vector_type(operand, s.vector)} {name};")
+            w.line("#pragma unroll")
+            value = f"{own}[e]" if same else f"convert<{dtype}>({own}[e])"
+            w.line(f"for (int e = 0; e < {s.vector}; ++e) {name}[e] = {value};")
+            self._write(store, name, offset)
+        self._close_vectors()

@@ -1,0 +1,222 @@
+"""Schedules of the window family's ring form: which there are for a spec, and how long each is thought to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from codegen.arch import Arch
+from codegen.window.spec import WindowSpec
+
+#: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
+MAX_WEIGHTS = 100
+MAX_SUMS = 64
+MAX_PRODUCTS = 800  # a thread's code spells out; more do not fit the instruction cache
+MAX_READS = 80  # columns that a step looks at; more do not become straight code
+MAX_THREADS = 512
+MIN_THREADS = 64
+#: Bytes of neighbouring channels that a block reads of every pixel: whole lines of memory where there are so many.
+RUNS = (64, 128, 256)
+#: What a multiprocessor of a recent GPU gets from device memory, and from the L2 cache, in bytes a cycle, when all
+#: ask, and cycles until a byte arrives then.
+MEMORY_RATE, CACHE_RATE, LATENCY = 16.0, 28.0, 1100.0
+START = 3000.0  # cycles before the first rows are there and after the last ones are, when nothing overlaps
+#: Share of the time that a warp of this code cannot issue; share of the issue slots that are filled at best.
+STALLED, ISSUED = 0.75, 0.85
+#: Blocks for each multiprocessor beyond which blocks are not made smaller.
+ENOUGH_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class RingSchedule:
+    """A block walks down rows of outputs with the input rows in a ring in shared memory.
+
+    A block has ``lanes`` threads of ``vector`` channels each, and ``across`` of them along the columns; each computes
+    ``rows`` x ``cols`` outputs a step, for ``steps`` steps, while the input of the next ``ahead`` steps is on its way
+    in copies of ``copy`` elements.
+    """
+
+    rows: int
+    cols: int
+    across: int
+    lanes: int
+    vector: int
+    steps: int
+    ahead: int
+    copy: int
+    itype: str
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.across
+
+    @property
+    def channels(self) -> int:
+        """Channels of a block."""
+        return self.lanes * self.vector
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs of a block."""
+        return self.rows * self.steps
+
+    @property
+    def out_cols(self) -> int:
+        """Columns of outputs of a block."""
+        return self.cols * self.across
+
+
+def ring_shape(spec: WindowSpec, s: RingSchedule) -> tuple[int, int, int]:
+    """(rows, columns, channels) of the ring: the rows under a step's outputs and those on their way."""
+    under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    columns = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    return under + s.ahead * s.rows * spec.stride[1], columns, s.channels
+
+
+def ring_bytes(spec: WindowSpec, s: RingSchedule) -> int:
+    """Dynamic shared memory of a block, in bytes."""
+    return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
+
+
+def ring_copy(spec: WindowSpec) -> int:
+    """Elements of the widest copy at which every pixel's channels can start; 0 if none is of at least 4 bytes."""
+    size = spec.x.dtype.itemsize
+    steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
+    for width in (16, 8, 4):
+        count = width // size
+        if count and spec.x.alignment % width == 0 and all(n % count == 0 for n in (spec.groups, *steps)):
+            return count
+    return 0
+
+
+def ring_schedules(spec: WindowSpec, arch: Arch, itype: str) -> list[RingSchedule]:
+    """Schedules of depthwise convolutions with contiguous channels, best first; none where there is no kernel."""
+    flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
+    if not (arch.has_cp_async and flat and ring_copy(spec)):
+        return []
+    every = {s: ring_cycles(spec, s, arch) for s in _candidates(spec, arch, itype)}
+    return sorted(every, key=lambda s: every[s])
+
+
+def _candidates(spec: WindowSpec, arch: Arch, itype: str) -> Iterator[RingSchedule]:
+    size, (_, height, width), taps = spec.x.dtype.itemsize, spec.out, prod(spec.taps)
+    words = max(1, _word(spec) // 4)
+    widest = ring_copy(spec)
+    vectors = [v for v in (8, 4, 2, 1) if v <= widest and v * taps * words <= MAX_WEIGHTS]
+    vectors = [v for v in vectors if v * size >= 4] or vectors
+    for run, vector, rows, cols in product(RUNS, vectors, (1, 2, 4), (1, 2, 4, 8)):
+        # A power of two of lanes divides the copies of a pixel evenly among threads.
+        lanes = _power(min(run // size, _round_up(spec.groups, widest)) // vector)
+        sums = rows * cols * vector
+        if not lanes or sums * words > MAX_SUMS or sums * taps > MAX_PRODUCTS or rows > height or cols > 2 * width:
+            continue
+        if rows * ((cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1) > MAX_READS:
+            continue
+        for across in dict.fromkeys(-(-width // (cols * parts)) for parts in _powers(width)):
+            if lanes * across > MAX_THREADS or (lanes * across < MIN_THREADS and cols * across < width):
+                continue
+            copy = min(widest, lanes * vector)
+            strips = spec.images * -(-spec.groups // (lanes * vector)) * -(-width // (cols * across))
+            for pieces in _powers(height // rows):
+                steps = -(-height // (rows * pieces))
+                for ahead in (2, 4) if steps > 2 else (1,):
+                    s = RingSchedule(rows, cols, across, lanes, vector, steps, ahead, copy, itype)
+                    if ring_bytes(spec, s) <= arch.shared_bytes_per_block:
+                        yield s
+                if strips * pieces >= ENOUGH_BLOCKS * arch.sm_count_hint:
+                    break
+
+
+def ring_registers(spec: WindowSpec, s: RingSchedule) -> int:
+    """Registers of a thread, estimated: weights, sums of the columns that the taps are over at a time, addresses."""
+    words = max(1, _word(spec) // 4)
+    under_way = min(s.cols, -(-((spec.taps[2] - 1) * spec.dilation[2] + 1) // spec.stride[2]))
+    more = 8 if spec.program.instructions else 0
+    return 36 + more + words * s.vector * (prod(spec.taps) + s.rows * under_way)
+
+
+def ring_cycles(spec: WindowSpec, s: RingSchedule, arch: Arch) -> float:
+    """Cycles that a kernel is thought to take: the slowest of instructions, device memory, cache, bytes in flight and
+    shared memory, a little more where several are as slow, and what does not overlap.
+    """
+    size, sms = spec.x.dtype.itemsize, arch.sm_count_hint
+    strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
+    pieces = -(-spec.out[1] // s.block_rows)
+    blocks = strips * pieces
+    resident = arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_bytes(spec, s))
+    if not resident:
+        return float("inf")
+    waves = -(-blocks // (sms * resident))
+    active = min(resident, -(-blocks // sms))
+    # Blocks of an SM that has the most of them.
+    blocks_each = -(-blocks // sms) if waves == 1 else waves * resident
+    _, columns, channels = ring_shape(spec, s)
+    row_bytes = columns * channels * size
+    lines = s.rows * spec.stride[1] * s.steps + (spec.taps[1] - 1) * spec.dilation[1]
+    warps = -(-s.threads // 32)
+    filled = min(ISSUED, 1 - STALLED ** (active * warps / 4))
+    issue = blocks_each * s.steps * warps * _instructions(spec, s) / (4 * filled)
+    read = blocks_each * lines * row_bytes
+    program = spec.program
+    written = sum(store.operand.dtype.itemsize for store in program.stores) or size
+    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
+    outputs = blocks_each * s.block_rows * s.out_cols * s.channels
+    once = spec.images * spec.groups * prod(spec.sizes) * size / sms
+    memory = (once + outputs * (written + beside)) / MEMORY_RATE
+    cache = (read + outputs * (written + beside)) / CACHE_RATE
+    flying = active * s.ahead * s.rows * spec.stride[1] * row_bytes
+    latency = read * LATENCY / flying
+    shared = blocks_each * s.steps * warps * _wavefronts(spec, s)
+    worst: float = (issue**4 + memory**4 + cache**4 + latency**4 + shared**4) ** 0.25
+    return worst + START * (waves if resident == 1 else 1)
+
+
+def _instructions(spec: WindowSpec, s: RingSchedule) -> float:
+    """Instructions of a thread for one step, as counted in compiled kernels."""
+    taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
+    rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    size, words = spec.x.dtype.itemsize, max(1, _word(spec) // 4)
+    convert = 0 if size == _word(spec) else 1
+    reads = rows * cols * (max(1, s.vector * size // 16) + convert * s.vector) + 4 * rows
+    _, columns, channels = ring_shape(spec, s)
+    copies = s.rows * spec.stride[1] * (8 + 5 * -(-columns * channels // s.copy // s.threads))
+    stores = s.rows * s.cols * 4 + outputs * (0.5 + 6 * len(spec.program.instructions))
+    crowded = 50 if s.vector == 8 else 0  # moves between registers
+    return words * outputs * taps + reads + copies + stores + 55 + 1.5 * outputs + crowded
+
+
+def _wavefronts(spec: WindowSpec, s: RingSchedule) -> float:
+    """Accesses of 128 bytes to shared memory that a warp makes in one step."""
+    rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    access = s.vector * spec.x.dtype.itemsize
+    pixel = s.lanes * access
+    # Threads whose pixels are a multiple of 128 bytes apart meet in the same banks.
+    meet = max(1, 128 // pixel) if s.cols * spec.stride[2] * pixel % 128 == 0 else 1
+    _, columns, channels = ring_shape(spec, s)
+    copied = s.rows * spec.stride[1] * columns * channels * spec.x.dtype.itemsize / 128 / -(-s.threads // 32)
+    return rows * cols * max(1.0, access / 4) * meet + copied
+
+
+def _word(spec: WindowSpec) -> int:
+    return 8 if spec.accumulate in ("double", "uint64") else 4
+
+
+def _power(size: int) -> int:
+    """The largest power of two of at most ``size``; 0 if there is none."""
+    return 1 << (size.bit_length() - 1) if size > 0 else 0
+
+
+def _powers(most: int) -> Iterator[int]:
+    """1, 2, 4, ... up to ``most``."""
+    power = 1
+    while power <= max(most, 1):
+        yield power
+        power *= 2
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

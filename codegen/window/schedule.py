@@ -1,0 +1,340 @@
+"""Schedules of the window family: the three forms of its kernels, the sizes of their halo tiles, and which fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+from codegen.arch import Arch
+from codegen.iteration import extent, index_type
+from codegen.window.ring_schedule import RingSchedule, ring_schedules
+from codegen.window.spec import WindowSpec
+
+SHARED_LIMIT = 48 * 1024
+THREADS = 256
+PATCH_COLUMNS = 4
+#: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
+LINE_BYTES = 256
+COLUMN_BYTES = 512
+#: Blocks, and threads of each, that keep a large GPU busy.
+ENOUGH_BLOCKS = 264
+ENOUGH_THREADS = 128
+#: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
+#: sums up.
+STRIP_ROWS = 4  # more rows read less twice, but leave room for fewer threads
+MAX_HALO = 8
+MAX_WEIGHTS = 50
+STRIP_CANDIDATES = (4, 7, 2, 8, 3, 6)
+STRIP_REGISTERS = 90
+STRIP_PRODUCTS = 1600
+SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
+CANDIDATES = 12  # schedules to try
+SECTOR = 32  # bytes of the smallest access to device memory
+
+
+@dataclass(frozen=True)
+class PlanesSchedule:
+    """Threads side by side take neighbouring columns of one image plane.
+
+    A block has ``lanes`` threads along the columns, ``down`` along the rows and ``planes`` planes (of an image and a
+    group); each thread has a patch of ``rows`` x ``cols`` outputs for every filter of its group.
+    """
+
+    rows: int
+    cols: int
+    lanes: int
+    down: int
+    planes: int
+    itype: str
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.down * self.planes
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of outputs of a block."""
+        return self.rows * self.down
+
+    @property
+    def out_cols(self) -> int:
+        """Columns of outputs of a block."""
+        return self.cols * self.lanes
+
+
+@dataclass(frozen=True)
+class ChannelsSchedule:
+    """Threads side by side take neighbouring channels of a depthwise convolution.
+
+    A block has ``lanes`` threads of ``vector`` channels each, and ``columns`` of outputs; each thread has ``rows`` rows
+    of its column.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    vector: int
+    itype: str
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.columns
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of outputs of a block."""
+        return self.rows
+
+    @property
+    def out_cols(self) -> int:
+        """Columns of outputs of a block."""
+        return self.columns
+
+    @property
+    def channels(self) -> int:
+        """Channels of a block."""
+        return self.lanes * self.vector
+
+
+@dataclass(frozen=True)
+class StripsSchedule:
+    """A thread has ``rows`` rows of ``vector`` neighbouring outputs of one plane, for every filter of its group."""
+
+    rows: int
+    vector: int
+    threads: int
+    itype: str
+
+
+WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
+#: Schedules whose blocks stage a halo tile in shared memory.
+TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
+
+
+def fits(spec: WindowSpec) -> str | None:
+    """Why the window family has no kernel for a spec; None if it has."""
+    return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
+
+
+def _misfit(spec: WindowSpec, s: TiledSchedule) -> str | None:
+    """Why a schedule is no kernel of a spec; None if it is."""
+    needed = shared_bytes(spec, s)
+    if needed > SHARED_LIMIT:
+        return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
+    if isinstance(s, ChannelsSchedule) and _column_bytes(spec, s) > COLUMN_BYTES:
+        return f"a column of {spec.taps[1]} taps does not fit a thread's registers"
+    return None
+
+
+def channels_last(spec: WindowSpec) -> bool:
+    """Whether neighbouring channels are neighbours in memory and each is convolved with one filter of its own."""
+    return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
+
+
+def best_schedule(spec: WindowSpec, arch: Arch) -> WindowSchedule:
+    """The schedule used when nothing was tuned: strips or a ring where they can be, else the best with a halo tile."""
+    return strips_schedule(spec) or next(iter(_rings(spec, arch)), None) or best_tiled_schedule(spec)
+
+
+def _rings(spec: WindowSpec, arch: Arch) -> list[RingSchedule]:
+    return ring_schedules(spec, arch, _itype(spec)) if channels_last(spec) else []
+
+
+def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
+    """`best_schedule`, then others worth trying."""
+    best = best_schedule(spec, arch)
+    yield best
+    if isinstance(best, StripsSchedule):
+        for rows in STRIP_CANDIDATES:
+            if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
+                yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
+    # Of rings that differ in little, one.
+    kinds: dict[tuple[int, ...], RingSchedule] = {}
+    for ring in _rings(spec, arch):
+        kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
+    yield from [*kinds.values()][:CANDIDATES]
+    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s))[:CANDIDATES]
+
+
+def best_tiled_schedule(spec: WindowSpec) -> TiledSchedule:
+    """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
+    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    fitting = [s for s in every if _misfit(spec, s) is None]
+    if fitting:
+        return min(fitting, key=lambda s: _cost(spec, s))
+    return min(every, key=lambda s: shared_bytes(spec, s))
+
+
+def halo(spec: WindowSpec) -> tuple[int, int]:
+    """Elements that an unstrided filter reaches to the left and to the right of a run of outputs (negative: short of
+    it).
+    """
+    return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
+
+
+def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
+    """The largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
+    time.
+    """
+    size, xs = spec.x.dtype.itemsize, spec.x.strides
+    vector = 16 // size
+    left, right = halo(spec)
+    flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
+    steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
+    aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
+    if not (flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
+        return None
+    if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
+        return None
+    for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
+        threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
+        busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
+        if busy and _strip_fits(spec, vector, rows):
+            return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
+    return None
+
+
+def _strip_fits(spec: WindowSpec, vector: int, rows: int) -> bool:
+    """Whether a strip's input rows fit a thread's registers, and its products the instruction cache."""
+    lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
+    products = rows * vector * spec.filters * prod(spec.taps)
+    return lines * (4 + sum(halo(spec))) <= STRIP_REGISTERS and products <= STRIP_PRODUCTS
+
+
+def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
+    height, width = spec.out[1], spec.out[2]
+    itype = _itype(spec)
+    most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
+    for rows, cols in product(_halves(most), (PATCH_COLUMNS, 1)):
+        for lanes in _halves(_halved(32, -(-width // cols))):
+            for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
+                for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
+                    yield PlanesSchedule(rows, cols, lanes, down, planes, itype)
+
+
+def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
+    height, width = spec.out[1], spec.out[2]
+    itype = _itype(spec)
+    for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
+        if spec.groups % vector == 0:
+            wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
+            most = _halved(min(32, wide), -(-spec.groups // vector))
+            for lanes in (most, max(1, most // 2)):
+                for columns in sorted({-(-width // n) for n in range(1, 33)}):
+                    if columns * lanes <= THREADS:
+                        yield ChannelsSchedule(rows, columns, lanes, vector, itype)
+
+
+def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
+    """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
+
+    A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
+    Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
+    """
+    depth, rows, cols = tile_sizes(spec, s)
+    taps, under = prod(spec.taps), (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    tiles = spec.out[0] * -(-spec.out[1] // s.out_rows) * -(-spec.out[2] // s.out_cols)
+    if isinstance(s, ChannelsSchedule):
+        blocks = spec.images * -(-spec.groups // s.channels) * tiles
+        run = min(s.channels, spec.groups) * spec.x.dtype.itemsize
+        access = max(1, min(16, run) // spec.x.dtype.itemsize)
+        staged = depth * rows * cols * s.channels * (1 + 20 / access) * max(1.0, SECTOR / run)
+        each: float = (
+            depth * spec.taps[2] * under * (1 + s.vector) + taps * s.vector * (s.rows + 2) + 6 * s.rows * s.vector
+        )
+    else:
+        blocks = -(-spec.images * spec.groups // s.planes) * tiles
+        run = cols * spec.x.dtype.itemsize
+        staged = s.planes * spec.in_channels * depth * rows * cols * 8 * _sectors(run) * SECTOR / run
+        outputs = spec.filters * s.rows * s.cols
+        lines = spec.in_channels * depth * under
+        reads = (line_reads(spec, s) or s.cols * spec.taps[2] * PATCH_COLUMNS) / PATCH_COLUMNS
+        each = lines * reads + spec.in_channels * taps * spec.filters * s.rows * (1 + s.cols) + 6 * outputs
+    idle = max(1.0, ENOUGH_THREADS / s.threads)
+    return max(1.0, blocks / ENOUGH_BLOCKS) * (staged + s.threads * each) * idle, -s.threads
+
+
+def _sectors(run: int) -> int:
+    """Sectors of memory that a run of bytes touches at most, wherever it starts."""
+    return -(-run // SECTOR) + 1
+
+
+def _halves(size: int) -> Iterator[int]:
+    """A power of two and the smaller ones, down to 1."""
+    while size:
+        yield size
+        size //= 2
+
+
+def _halved(size: int, enough: int) -> int:
+    """A power of two, halved for as long as half of it is enough."""
+    while size > 1 and size // 2 >= enough:
+        size //= 2
+    return size
+
+
+def _itype(spec: WindowSpec) -> str:
+    space = (spec.images, spec.groups, spec.filters, *spec.out)
+    reach = [prod(space), extent((spec.images, spec.groups, spec.in_channels, *spec.sizes), spec.x.strides)]
+    reach.append(extent((spec.groups, spec.filters, spec.in_channels, *spec.taps), spec.w.strides))
+    reach += [extent(space, op.strides) for op in spec.program.operands]
+    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+
+
+def tile_sizes(spec: WindowSpec, s: TiledSchedule) -> tuple[int, int, int]:
+    """(depth, rows, columns) of the halo tile of one channel.  Depth is only the planes that taps touch."""
+    rows = (s.out_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    cols = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    return spec.taps[0], rows, cols
+
+
+def line_reads(spec: WindowSpec, s: PlanesSchedule) -> int | None:
+    """Elements of a tile row under one thread's patch, in whole vectors of four; None if they are too many to keep."""
+    span = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    reads = -(-span // PATCH_COLUMNS) * PATCH_COLUMNS
+    return reads if reads * element_bytes(spec.accumulate) <= LINE_BYTES else None
+
+
+def pitch(spec: WindowSpec, s: PlanesSchedule) -> int:
+    """Elements from one row of a plane's tile to the next: a multiple of four with room for the last thread's reads."""
+    last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
+    return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
+
+
+def blocks_per_sm(spec: WindowSpec, s: TiledSchedule) -> int:
+    """Blocks a multiprocessor should hold: enough threads to hide memory latency, if their registers are enough.
+
+    ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
+    fit.
+    """
+    if element_bytes(spec.accumulate) > 4:
+        return 1  # pairs of registers: ptxas spills before it runs out
+    if isinstance(s, ChannelsSchedule):
+        registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector
+    else:
+        registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
+    return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
+
+
+def element_bytes(ctype: str) -> int:
+    """Size of an accumulator."""
+    return 8 if ctype in ("double", "uint64") else 4
+
+
+def _column_bytes(spec: WindowSpec, s: ChannelsSchedule) -> int:
+    """Bytes of a thread's registers for a column of weights and for its sums."""
+    return (spec.taps[1] + s.rows) * s.vector * element_bytes(spec.accumulate)
+
+
+def shared_bytes(spec: WindowSpec, s: TiledSchedule) -> int:
+    """Static shared memory of a block, in bytes."""
+    depth, rows, cols = tile_sizes(spec, s)
+    if isinstance(s, ChannelsSchedule):
+        return depth * rows * cols * s.channels * spec.x.dtype.itemsize
+    weights = spec.filters * spec.in_channels * prod(spec.taps)
+    tile = spec.in_channels * depth * rows * pitch(spec, s)
+    return s.planes * (tile + weights) * element_bytes(spec.accumulate)
