@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from codegen.arch import Arch
+from codegen.attention import forms
 from codegen.attention import mma as attention_mma
 from codegen.attention import simt as attention_simt
 from codegen.attention import wgmma as attention_wgmma
@@ -19,7 +20,6 @@ from codegen.attention.mma import AttentionMmaSchedule
 from codegen.attention.simt import AttentionSimtSchedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, KernelSource
-from codegen.tiles import Unsupported
 
 AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
 
@@ -34,25 +34,13 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
 
     Raises Unsupported if none does.
     """
-    for form in _FASTEST.values():
-        try:
-            return form(spec, arch)
-        except Unsupported:
-            continue
-    return attention_simt.schedules(spec)
+    found = forms.first(_FASTEST, spec, arch)
+    return attention_simt.schedules(spec) if found is None else found
 
 
 def declined(spec: AttentionSpec, arch: Arch) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
-    reasons = {}
-    for name, form in _FASTEST.items():
-        try:
-            form(spec, arch)
-        except Unsupported as reason:
-            reasons[name] = str(reason)
-        else:
-            break
-    return reasons
+    return forms.declined(_FASTEST, spec, arch)
 
 
 def coarse_products(spec: AttentionSpec, schedule: Any) -> int | None:

@@ -15,12 +15,12 @@ from codegen.attention import backward_mma as attention_backward_mma
 from codegen.attention import backward_simt as attention_backward_simt
 from codegen.attention import backward_wgmma as attention_backward_wgmma
 from codegen.attention import backward_wgmma_schedule as attention_backward_wgmma_schedule
+from codegen.attention import forms
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.spec import KernelSource
-from codegen.tiles import Unsupported
 
 AttentionBackwardSchedule: TypeAlias = (
     AttentionBackwardWgmmaSchedule | AttentionBackwardMmaSchedule | AttentionBackwardSimtSchedule
@@ -37,25 +37,13 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
 
     Raises Unsupported if none does.
     """
-    for form in _FASTEST.values():
-        try:
-            return form(spec, arch)
-        except Unsupported:
-            continue
-    return attention_backward_simt.schedules(spec)
+    found = forms.first(_FASTEST, spec, arch)
+    return attention_backward_simt.schedules(spec) if found is None else found
 
 
 def declined(spec: AttentionBackwardSpec, arch: Arch) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
-    reasons = {}
-    for name, form in _FASTEST.items():
-        try:
-            form(spec, arch)
-        except Unsupported as reason:
-            reasons[name] = str(reason)
-        else:
-            break
-    return reasons
+    return forms.declined(_FASTEST, spec, arch)
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> KernelSource:

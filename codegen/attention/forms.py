@@ -1,0 +1,39 @@
+"""Which form of a family takes a spec: attention's and its gradients' choose alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from codegen.arch import Arch
+from codegen.tiles import Unsupported
+
+Spec = TypeVar("Spec")
+Schedule = TypeVar("Schedule")
+
+
+def first(
+    forms: Mapping[str, Callable[[Spec, Arch], tuple[Schedule, ...]]], spec: Spec, arch: Arch
+) -> tuple[Schedule, ...] | None:
+    """The schedules of the first form that takes a spec, None if none does (each raises Unsupported)."""
+    for schedules in forms.values():
+        try:
+            return schedules(spec, arch)
+        except Unsupported:
+            continue
+    return None
+
+
+def declined(
+    forms: Mapping[str, Callable[[Spec, Arch], tuple[Schedule, ...]]], spec: Spec, arch: Arch
+) -> dict[str, str]:
+    """Why the forms in front of the first one that takes a spec do not, by form."""
+    reasons = {}
+    for name, schedules in forms.items():
+        try:
+            schedules(spec, arch)
+        except Unsupported as reason:
+            reasons[name] = str(reason)
+        else:
+            break
+    return reasons
