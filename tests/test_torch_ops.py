@@ -431,7 +431,7 @@ GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
     "attention": (ATTENTION, (_random(2, 3, 5, 8), _random(2, 3, 7, 8), torch.arange(35).reshape(5, 7) % 3 != 2)),
     "norm": (NORMS, (_IMAGES, _random(6), _random(6, seed=1).abs() + 0.5)),
 }
-#: What torch's own decompositions, or other releases of it, leave for the table.
+#: What torch's own decompositions, or other releases of it, leave for the table, and what only CUDA has.
 UNSEEN = {
     *(f"aten.upsample_nearest{n}d.{kind}" for n in (1, 2, 3) for kind in ("default", "vec")),
     *(f"aten.upsample_{kind}.vec" for kind in ("linear1d", "bilinear2d", "trilinear3d")),

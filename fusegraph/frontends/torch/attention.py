@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten
 from fusegraph.graph import Tensor
@@ -29,7 +31,17 @@ def _attention(
     results = c.graph.sdpa(q, k, v, generate_stats=1 in c.used, **extra, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
     result.strides = c.form.strides  # heads lie where torch has them: to join them again moves nothing
-    return c.cast(result), None if stats is None else stats.reshape(stats.shape[:3])
+    return c.cast(result), None if stats is None else _as_torch(c, stats)
+
+
+def _as_torch(c: Call, stats: Tensor) -> Tensor:
+    """The statistics in torch's shape: some of its kernels append an axis of size one, some round the length up and
+    have infinities there, of which the gradient makes probabilities of zero."""
+    form, (*heads, rows, _) = c.forms[1], stats.shape
+    assert form is not None
+    stats = stats.reshape((*heads, rows, *form.shape[3:]))
+    padding = [(0, max(size - has, 0)) for size, has in zip(form.shape, stats.shape)]
+    return c.graph.pad(stats, padding, value=inf) if any(after for _, after in padding) else stats
 
 
 @aten("scaled_dot_product_attention.default")

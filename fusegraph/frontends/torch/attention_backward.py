@@ -32,7 +32,7 @@ def _gradients(
     if stats.rank == 3:
         stats = stats.reshape((*stats.shape, 1))
     if stats.shape[2] != q.shape[2]:  # some of torch's kernels round the length up
-        stats = c.graph.slice(stats, starts=(0, 0, 0, 0), limits=(*q.shape[:3], 1))
+        stats = c.graph.slice(stats, starts=(0, 0, 0, 0), stops=(*q.shape[:3], 1))
     extra = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
     how = {"attn_scale": scale, "use_causal_mask": causal}
     results = c.graph.sdpa_backward(q, k, v, out, loss, stats, **extra, **how)

@@ -1,0 +1,61 @@
+"""Attention and its gradients by the names of torch's CUDA kernels, on the cpu engine: only the forms are torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fusegraph.torch  # noqa: E402
+
+aten = torch.ops.aten
+SCALE = {"scale": 0.4}
+
+
+def with_kernels_of_cuda(q: Any, k: Any, v: Any, bias: Any, seed: Any) -> tuple[list[Any], list[Any]]:
+    """What three kernels make of it: results and statistics, then the gradients of 3 * result + 1 by q, k and v."""
+    lengths, causal = (None, None, q.shape[2], k.shape[2]), (0.0, True)
+    forward = [
+        aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, **SCALE)[:2],
+        aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, **SCALE)[:2],
+        aten._scaled_dot_product_flash_attention(q, k, v, *causal, **SCALE)[:2],
+    ]
+    a, b, c = ((out * 3 + 1, q, k, v) for out, _ in forward)
+    wanted = [True, True, True, False]
+    gradients = [
+        aten._scaled_dot_product_efficient_attention_backward(*a, bias, *forward[0], seed, seed, 0.0, wanted, **SCALE)[
+            :3
+        ],
+        aten._scaled_dot_product_cudnn_attention_backward(
+            *b, *forward[1], seed, seed, bias, *lengths, 0.0, False, **SCALE
+        ),
+        aten._scaled_dot_product_flash_attention_backward(*c, *forward[2], *lengths, *causal, seed, seed, **SCALE),
+    ]
+    return forward, gradients
+
+
+@pytest.mark.slow
+def test_attention_as_kernels_of_cuda_return_it() -> None:
+    torch.manual_seed(0)
+    q, k, v, bias = (torch.randn(2, 3, *each) for each in ((5, 8), (7, 8), (7, 8), (5, 7)))
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    with torch.no_grad():
+        compiled = torch.compile(with_kernels_of_cuda, backend="fusegraph")
+        forward, gradients = compiled(q, k, v, bias, torch.zeros((), dtype=torch.int64))
+    assert [op for report in fusegraph.torch.report() for op in report.left] == []
+    masks: list[tuple[bool, Any]] = [(False, bias), (False, bias), (True, None)]
+    for (out, stats), ours, (causal, mask) in zip(forward, gradients, masks, strict=True):
+        how = {"attn_mask": mask, **SCALE}
+        wanted, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, **how)
+        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(stats.reshape(2, 3, -1)[..., :5], sums)
+        theirs = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            wanted * 3 + 1, q, k, v, wanted, sums, 0.0, causal, **how
+        )
+        torch.testing.assert_close(tuple(ours), tuple(theirs), rtol=3e-5, atol=3e-5)
+    padded = forward[0][1]  # to a multiple of 32, with what makes probabilities of zero
+    assert padded.shape == (2, 3, 32)
+    assert (padded[..., 5:] == float("inf")).all()
