@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegraph.report.plot import standings
+from fusegraph.report.results import when
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -50,15 +51,16 @@ def main(files: Sequence[str]) -> int:
         return 2
     for file in files:
         try:
-            rows = json.loads(Path(file).read_text("utf-8"))["rows"]
-            said, found = sentence(rows), ratios(rows)
+            told = json.loads(Path(file).read_text("utf-8"))
+            said, found = sentence(told["rows"]), ratios(told["rows"])
+            several = f" ({when(told)[1]})" if told.get("earlier") else ""
         except OSError as error:
             print(f"{file} cannot be read: {error.strerror or error}", file=sys.stderr)
             return 2
         except (ValueError, TypeError, LookupError) as error:
             print(f"{file} is no run of fusegraph bench: {type(error).__name__}: {error}", file=sys.stderr)
             return 2
-        print(f"{file}: {said or 'nothing to compare.'}")
+        print(f"{file}{several}: {said or 'nothing to compare.'}")
         for name, ratio in sorted(found.items(), key=lambda item: item[1]):
             if ratio < 1:
                 print(f"  {ratio:.2f}  {name}")

@@ -55,6 +55,12 @@ class FileError(FusegraphError):
     """A file given on the command line cannot be read, is not Python, raises, or holds no graph."""
 
 
+class ResultsError(FusegraphError):
+    """Rows of a benchmark that do not belong beside those of a file: of another machine, with other libraries or by
+    another command; the message says what differs.
+    """
+
+
 class NotSupportedError(FusegraphError):
     """An engine that cannot run every graph (cuDNN) refuses this one, or a front door has nothing for some nodes; the
     message has the reason and the nodes.

@@ -29,7 +29,8 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.ops import TABLE
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import bench
-from fusegraph.report.bench import Bench, Row
+from fusegraph.report.bench import Bench
+from fusegraph.report.results import Row
 from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.report.workload import GraphWorkload
 from fusegraph.runtime import driver

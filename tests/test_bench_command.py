@@ -12,8 +12,8 @@ from benchmarks.workloads import board
 from fusegraph.cli import main
 from fusegraph.errors import DeviceError, FileError
 from fusegraph.report import artifacts
-from fusegraph.report.bench import Row
 from fusegraph.report.plot import svg
+from fusegraph.report.results import Row
 from fusegraph.runtime import driver
 
 # --- the command
@@ -166,6 +166,139 @@ def test_the_same_command_goes_on_where_it_was_interrupted(capsys, fake, tmp_pat
     path.write_text(path.read_text().replace('"median_us": 7.0', '"median_us": null'))
     assert main(command) == 1
     assert f"1 of 2 workloads do not run: {first}" in capsys.readouterr().err
+
+
+FIRST, SECOND = "sigmoid(a+b*c) 64Mi fp32", "sigmoid(a+b*c) 64Mi bf16"
+
+
+@pytest.fixture
+def measured(fake, tmp_path, capsys):
+    """A file with the rows of two workloads, and the command that made it but for --only."""
+    path = tmp_path / "r.json"
+    command = ["bench", "--peers", "cudnn", "--json", str(path)]
+    fake.plan = {name: {"cuda": 7.0, "cudnn": 8.0} for name in (FIRST, SECOND)}
+    assert main([*command, "--only", "^sigmoid"]) == 0
+    fake.plan = {}
+    capsys.readouterr()
+    return path, command
+
+
+def medians(told: dict) -> dict[str, list[float]]:
+    rows = told["rows"]
+    return {r["workload"]: [x["median_us"] for x in rows if x["workload"] == r["workload"]] for r in rows}
+
+
+def test_some_rows_are_replaced(capsys, measured, monkeypatch, tmp_path):
+    path, command = measured
+    picture = tmp_path / "r.svg"
+    before = json.loads(path.read_text())
+    monkeypatch.setitem(ENVIRONMENT, "date", "2026-01-03")
+    update = [*command, "--only", "bf16", "--update", "--commit"]
+    assert main([*update, "new", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert SECOND in out
+    assert FIRST not in out
+    told = json.loads(path.read_text())
+    assert picture.read_text() == svg(told)
+    assert medians(told) == {FIRST: [7.0, 8.0], SECOND: [20.0, 20.0]}
+    old = {"commit": "0123456789ab", "date": "2026-01-02", "workloads": [FIRST]}
+    assert told == {**before, "commit": "new", "date": "2026-01-03", "earlier": [old], "rows": told["rows"]}
+    assert list(told)[-2:] == ["earlier", "rows"]
+    assert main([*update, "newer"]) == 0  # of the run between there are no rows any more
+    assert json.loads(path.read_text()) == {**told, "commit": "newer"}
+    assert main([*command, "--only", "fp32", "--update", "--commit", "newest"]) == 0
+    told = json.loads(path.read_text())
+    assert told["earlier"] == [{"commit": "newer", "date": "2026-01-03", "workloads": [SECOND]}]
+    assert (told["commit"], medians(told)) == ("newest", {FIRST: [20.0, 20.0], SECOND: [20.0, 20.0]})
+    assert main([*command, "--update", "--commit", "newer"]) == 0  # without --only all that the file is of
+    assert json.loads(path.read_text()) == {k: v for k, v in told.items() if k != "earlier"} | {"commit": "newer"}
+
+
+def test_a_run_joins_what_it_has_in_the_file_already(measured):
+    path, command = measured
+    assert main([*command, "--only", "fp32", "--update", "--commit", "other"]) == 0
+    assert main([*command, "--only", "fp32", "--update"]) == 0
+    told = json.loads(path.read_text())
+    assert "earlier" not in told
+    assert (told["commit"], medians(told)) == ("0123456789ab", {FIRST: [20.0, 20.0], SECOND: [7.0, 8.0]})
+
+
+def test_workloads_that_the_file_had_not_are_added_in_order(measured):
+    path, command = measured
+    told = json.loads(path.read_text())
+    text = artifacts.json_text({**told, "rows": [r for r in told["rows"] if r["workload"] == SECOND]})
+    path.write_text(text)
+    assert main([*command, "--only", "fp32", "--update"]) == 0
+    assert list(medians(json.loads(path.read_text()))) == [FIRST, SECOND]
+
+
+def test_an_interrupted_update_leaves_a_whole_file(capsys, measured, fake):
+    path, command = measured
+    fake.plan = {SECOND: {"cudnn": KeyboardInterrupt()}}
+    assert main([*command, "--update", "--commit", "new"]) == 130
+    assert f"the rows measured so far (2) are in {path}" in capsys.readouterr().err
+    told = json.loads(path.read_text())
+    assert (told["complete"], medians(told)) == (True, {FIRST: [20.0, 20.0], SECOND: [7.0, 8.0]})
+    fake.plan = {FIRST: {"cudnn": KeyboardInterrupt()}}
+    assert main([*command, "--update", "--commit", "newer"]) == 130
+    assert "so far" not in capsys.readouterr().err
+    assert json.loads(path.read_text()) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "Other GPU"}, "device is Pretended GPU, in r.json Other GPU"),
+        ({"driver": "12.9"}, "driver is 13.0, in r.json 12.9"),
+        ({"python": "3.12.0"}, "python is 3.11.0, in r.json 3.12.0"),
+        ({"versions": {"numpy": "2.0", "torch": "2.11.0"}}, "torch is 2.12.0+cu130, in r.json 2.11.0"),
+        (
+            {"versions": {"torch": "2.12.0+cu128"}},
+            "torch is 2.12.0+cu130, in r.json 2.12.0+cu128; numpy is 2.0, in r.json not there; leave out",
+        ),
+        (
+            {"options": "--suite models --peers cudnn"},
+            "command is 'fusegraph bench --suite board --peers cudnn', in r.json 'fusegraph bench --suite models",
+        ),
+        (
+            {"options": "--suite board --peers cudnn --autotune"},
+            "r.json 'fusegraph bench --suite board --peers cudnn --autotune'; l",
+        ),
+        ({"repeats": 7}, "repeats is 15, in r.json 7; leave out"),
+        ({"options": "--suite board --only bf16 --peers cudnn"}, "--only 'fp32' is found in no workload's name"),
+        ({"complete": False}, "is of a run that was interrupted"),
+        ({"rows": [{}]}, "is no run of fusegraph bench: TypeError"),
+        ({"earlier": [{"commit": "a", "date": "2026-01-01", "workloads": ["x"]}]}, "is no run of fusegraph bench: it"),
+        ({"earlier": [{}]}, "is no run of fusegraph bench: KeyError"),
+        ({"device": None}, "is no run of fusegraph bench: it does not tell"),
+    ],
+)
+def test_what_is_of_another_run_is_not_updated(changes, message, capsys, measured, monkeypatch):
+    path, command = measured
+    now = {"fusegraph": "0.2.0", "numpy": "2.0", "torch": "2.12.0+cu130"}
+    monkeypatch.setitem(ENVIRONMENT, "versions", now)
+    versions = {"versions": {"numpy": "2.0", "torch": "2.12.0"}}
+    path.write_text(artifacts.json_text({**json.loads(path.read_text()), **versions}))
+    update = [*command, "--only", "fp32", "--update"]
+    assert main(update) == 0
+    text = artifacts.json_text({**json.loads(path.read_text()), **changes})
+    path.write_text(text)
+    capsys.readouterr()
+    assert main(update) == 2
+    assert message in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def test_update_needs_a_file_that_is_there(capsys, fake, tmp_path):
+    assert main(["bench", "--update"]) == 2
+    assert "--update needs --json FILE" in capsys.readouterr().err
+    path = tmp_path / "r.json"
+    assert main(["bench", "--update", "--json", str(path)]) == 2
+    assert f"{path} cannot be read: No such file" in capsys.readouterr().err
+    path.write_text("{")
+    assert main(["bench", "--update", "--json", str(path)]) == 2
+    assert "is no run of fusegraph bench: JSONDecodeError" in capsys.readouterr().err
+    assert path.read_text() == "{"
 
 
 def test_a_workload_of_ours_that_fails(capsys, fake, tmp_path):

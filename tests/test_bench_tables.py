@@ -17,8 +17,8 @@ from benchmarks.refused import refused
 from codegen.arch import arch
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import artifacts
-from fusegraph.report.bench import Row, document
 from fusegraph.report.plot import standings, svg
+from fusegraph.report.results import Row, document, read, runs
 
 # --- the picture and the tables
 
@@ -35,6 +35,9 @@ def result() -> dict:
         Row("later", "torch", 7.0, 5.0, 0.71, 0.3, 9.0, "eager"),
     ]
     return document(ENVIRONMENT, "--suite memory-bound", 15, rows, complete=True)
+
+
+ONES = ("one & <two>", "alone")
 
 
 def test_standings():
@@ -247,6 +250,30 @@ def test_several_results_of_a_device(tool):
     assert tool.main(["--check"]) == 0
 
 
+def test_rows_of_several_commits(tool, capsys):
+    """Tables, picture and summary say that the rows are of several commits, and which."""
+    path = tool.results / "gpu.json"
+    earlier = [{"commit": c, "date": f"2025-12-3{n}", "workloads": [w]} for n, (c, w) in enumerate(zip("ab", ONES))]
+    told = {**result(), "earlier": earlier}
+    path.write_text(artifacts.json_text(told))
+    assert [(run.commit, run.workloads) for run in runs(told)] == [
+        ("a", ("one & <two>",)),
+        ("b", ("alone",)),
+        ("0123456789ab", ("later",)),
+    ]
+    assert tool.main([]) == 0
+    wanted = "**Pretended GPU, 2025-12-30..2026-01-02** ([`gpu.json`](benchmarks/results/gpu.json)): "
+    assert f"{wanted}rows measured at commits `a`..`0123456789ab`, sm_90a," in tool.readme.read_text()
+    caption = "Pretended GPU, 2025-12-30..2026-01-02, rows measured at commits a..0123456789ab"
+    assert f">{caption}<" in (tool.results / "gpu.svg").read_text()
+    assert summary.main([str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{path} (rows measured at commits a..0123456789ab): Over the one row")
+    same = [{**run, "commit": "0123456789ab"} for run in earlier]
+    path.write_text(artifacts.json_text({**told, "earlier": same}))  # of one commit on several days
+    assert tool.main([]) == 0
+    assert f"{wanted}commit `0123456789ab`, sm_90a," in tool.readme.read_text()
+
+
 def test_runs_cut_short_make_no_table(tool):
     path = tool.results / "gpu.json"
     path.write_text(artifacts.json_text({**result(), "complete": False}))
@@ -258,8 +285,9 @@ def test_committed_results_are_whole():
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         told = json.loads(path.read_text())
         assert told["complete"] is True, path.name
-        assert set(told) - {"options"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
-        assert not str(told["commit"]).endswith("+"), f"{path.name} is of a checkout with changes"
+        assert set(told) - {"options", "earlier"} == {*ENVIRONMENT, "repeats", "complete", "rows"}, path.name
+        for run in runs(read(path)):
+            assert not str(run.commit).endswith("+"), f"{path.name} is of a checkout with changes"
         for row in told["rows"]:
             assert set(row) | {"kernels"} == ROW_KEYS  # which the first results did not count
             if row["median_us"] is not None:

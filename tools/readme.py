@@ -32,6 +32,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
 from fusegraph.plan import Choice, plan
 from fusegraph.report.plot import Standing, standings, svg
+from fusegraph.report.results import when
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -229,10 +230,11 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
     if parts:
         headings.append("product alone us")
         rules.append("---:")
+    date, commits = when(document, "`")
     lines = [
-        f"**{document['device']}, {document['date']}** ([`{path.name}`]({source})): commit "
-        f"`{document['commit'] or 'unknown'}`, {document['arch']}, driver {document['driver']}, "
-        f"Python {document['python']}, {', '.join(versions)}. Medians of {document['repeats']} runs.",
+        f"**{document['device']}, {date}** ([`{path.name}`]({source})): {commits}, {document['arch']}, "
+        f"driver {document['driver']}, Python {document['python']}, {', '.join(versions)}. "
+        f"Medians of {document['repeats']} runs.",
         "",
         f"![Bars of the table below]({picture})",
         "",

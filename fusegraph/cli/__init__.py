@@ -242,6 +242,9 @@ def bench_command(
         ),
     ] = None,
     autotune: Annotated[bool, typer.Option("--autotune", help="Time several schedules of our kernels first.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Replace the rows of these workloads in --json's FILE, keep the others.")
+    ] = False,
     names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
@@ -258,6 +261,7 @@ def bench_command(
         commit=commit,
         names_only=names_only,
         autotune=autotune,
+        update=update,
     )
 
 

@@ -6,15 +6,17 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fusegraph.cli.console import NOT_OK, note, say
 from fusegraph.errors import DeviceError, FusegraphError
 from fusegraph.loader import load_graphs
-from fusegraph.report import artifacts, plot
-from fusegraph.report.bench import PEERS, Bench, Row, document, environment, finished
+from fusegraph.report import artifacts, plot, results
+from fusegraph.report.bench import PEERS, Bench, environment
+from fusegraph.report.results import Row
 from fusegraph.report.workload import GraphWorkload, Workload
 from fusegraph.runtime import driver
 
@@ -39,6 +41,7 @@ def bench(
     commit: str | None = None,
     names_only: bool = False,
     autotune: bool = False,
+    update: bool = False,
 ) -> int:
     """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
 
@@ -46,12 +49,21 @@ def bench(
     date``), ``options`` (of this command, but for file names), ``repeats``, ``complete`` (false until the last row is
     there) and ``rows[]`` with the fields of `Row`: ``workload, engine, median_us, floor_us, floor_fraction, build_s,
     host_us, note``.  It is replaced after every row, so that an interrupted run leaves what it has measured; the same
-    command with the same file goes on from there.  ``commit`` is for copies of the tree that are no checkout.  Raises
-    DeviceError without a GPU.
+    command with the same file goes on from there.  ``commit`` is for copies of the tree that are no checkout.
+
+    With ``update`` all rows of the workloads measured take the place of those that the file has, and it is replaced
+    after every workload; ``earlier`` then lists the runs that its other rows are of (`results.runs`).  What is measured
+    are those workloads of the file's own command that ``only`` finds.
+
+    Raises DeviceError without a GPU, ResultsError for a file of another machine, other libraries or another command.
     """
     if file is not None and suite is not None:
         raise FusegraphError(f"give a file or --suite, not both (got {file!r} and {suite!r})")
-    chosen = _only(only, _workloads(file, suite))
+    if update and json_file is None:
+        raise FusegraphError("--update needs --json FILE, whose rows it replaces")
+    every = _workloads(file, suite)
+    old = results.read(Path(json_file)) if update and json_file is not None else None
+    chosen = _only(only, every if old is None else _only(results.pattern(old), every))
     if names_only:
         for workload in chosen:
             say(workload.name)
@@ -61,69 +73,69 @@ def bench(
     reason = driver.unavailable_reason()
     if reason is not None:
         raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    measuring = Bench(repeats=repeats, autotune=autotune)
+    facts = environment(measuring.device)
+    facts["commit"] = commit or facts["commit"]
     options = _options(file, suite, only, rivals, repeats, autotune)
-    run = _Run(chosen, rivals, Bench(repeats=repeats, autotune=autotune), target, picture, commit, options)
+    if old is None or target is None:
+        book: _Book = _New(target, facts, options, repeats, ("cuda", *rivals))
+    else:
+        results.check_same(old, facts, options, repeats, target.name)
+        book = _Update(target, facts, old, [w.name for w in every])
+    run = _Run(chosen, rivals, measuring, book)
+    say(f"{facts['device']} ({facts['arch']}), medians of {repeats} runs, cold L2")
     try:
         run.measure()
     except KeyboardInterrupt:
-        if target is not None and run.rows:
-            note(f"the rows measured so far ({len(run.rows)}) are in {target}")
+        if target is not None and book.kept:
+            note(f"the rows measured so far ({book.kept}) are in {target}")
         raise
+    if picture is not None:
+        artifacts.write_file(picture, plot.svg(book.document(complete=True)))
     if run.failed:
         note(f"{len(run.failed)} of {len(chosen)} workloads do not run: {', '.join(run.failed)}")
     return NOT_OK if run.failed else 0
 
 
-class _Run:
-    """One run: measures, prints, saves."""
+class _Book(ABC):
+    """Where the rows of a run go: a JSON document, and its file if there is to be one."""
+
+    def __init__(self, target: Path | None, facts: Mapping[str, Any]) -> None:
+        self._target, self._facts = target, facts
+        self.rows: list[Row] = []
+        #: How many of the rows are in the file.
+        self.kept = 0
+
+    @abstractmethod
+    def document(self, *, complete: bool) -> dict[str, Any]:
+        """What the file is to hold."""
+
+    def add(self, row: Row) -> None:
+        """Takes a row; the rows of a workload come one after the other."""
+        self.rows.append(row)
+
+    @abstractmethod
+    def close(self, *, complete: bool) -> None:
+        """After the last row of a workload, or with ``complete`` of all."""
+
+    def _save(self, *, complete: bool) -> None:
+        if self._target is not None:
+            artifacts.write_file(self._target, artifacts.json_text(self.document(complete=complete)))
+            self.kept = len(self.rows)
+
+
+class _New(_Book):
+    """A file that holds this run alone: saved row by row, and gone on with if it was cut short."""
 
     def __init__(
-        self,
-        workloads: Sequence[Workload],
-        peers: Sequence[str],
-        measuring: Bench,
-        target: Path | None,
-        picture: Path | None,
-        commit: str | None,
-        options: str,
+        self, target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
     ) -> None:
-        self._workloads, self._peers = workloads, peers
-        self._target, self._picture = target, picture
-        self._bench = measuring
-        self._environment = environment(self._bench.device)
-        self._environment["commit"] = commit or self._environment["commit"]
-        self._options = options
-        self._width = max(len(w.name) for w in workloads)
-        self.rows = self._earlier()
-        self.failed: list[str] = []
+        super().__init__(target, facts)
+        self._options, self._repeats = options, repeats
+        self.rows = self._earlier(engines)
+        self.kept = len(self.rows)
 
-    def measure(self) -> None:
-        facts = self._environment
-        say(f"{facts['device']} ({facts['arch']}), medians of {self._bench.repeats} runs, cold L2")
-        self._line(_HEADINGS)
-        earlier = {row.workload for row in self.rows}
-        for row in self.rows:
-            self._line(_cells(row))
-        for workload in self._workloads:
-            if workload.name not in earlier:
-                for row in self._rows(workload):
-                    self.rows.append(row)
-                    self._line(_cells(row))
-                    self._save(complete=False)
-        # A workload that graphs cannot express yet has none: its rows are there for the peers.
-        ran = {row.workload for row in self.rows if row.engine == "cuda" and row.median_us is not None}
-        self.failed = [w.name for w in self._workloads if w.name not in ran and w.graph() is not None]
-        self._save(complete=True)
-        if self._picture is not None:
-            artifacts.write_file(self._picture, plot.svg(self._document(complete=True)))
-
-    def _rows(self, workload: Workload) -> Iterator[Row]:
-        try:
-            yield from self._bench.rows(workload, self._peers)
-        except FusegraphError as error:  # its inputs or its floor: too large for the GPU
-            yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
-
-    def _earlier(self) -> list[Row]:
+    def _earlier(self, engines: Sequence[str]) -> list[Row]:
         """The rows that the same run, cut short, has left in the file."""
         if self._target is None or not self._target.exists():
             return []
@@ -131,18 +143,67 @@ class _Run:
             told = json.loads(self._target.read_text("utf-8"))
         except (OSError, ValueError):
             return []
-        engines = ("cuda", *self._peers)
-        rows = finished(told, self._environment, self._options, self._bench.repeats, engines)
+        rows = results.finished(told, self._facts, self._options, self._repeats, engines)
         if rows:
             note(f"going on from {self._target}: {len(rows) // len(engines)} workloads are measured already")
         return rows
 
-    def _document(self, *, complete: bool) -> dict[str, Any]:
-        return document(self._environment, self._options, self._bench.repeats, self.rows, complete=complete)
+    def document(self, *, complete: bool) -> dict[str, Any]:
+        return results.document(self._facts, self._options, self._repeats, self.rows, complete=complete)
 
-    def _save(self, *, complete: bool) -> None:
-        if self._target is not None:
-            artifacts.write_file(self._target, artifacts.json_text(self._document(complete=complete)))
+    def add(self, row: Row) -> None:
+        super().add(row)
+        self._save(complete=False)
+
+    def close(self, *, complete: bool) -> None:
+        if complete:
+            self._save(complete=True)
+
+
+class _Update(_Book):
+    """A file with rows of other runs, of which this one replaces some: saved workload by workload, always whole."""
+
+    def __init__(self, target: Path, facts: Mapping[str, Any], old: Mapping[str, Any], order: Sequence[str]) -> None:
+        super().__init__(target, facts)
+        self._old, self._order = old, order
+
+    def document(self, *, complete: bool) -> dict[str, Any]:
+        return results.updated(self._old, self._facts, self.rows, self._order)
+
+    def close(self, *, complete: bool) -> None:
+        self._save(complete=complete)
+
+
+class _Run:
+    """One run: measures, prints, writes down."""
+
+    def __init__(self, workloads: Sequence[Workload], peers: Sequence[str], measuring: Bench, book: _Book) -> None:
+        self._workloads, self._peers, self._bench, self._book = workloads, peers, measuring, book
+        self._width = max(len(w.name) for w in workloads)
+        self.failed: list[str] = []
+
+    def measure(self) -> None:
+        self._line(_HEADINGS)
+        rows = self._book.rows
+        earlier = {row.workload for row in rows}
+        for row in rows:
+            self._line(_cells(row))
+        for workload in self._workloads:
+            if workload.name not in earlier:
+                for row in self._rows(workload):
+                    self._book.add(row)
+                    self._line(_cells(row))
+                self._book.close(complete=False)
+        # A workload that graphs cannot express yet has none: its rows are there for the peers.
+        ran = {row.workload for row in rows if row.engine == "cuda" and row.median_us is not None}
+        self.failed = [w.name for w in self._workloads if w.name not in ran and w.graph() is not None]
+        self._book.close(complete=True)
+
+    def _rows(self, workload: Workload) -> Iterator[Row]:
+        try:
+            yield from self._bench.rows(workload, self._peers)
+        except FusegraphError as error:  # its inputs or its floor: too large for the GPU
+            yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
 
     def _line(self, cells: Sequence[str]) -> None:
         name, engine, *numbers, last = cells
@@ -178,7 +239,7 @@ def _options(
 ) -> str:
     """The options that say what is measured, as on a command line; of a file its name alone, not where it is."""
     words = ["--suite", suite or SUITE] if file is None else [Path(file).name]
-    words += ["--only", only] if only is not None else []
+    words += [results.ONLY, only] if only is not None else []
     words += ["--peers", ",".join(peers) or "none"]
     words += ["--repeats", str(repeats)] if repeats != REPEATS else []
     words += ["--autotune"] if autotune else []

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from math import prod
@@ -30,6 +30,7 @@ from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.layout import layout_strides
 from fusegraph.report.plot import PARTS
+from fusegraph.report.results import Row
 from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.report.workload import Workload
 from fusegraph.runtime import driver, nvrtc
@@ -48,33 +49,6 @@ HOST_BATCHES, HOST_CALLS, HOST_BATCH_US, HOST_US = 40, 100, 20_000, 100_000
 WARMUP = 3
 #: An engine that is not built, or not timed, after so many seconds is passed over.
 LIMIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One workload on one engine; times are None, and note says why, where it does not run there.
-
-    median_us       microseconds of a call, cold L2.
-    floor_us        the floor; floor_fraction = floor_us / median_us: 1.0 is as fast as the floor.
-    build_s         seconds until the first result, nothing taken from a disk cache of ours.
-    host_us         microseconds until a call returns, at best.
-    note            what ran: our kernels, cuDNN's plans, how torch ran.
-    cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
-    replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
-    kernels         how many kernels of ours, or plans of cuDNN's, a call runs.
-    """
-
-    workload: str
-    engine: str
-    median_us: float | None
-    floor_us: float | None
-    floor_fraction: float | None
-    build_s: float | None
-    host_us: float | None
-    note: str = ""
-    cached_s: float | None = None
-    replay_us: float | None = None
-    kernels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -416,12 +390,10 @@ def environment(device: int = 0) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    if package == "torch" and "torch" in sys.modules:
-        return str(sys.modules["torch"].__version__)
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        return getattr(sys.modules.get(package), "__version__", None)
 
 
 def _commit() -> str | None:
@@ -435,38 +407,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip()[:12] + ("+" if status.stdout.strip() else "")
-
-
-def document(
-    environment: Mapping[str, Any], options: str, repeats: int, rows: Sequence[Row], *, complete: bool
-) -> dict[str, Any]:
-    """The JSON of a run: `environment`, ``options`` of the command line that say what was measured, ``repeats``,
-    ``complete`` (False until the last row is there), ``rows``.
-    """
-    facts = {"options": options, "repeats": repeats, "complete": complete}
-    return {**environment, **facts, "rows": [asdict(row) for row in rows]}
-
-
-def finished(
-    told: Any, environment: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
-) -> list[Row]:
-    """The rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
-
-    Those of workloads that have a row of every engine; none if the run was of another machine, version, commit or
-    command line, or of a checkout with changes, which may be others now.  Rows of one workload are never mixed from
-    two runs, because only times of one run are compared.
-    """
-    commit = environment.get("commit")
-    same = {**environment, "options": options, "repeats": repeats, "complete": False}
-    if not isinstance(told, dict) or commit is None or str(commit).endswith("+"):
-        return []
-    if any(told.get(key) != value for key, value in same.items() if key != "date"):
-        return []
-    try:
-        rows = [Row(**row) for row in told["rows"]]
-    except (KeyError, TypeError):
-        return []
-    have: dict[str, list[str]] = {}
-    for row in rows:
-        have.setdefault(row.workload, []).append(row.engine)
-    return [row for row in rows if have[row.workload] == list(engines)]

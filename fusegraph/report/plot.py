@@ -11,6 +11,8 @@ from html import escape
 from math import ceil
 from typing import Any
 
+from fusegraph.report.results import when
+
 OURS = "cuda"
 #: Engines that do a part of the workload: shown beside it, no peers of the whole.
 PARTS = ("plain",)
@@ -84,9 +86,7 @@ def svg(document: Mapping[str, Any]) -> str:
         f"<style>\n{_STYLE}\n</style>",
         _rectangle("back", 0, 0, width, height),
         _words("title", _MARGIN, 22, "Speed relative to the floor; longer is faster"),
-        _words(
-            "small", _MARGIN, 40, ", ".join(filter(None, (document["device"], document["date"], document["commit"])))
-        ),
+        _words("small", _MARGIN, 40, ", ".join((document["device"], *when(document)))),
         _rectangle("ours", left, 31, 11, 11),
         _words("", left + 16, 41, "fusegraph"),
         _rectangle("peer", left + 90, 31, 11, 11),

@@ -1,0 +1,216 @@
+"""The JSON of runs of `fusegraph bench`: written, gone on with after an interruption, brought up to date in part.
+
+Rows of one workload are never mixed from two runs, because only times of one run are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fusegraph.errors import FileError, ResultsError
+
+#: What `bench.environment` says of the machine and the libraries, but for their versions; our own is the commit's.
+_MACHINE = ("device", "arch", "driver", "python")
+_OURS = "fusegraph"
+#: The option that says which workloads of a suite are measured.
+ONLY = "--only"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload on one engine; times are None, and note says why, where it does not run there.
+
+    median_us       microseconds of a call, cold L2.
+    floor_us        the floor; floor_fraction = floor_us / median_us: 1.0 is as fast as the floor.
+    build_s         seconds until the first result, nothing taken from a disk cache of ours.
+    host_us         microseconds until a call returns, at best.
+    note            what ran: our kernels, cuDNN's plans, how torch ran.
+    cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
+    replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
+    kernels         how many kernels of ours, or plans of cuDNN's, a call runs.
+    """
+
+    workload: str
+    engine: str
+    median_us: float | None
+    floor_us: float | None
+    floor_fraction: float | None
+    build_s: float | None
+    host_us: float | None
+    note: str = ""
+    cached_s: float | None = None
+    replay_us: float | None = None
+    kernels: int | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The commit (None if unknown) and the date (ISO 8601) of a run, and the workloads whose rows a file has of it."""
+
+    commit: str | None
+    date: str
+    workloads: tuple[str, ...]
+
+
+def document(
+    environment: Mapping[str, Any], options: str, repeats: int, rows: Sequence[Row], *, complete: bool
+) -> dict[str, Any]:
+    """The JSON of a run: `bench.environment`, ``options`` of the command line that say what was measured, ``repeats``,
+    ``complete`` (False until the last row is there), ``rows``.
+    """
+    facts = {"options": options, "repeats": repeats, "complete": complete}
+    return {**environment, **facts, "rows": [asdict(row) for row in rows]}
+
+
+def finished(
+    told: Any, environment: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
+) -> list[Row]:
+    """The rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
+
+    Those of workloads that have a row of every engine; none if the run was of another machine, version, commit or
+    command line, or of a checkout with changes, which may be others now.
+    """
+    commit = environment.get("commit")
+    same = {**environment, "options": options, "repeats": repeats, "complete": False}
+    if not isinstance(told, dict) or commit is None or str(commit).endswith("+"):
+        return []
+    if any(told.get(key) != value for key, value in same.items() if key != "date"):
+        return []
+    try:
+        rows = [Row(**row) for row in told["rows"]]
+    except (KeyError, TypeError):
+        return []
+    have: dict[str, list[str]] = {}
+    for row in rows:
+        have.setdefault(row.workload, []).append(row.engine)
+    return [row for row in rows if have[row.workload] == list(engines)]
+
+
+# ---- several runs in one file
+
+
+def runs(told: Mapping[str, Any]) -> list[Measured]:
+    """The runs that a file has rows of, the oldest first.
+
+    The last is the one whose commit and date are the file's own; ``earlier`` lists the others with their workloads,
+    and is not there where there are none.
+    """
+    earlier = [Measured(run["commit"], run["date"], tuple(run["workloads"])) for run in told.get("earlier", ())]
+    old = {name for run in earlier for name in run.workloads}
+    names = dict.fromkeys(row["workload"] for row in told["rows"])
+    return [*earlier, Measured(told["commit"], told["date"], tuple(name for name in names if name not in old))]
+
+
+def when(told: Mapping[str, Any], mark: str = "") -> tuple[str, str]:
+    """The dates and the commits that a file's rows were measured at, in words: of several those of the oldest and of
+    the newest run.  ``mark`` is put around every commit.
+    """
+    every = runs(told)
+    dates = sorted({run.date for run in every})
+    commits = [f"{mark}{run.commit or 'unknown'}{mark}" for run in every]
+    date = dates[0] if len(dates) == 1 else f"{dates[0]}..{dates[-1]}"
+    if len(set(commits)) == 1:
+        return date, f"commit {commits[0]}"
+    return date, f"rows measured at commits {commits[0]}..{commits[-1]}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The JSON of a whole run.  Raises FileError for a file that cannot be read or has none."""
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        names = sorted({Row(**row).workload for row in told["rows"]})
+        whole, listed = told["complete"], sorted(name for run in runs(told) for name in run.workloads)
+        texts = (*(told[key] for key in (*_MACHINE, "date")), told.get("options", ""))
+        sound = listed == names and all(isinstance(text, str) for text in texts) and "repeats" in told
+        versions = dict(told["versions"])
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise FileError(f"{path} is no run of fusegraph bench: {type(error).__name__}: {error}") from None
+    if not sound:
+        raise FileError(f"{path} is no run of fusegraph bench: it does not tell what was measured, on what and when")
+    if whole is not True:
+        raise FileError(f"{path} is of a run that was interrupted; give its command again without --update")
+    return {**told, "versions": versions}
+
+
+def pattern(told: Mapping[str, Any]) -> str | None:
+    """Which workloads of its suite a file is of: a regular expression, None for all."""
+    words = shlex.split(told.get("options", ""))
+    return words[words.index(ONLY) + 1] if ONLY in words[:-1] else None
+
+
+def check_same(told: Mapping[str, Any], environment: Mapping[str, Any], options: str, repeats: int, name: str) -> None:
+    """Whether rows measured now may stand beside those of a file: of one machine, by one command but for ``--only``.
+
+    Raises ResultsError, which says what differs.
+    """
+    versions = [document["versions"] for document in (told, environment)]
+    packages = [name for name in dict.fromkeys((*versions[0], *versions[1])) if name != _OURS]
+    commands = [f"'fusegraph bench {_without_only(text)}'" for text in (told.get("options", ""), options)]
+    pairs = {
+        **{key: (told[key], environment[key]) for key in _MACHINE},
+        **{name: (versions[0].get(name), versions[1].get(name)) for name in packages},
+        "repeats": (told["repeats"], repeats),
+        "command": (commands[0], commands[1]),
+    }
+    differing = [
+        f"{key} is {now or 'not there'}, in {name} {before or 'not there'}"
+        for key, (before, now) in pairs.items()
+        if not (_same_version(before, now) if key in packages else before == now)
+    ]
+    if differing:
+        raise ResultsError(
+            f"only times of one machine and one command are compared, but {'; '.join(differing)}; "
+            "leave out --update to measure all anew"
+        )
+
+
+def _same_version(a: str | None, b: str | None) -> bool:
+    """Whether two versions are the same.  One may be without the local part that the other has (2.11.0+cu130): a
+    package's own word and that of its metadata differ so."""
+    if a is None or b is None or ("+" in a) == ("+" in b):
+        return a == b
+    return a.partition("+")[0] == b.partition("+")[0]
+
+
+def _without_only(options: str) -> str:
+    words = shlex.split(options)
+    if ONLY in words:
+        del words[words.index(ONLY) : words.index(ONLY) + 2]
+    return shlex.join(words)
+
+
+def updated(
+    told: Mapping[str, Any], environment: Mapping[str, Any], rows: Iterable[Row], order: Sequence[str]
+) -> dict[str, Any]:
+    """A file's JSON with all rows of the workloads of ``rows`` in the place of those that it had, measured at the
+    commit and date of ``environment``; the others stay, as of their own run.  Workloads that it had not come where
+    ``order``, the names of all, has them.
+    """
+    fresh: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        fresh.setdefault(row.workload, []).append(asdict(row))
+    if not fresh:
+        return dict(told)
+    by_name: dict[str, list[Any]] = {}
+    for row in told["rows"]:
+        by_name.setdefault(row["workload"], []).append(row)
+    by_name |= fresh
+    place = {name: n for n, name in enumerate(order)}
+    names = sorted(by_name, key=lambda name: place.get(name, len(place)))
+    now = environment["commit"], environment["date"]
+    left = [(run.commit, run.date, [w for w in run.workloads if w not in fresh]) for run in runs(told)]
+    earlier = [
+        {"commit": commit, "date": date, "workloads": workloads}
+        for commit, date, workloads in left
+        if workloads and (commit, date) != now
+    ]
+    kept = {key: value for key, value in told.items() if key not in ("earlier", "rows")}
+    kept |= {"commit": now[0], "date": now[1]}
+    return {**kept, **({"earlier": earlier} if earlier else {}), "rows": [r for name in names for r in by_name[name]]}
