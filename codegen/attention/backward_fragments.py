@@ -1,7 +1,8 @@
 """Probabilities and gradients as tensor cores leave them: what the forms of attention's gradients do with fragments.
 
 C variables: ``s`` the scores of a tile, then the probabilities; ``d`` the products with the loss, then the gradients;
-``slope``; ``factor`` and ``g_factor``, the same as factors; ``row`` the thread's first row in the block's
+``slope``; ``kept``, a bit an element, whether random numbers are large enough; ``factor`` and ``g_factor``, what is
+multiplied; ``row`` the thread's first row in the block's
 tile, which begins at ``r0``, ``lane``, ``unit``; shift and delta, numbers of the thread's rows if those are queries.
 """
 
@@ -11,9 +12,19 @@ from math import e, log2
 
 from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.expr import Operand, literal
+from codegen.attention.random import RandomWords, random_words
+from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
+from codegen.spec import AttentionSpec
+
+#: Bits of a word; registers for the keys of Philox's ten rounds, which are made in front of all tiles.
+BITS, KEYS = 32, 20
+
+
+def random_registers(a: AttentionSpec, cols: int) -> int:
+    """Registers of a thread for the bits that say which elements of a tile dropout keeps, and to draw them."""
+    return -(-cols // 2 // BITS) + KEYS if a.weight is not None and random_words(a.weight) is not None else 0
 
 
 class BackwardFragments(BackwardScores):
@@ -24,6 +35,13 @@ class BackwardFragments(BackwardScores):
     ) -> None:
         super().__init__(w, spec, names, height, width)
         self.top, self.group, self.element_type = top, group, spec.attention.q.dtype.ctype
+        #: the random numbers of the weight, which probabilities and products with the loss share
+        self.random: RandomWords | None = None
+        if self.weight is not None:
+            self.random = random_words(self.weight.program)
+        if self.weight is not None and self.random is not None:
+            bit = f"kept[(j + f * 2 + e) / {BITS}] >> (j + f * 2 + e) % {BITS} & 1"
+            self.weight.known[Result(self.random.compared)] = bit
 
     def unit(self) -> None:
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
@@ -61,8 +79,12 @@ class BackwardFragments(BackwardScores):
         return self.plain and not self.differ
 
     def define(self) -> None:
-        """Writes the function that makes scores of a tile's products, and the slopes."""
+        """Writes the functions that make scores of a tile's products, and the slopes, and that draw random numbers."""
         w = self.w
+        if self.random is not None:
+            w.open("const auto draw = [&](int tile)")
+            self._draw(self.random)
+            w.close("};")
         if self.trivial:
             return
         w.open("const auto scores = [&](int tile)")
@@ -99,6 +121,80 @@ class BackwardFragments(BackwardScores):
         w.close()
         w.close()
 
+    def random_state(self) -> None:
+        """Writes the bits that say which elements of a tile are kept."""
+        if self.random is not None:
+            self.w.line(f"uint32 kept[{-(-self.width // 2 // BITS)}];  // a bit an element of a tile")
+
+    def draw(self, tile: str) -> None:
+        if self.random is not None:
+            self.w.line(f"draw({tile});")
+
+    def _draw(self, random: RandomWords) -> None:
+        """Writes what makes the bits of a tile: sixteen neighbouring keys have four counters, if they may."""
+        w, queries = self.w, self.whole.queries
+        assert self.weight is not None
+        program, constant = self.weight.program, self.weight.constant
+        above, seed, offset = random.numbers(program, constant, (*self.batch, "", ""))
+        w.line(f"const int c0 = tile * {self.width};")
+        half = self.width // 2
+        count = -(-half // BITS)
+        w.line("#pragma unroll")
+        w.open(f"for (int word = 0; word < {count}; ++word)")
+        w.line("uint32 bits = 0;")
+        w.line("#pragma unroll 1  // while products are made few registers are free")
+        last = f"{BITS}" if half % BITS == 0 else f"min({BITS}, {half} - word * {BITS})"
+        w.open(f"for (int j = 0; j < {last}; j += {8 if random.together and queries else 4})")
+        rows = queries or not random.together  # whether a thread's two rows are apart
+        if rows:
+            w.line("#pragma unroll")
+            w.open("for (int f = 0; f < 2; ++f)")
+        along = f"c0 + word * {2 * BITS} + j * 2" if count > 1 else "c0 + j * 2"
+        row = "(r0 + row + f * 8)" if rows else "(r0 + row - lane / 4)"
+        col = f"({along})" if random.together else f"({along} + lane % 4 * 2 + e)"
+        m, n = (row, col) if queries else (col, row)
+        element = f"uint32({linear([(text, step) for text, step in zip((*self.batch, m, n), random.steps)])})"
+        if random.together:
+            w.line("uint32 words[4];")
+            function, step = "random_words", ""
+            if not queries:
+                function, step = "random_words_of_columns", f"{random.steps[-2]}u, "
+            w.line(f"attention::{function}({element}, {step}{above}, lane, {seed}, {offset}, words);")
+            w.line("#pragma unroll")
+            w.open("for (int i = 0; i < 4; ++i)")
+            place = "j + f * 2 + i / 2 * 4 + i % 2" if queries else "j + i"
+            w.line(f"bits |= uint32({random.enough('words[i]')}) << ({place});")
+        else:
+            w.line("#pragma unroll")
+            w.open("for (int e = 0; e < 2; ++e)")
+            value = f"philox::at_least({element}, {above}, {seed}, {offset}, {random.least >> 8})"
+            w.line(f"bits |= uint32({value}) << (j + f * 2 + e);")
+        for _ in range(3 if rows else 2):
+            w.close()
+        w.line("kept[word] = bits;")
+        w.close()
+
+    def _weigh(self, tile: str, values: str, *results: str) -> None:
+        """Writes what becomes of a tile's ``values``, two neighbours at a time; results are statements that take it,
+        the vector ``weighted``.
+        """
+        w = self.w
+        assert self.weight is not None
+        program = self.weight.program
+        drawn = None if self.random is None else self.random.compared
+        others = [v for k, i in enumerate(program.instructions) if k != drawn for v in i.args]
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.width // 2}; j += 4)")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        if any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others):
+            w.line(f"const {self.t} m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2;")
+        self.weigh("m", "n", f"{values}[j + f * 2 + e]", count=2)
+        for line in results:
+            w.line(line)
+        w.close()
+        w.close()
+
     def probabilities(self, tile: str, shift: str) -> None:
         """Makes probabilities of a tile's products; shift is, of columns, a pointer to the numbers of the tile's."""
         w = self.w
@@ -114,12 +210,19 @@ class BackwardFragments(BackwardScores):
             w.line("#pragma unroll")
             w.line("for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);")
             w.close()
-        if self.whole.second is not None:
+        if self.whole.second is None:
+            return
+        if self.weight is None:
             w.line(f"attention::round_to_fragments<{self.element_type}>(s, factor);")
+        else:
+            pair = f"attention::pair<{self.element_type}>(weighted[0], weighted[1])"
+            self._weigh(tile, "s", f"factor[j / 8][j / 2 % 4 + f] = {pair};")
 
     def gradients(self, tile: str, delta: str, by_scores: str, factor: str, ready: str = "") -> None:
         """Makes gradients of the products with the loss, then factors, for which the statement ``ready`` is waited."""
         w, spec = self.w, self.whole
+        if self.weight is not None:
+            self._weigh(tile, "d", "d[j + f * 2] = weighted[0];", "d[j + f * 2 + 1] = weighted[1];")
         w.line("#pragma unroll")
         if spec.queries:
             w.line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
-from codegen.attention.backward_fragments import BackwardFragments
+from codegen.attention.backward_fragments import BackwardFragments, random_registers
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.fragments import check_types
+from codegen.attention.fragments import check_types, random_headers
 from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
@@ -53,7 +53,7 @@ def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
     a = spec.attention
     first, second = spec.first is not None, spec.second is not None
     sums = padded(a.depth) // 2 * first + padded(a.width) // 2 * second
-    return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (first + second)
+    return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (first + second) + random_registers(a, cols)
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardMmaSchedule, ...]:
@@ -87,8 +87,9 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Shared Tile a at attention b by_p by_s c0 d delta e exists f factor fill first i j keys kk lane last losses m
-    memory n number queries r r0 row s score scores shared shift slope slope_of stage t tile unit v values warp x
+    Shared Tile a at attention b bits by_p by_s c0 d delta draw e exists f factor fill first i j kept keys kk lane last
+    losses m memory n number queries r r0 row s score scores shared shift slope slope_of stage t tile unit v values warp
+    weighted word words x
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -145,7 +146,8 @@ class _Renderer:
             f"{STAGES} stages (cp.async)",
         ]
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
-        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, headers(program, *more), details)
+        needed = headers(program, *more, *random_headers(a), programs=[a.weight])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -187,7 +189,7 @@ class _Renderer:
             if op is not None:
                 self.scores.store(sums, op, next(names), elements, width, factor)
         w.close()
-        passed = len(spec.arguments) + len(program.loads) + len(spec.written)
+        passed = len(spec.arguments) + len(a.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),
@@ -231,6 +233,7 @@ class _Renderer:
                 w.line(f"float {sums}[{width // 2}] = {{}};")
         w.line(f"float s[{half}]{f', d[{half}]' if self.with_loss else ''}{f', slope[{half}]' if spec.sloped else ''};")
         w.line(f"uint32 factor[{s.cols // 16}][4];")
+        self.scores.random_state()
         if spec.queries:
             self.scores.row_numbers(self.shift, self.delta)
 
@@ -261,6 +264,7 @@ class _Renderer:
         w.line("copy_async_commit();")
         w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
         w.line("__syncthreads();")
+        self.scores.draw("tile")
         self._multiply("s", 0)
         self.scores.probabilities("tile", "&shared.shift[stage][0]")
         if spec.second is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.scores import Scores
-from codegen.epilogue import Run
+from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store
 from codegen.iteration import extent, index_type, linear
 from codegen.naming import Names, Writer
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """The same with a program whose stores are registers."""
+    """The same with programs whose stores are registers."""
     a = spec.attention
     nowhere = (0,) * (len(a.batch) + 2)
 
@@ -21,7 +22,9 @@ def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
         stores = tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in program.stores)
         return replace(program, stores=stores)
 
-    return replace(spec, attention=replace(a, program=moved(a.program), inside=moved(a.inside), ranges=()))
+    weight = None if a.weight is None else moved(a.weight)
+    a = replace(a, program=moved(a.program), inside=moved(a.inside), weight=weight, ranges=())
+    return replace(spec, attention=a)
 
 
 class BackwardScores(Scores):
@@ -38,6 +41,8 @@ class BackwardScores(Scores):
         self.differ = bool(spec.attention.bounds) or self.ragged
         for epilogue in (self.edge, self.inner):
             epilogue.pointers.stores = ["score", "slope_of"][: 1 + spec.sloped]
+        if self.weight is not None:
+            self.weight.pointers.stores = ["weighted"]
 
     def _reach(self) -> bool:
         a, spec = self.spec, self.whole
@@ -50,7 +55,7 @@ class BackwardScores(Scores):
         ]
         places += [extent((*a.batch, *size), op.strides) for op, size in own if op is not None]
         places += [extent((*a.batch, a.rows), op.strides) for op in (spec.shift, spec.delta)]
-        places += [extent(a.space, op.strides) for op in a.program.loads]
+        places += [extent(a.space, op.strides) for op in a.loads]
         return index_type(*(2 * n for n in places)) == "uint32"
 
     @property
@@ -98,40 +103,60 @@ class BackwardScores(Scores):
         return self.inside("c0", self.width, top)
 
     def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
-        """Writes ``score``, and ``slope`` if it is not 1, of ``count`` columns from ``col`` on; product is C text."""
-        w, a, spec = self.w, self.spec, self.whole
-        epilogue = self.inner if inside else self.edge
-        loads = epilogue.program.loads
+        """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; product is text."""
+        starts = {"score": f"-infinity<{self.spec.program.real}>()", **({"slope_of": ""} if self.whole.sloped else {})}
+        guarded = not inside and self.ragged
+        self._evaluate(self.inner if inside else self.edge, starts, row, col, product, guarded=guarded, count=count)
+
+    def weigh(self, row: str, col: str, value: str, *, count: int) -> None:
+        """Writes ``weighted``, what becomes of probabilities or of products with the loss: see `element`."""
+        assert self.weight is not None
+        guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
+        self._evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
+
+    def _evaluate(
+        self,
+        epilogue: Epilogue,
+        starts: Mapping[str, str],
+        row: str,
+        col: str,
+        value: str,
+        *,
+        guarded: bool,
+        count: int,
+    ) -> None:
+        """Writes a program on ``count`` values; starts are the C variables of its results, and what they are of keys
+        that do not exist, if they are ``guarded``.
+        """
+        w, a, spec, real = self.w, self.spec, self.whole, self.spec.program.real
+        of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))
         m, n = (row, col) if spec.queries else (col, row)
         if spec.queries:
-            if spec.rows % self.height and any(op.strides[-2] for op in loads):
+            if spec.rows % self.height and of_rows:
                 m = f"min({m}, {self.t}({a.rows - 1}))"
-        elif spec.rows % self.height and any(op.strides[-1] for op in loads):
+        elif spec.rows % self.height and of_keys:
             n = f"min({n}, {self.t}({a.keys - 1}))"
-        real = a.program.real
-        guarded = not inside and self.ragged
         if count == 1:
-            start = f"-infinity<{real}>()" if guarded else ""
-            w.line(f"{real} score[1] = {{{start}}}{', slope_of[1] = {}' if spec.sloped else ''};")
+            every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
+            w.line(f"{real} {', '.join(every)};")
             if guarded:
                 w.open(f"if ({n} < {a.keys})")
-            if not spec.queries and a.rows % self.width and any(op.strides[-2] for op in loads):
+            if not spec.queries and a.rows % self.width and of_rows:
                 m = f"min({m}, {self.t}({a.rows - 1}))"
-            epilogue.results([*self.batch, m, n], [product])
+            epilogue.results([*self.batch, m, n], [value])
             if guarded:
                 w.close()
             return
-        start = f" = {{{{{', '.join([f'-infinity<{real}>()'] * count)}}}}}" if guarded else ""
-        w.line(f"Vector<{real}, {count}> score{start};")
-        if spec.sloped:
-            w.line(f"Vector<{real}, {count}> slope_of{' = {}' if guarded else ''};")
+        for name, start in starts.items():
+            begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
+            w.line(f"Vector<{real}, {count}> {name}{begin if guarded else ''};")
         along = len(a.batch) + int(spec.queries)
         missing = (lambda e: f"{n} + {e} >= {a.keys}") if guarded else None
         clamped = None
-        if not spec.queries and a.rows % self.width and any(op.strides[-2] for op in loads):
+        if not spec.queries and a.rows % self.width and of_rows:
             missing, clamped = (lambda e: f"{m} + {e} >= {a.rows}"), f"min({m} + e, {self.t}({a.rows - 1}))"
         run = Run(count, along, "e", missing, clamped)
-        epilogue.results([*self.batch, m, n], [product], run, staged=["score", "slope_of"][: 1 + spec.sloped])
+        epilogue.results([*self.batch, m, n], [value], run, staged=list(starts))
 
     def query_place(self, op: Operand, query: str) -> str:
         """Where a number of a query lies."""

@@ -57,7 +57,7 @@ def schedules(spec: AttentionBackwardSpec) -> tuple[AttentionBackwardSimtSchedul
 TAKEN = frozenset(
     """
     Shared block by_p by_s c c0 column d g held_first held_second i j lane last first m memory n other_first
-    other_second p r r0 row s score second shared slope_of t tile unit x y shift_ delta_
+    other_second p r r0 row s score second shared slope_of t tile unit weighted x y shift_ delta_
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -87,8 +87,8 @@ class _Renderer:
             *kernel_details(a),
             f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
         ]
-        more = ["math.cuh", "memory.cuh", "shared.cuh", "attention.cuh"]
-        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, headers(program, *more), details)
+        needed = headers(program, "math.cuh", "memory.cuh", "shared.cuh", "attention.cuh", programs=[a.weight])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
         parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -133,7 +133,7 @@ class _Renderer:
             w.close()
         self._results()
         w.close()
-        passed = len(spec.arguments) + len(program.loads) + len(spec.written)
+        passed = len(spec.arguments) + len(a.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),
@@ -188,7 +188,11 @@ class _Renderer:
         scores.element("m", "n", "s[r]", inside=False, count=1)
         shift, delta = ("shift[r]", "delta[r]") if spec.queries else ("shift", "delta")
         w.line(f"s[r] = math::exp2(unit * score[0] - {shift});")
-        w.line(f"d[r] = s[r] * (d[r] - {delta});")
+        if a.weight is not None:
+            scores.weigh("m", "n", "d[r]", count=1)
+            w.line(f"d[r] = s[r] * (weighted[0] - {delta});")
+        else:
+            w.line(f"d[r] = s[r] * (d[r] - {delta});")
         if spec.by_scores is not None:
             op = spec.by_scores
             place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
@@ -198,6 +202,11 @@ class _Renderer:
             w.line(f"{condition}{self.written[-1]}[{place}] = {stored(op, 'd[r]', real)};")
         if spec.sloped:
             w.line("d[r] *= slope_of[0];")
+        if a.weight is not None and spec.second is not None:
+            w.open("")
+            scores.weigh("m", "n", "s[r]", count=1)
+            w.line("s[r] = weighted[0];")
+            w.close()
         w.close()
         w.open(f"for (int j = 0; j < {LANES}; ++j)")
         w.line("#pragma unroll")

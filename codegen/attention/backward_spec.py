@@ -13,13 +13,13 @@ from codegen.spec import AttentionSpec
 class AttentionBackwardSpec:
     """Sums over keys of gradients for every query, or over queries for every key.
 
-    With p[i, j] = exp(score[i, j] - shift[i]) and g[i, j] = p[i, j] * (loss[i] . v[j] - delta[i]):
+    With p[i, j] = exp(score[i, j] - shift[i]) and g[i, j] = p[i, j] * (weight(loss[i] . v[j]) - delta[i]):
     over queries  first[i] = factor * sum over j of g[i, j] * slope[i, j] * k[j]; scores[i, j] = g[i, j]
-    over keys     first[j] = factor * sum over i of g[i, j] * slope[i, j] * q[i]; second[j] = sum over i of p[i, j] *
-                  loss[i]
+    over keys     first[j] = factor * sum over i of g[i, j] * slope[i, j] * q[i]; second[j] = sum over i of
+                  weight(p[i, j]) * loss[i]
 
-    attention  scores; its ``out`` is the loss.  The program has a second store, the slope, unless that is 1; ranges
-               are not looked at.
+    attention  scores, and the weight if that is not the identity; its ``out`` is the loss.  The program has a second
+               store, the slope, unless that is 1; ranges are not looked at.
     over       "queries" or "keys".
     shift      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
     guarded    whether p is 0 where the shift is minus infinity, which is the logarithm of no sum.

@@ -16,6 +16,7 @@ from codegen.attention.backward_fragments import BackwardFragments
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
+from codegen.attention.fragments import random_headers
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.expr import Operand
@@ -28,9 +29,9 @@ from codegen.tiles import Unsupported
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile at attention by_p by_s c0 d delta e empty f factor first full g_factor group held
-    held_empty held_full i j keys kk lane last losses m memory n previous queries r0 row s score scores shared shift
-    slope slope_of stage stored t tile unit v values work x
+    Barrier Ring Shared Tile at attention bits by_p by_s c0 d delta draw e empty f factor first full g_factor group held
+    held_empty held_full i j kept keys kk lane last losses m memory n previous queries r0 row s score scores shared
+    shift slope slope_of stage stored t tile unit v values weighted word words work x
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -79,7 +80,7 @@ class _Renderer:
         #: whether products with the loss are needed
         self.with_loss = spec.first is not None or spec.by_scores is not None
         self.results: list[_Result] = []
-        number = len(spec.arguments) + len(spec.program.loads)
+        number = len(spec.arguments) + len(a.loads)
         for sums, factor, op, elements, tile in (
             ("by_s", spec.factor, spec.first, a.depth, self.held[0][0]),
             ("by_p", 1.0, spec.second, a.width, self.held[1][0]),
@@ -110,7 +111,7 @@ class _Renderer:
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, "attention.cuh")
+        needed = headers(program, *more, "attention.cuh", *random_headers(a), programs=[a.weight])
         heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
         for n in shapes:
             w.line(f"FUSEGRAPH_WGMMA({n})")
@@ -131,7 +132,7 @@ class _Renderer:
         self._consumer()
         w.close()
         w.close()
-        count = len(spec.arguments) + len(program.loads)
+        count = len(spec.arguments) + len(a.loads)
         passed: list[int | TensorMap] = [*self.maps, *range(4, count)]
         passed += [r.map or count + n for n, r in enumerate(self.results)]
         if spec.by_scores is not None:
@@ -294,6 +295,7 @@ class _Renderer:
         both = spec.first is not None and spec.second is not None
         factors = ("factor", "g_factor" if s.apart and both else "factor")
         w.line(f"uint32 {', '.join(f'{name}[{s.cols // 16}][4]' for name in dict.fromkeys(factors))};")
+        self.scores.random_state()
         if spec.queries:
             self.scores.row_numbers(self.shift, self.delta)
         w.line("barrier_wait(shared.held_full[held.index], held.parity);")
@@ -309,6 +311,7 @@ class _Renderer:
             self._release("t == 0 && stored && tile > first")
         if self.with_loss:
             self._multiply("d", 1)
+        self.scores.draw("tile")
         w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
         w.line("wgmma_hold(s);")
         self.scores.probabilities("tile", "&shared.shift[stage.index][0]")

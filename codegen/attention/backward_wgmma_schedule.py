@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
+from codegen.attention.backward_fragments import random_registers
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
@@ -62,7 +63,8 @@ def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> in
     a = spec.attention
     first, second = spec.first is not None, spec.second is not None
     sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
-    return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (1 + (first and second and apart))
+    factors = cols // 4 * (1 + (first and second and apart))
+    return sums + cols // 2 * (2 + spec.sloped) + factors + random_registers(a, cols)
 
 
 def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> tuple[int, int]:

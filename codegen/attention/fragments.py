@@ -41,7 +41,8 @@ SCORE = "s[j + f * 2 + e]"
 
 def random_headers(spec: AttentionSpec) -> list[str]:
     """The device headers for random numbers, if a spec has such as can be made sixteen at a time."""
-    return [] if spec.weight is None or random_words(spec.weight) is None else ["attention_random.cuh"]
+    random = None if spec.weight is None else random_words(spec.weight)
+    return ["attention_random.cuh"] if random is not None and random.together else []
 
 
 class Fragments(Scores):
@@ -113,7 +114,7 @@ class Fragments(Scores):
             self.w.open("const auto weigh = [&](int tile)")
             self.w.line(f"const int n0 = tile * {self.keys};")
             random = random_words(self.weight.program)
-            if random is None:
+            if random is None or not random.together:
                 self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
             else:
                 self._weighted_at_random(self.weight, random)
@@ -121,20 +122,17 @@ class Fragments(Scores):
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
-        w, program = self.w, weight.program
-        arguments = program.instructions[random.compared].args[1:]
-        seed, offset = random.numbers(program, ["", *map(weight.constant, arguments)])
-        kept = f"(words[h * 2 + e] >= {random.least}u)" if random.least < 1 << 32 else "false"
-        weight.known[Result(random.compared)] = kept
+        w = self.w
+        above, seed, offset = random.numbers(weight.program, weight.constant, (*self.batch, "", ""))
+        weight.known[Result(random.compared)] = random.enough("words[h * 2 + e]")
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {self.keys // 2}; j += 8)")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 2; ++f)")
         w.line(f"const {self.t} m = m0 + row + f * 8;")
-        steps = program.indices[random.index]
-        first = linear([*zip((*self.batch, "m"), steps), ("(n0 + j * 2)", 1)])
+        first = linear([*zip((*self.batch, "m"), random.steps), ("(n0 + j * 2)", 1)])
         w.line("uint32 words[4];")
-        w.line(f"attention::random_words(uint32({first}), lane, {seed}, {offset}, words);")
+        w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
         w.line("#pragma unroll")
         w.open("for (int h = 0; h < 2; ++h)")
         w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")

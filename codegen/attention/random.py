@@ -7,33 +7,51 @@ to say whether the word is at least 256 times that multiple.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from codegen.expr import Index, Program, fill
+from codegen.expr import Index, Program, Value, fill
+from codegen.iteration import linear
 
-_COMPARED = re.compile(r"philox::at_least\(\{0\}, 0, (.+), (.+), (\d+)\)")
+_COMPARED = re.compile(r"philox::at_least\(\{0\}, (0|\{1\}), (.+), (.+), (\d+)\)")
 
 
 @dataclass(frozen=True)
 class RandomWords:
-    """index     the program's index that counts the numbers.
-    compared  the instruction that compares them.
+    """steps     strides of the elements' numbers over the space.
+    above     those of the number above them, of tensors of 2^31 elements and more; else None.
+    compared  the instruction that compares the words.
     least     the least word that is enough.
     """
 
-    index: int
+    steps: tuple[int, ...]
+    above: tuple[int, ...] | None
     compared: int
     least: int
 
-    def numbers(self, program: Program, arguments: list[str]) -> tuple[str, str]:
-        """The C expressions of seed and offset; ``arguments`` are those of the instruction's."""
-        found = _COMPARED.fullmatch(program.instructions[self.compared].template)
+    @property
+    def together(self) -> bool:
+        """Whether sixteen neighbours that begin at a multiple of 16 have four counters of their own."""
+        return self.steps[-1] == 1 and not any(n % 4 for n in self.steps[:-1])
+
+    def enough(self, word: str) -> str:
+        """The C expression of whether a word is enough; none is where everything is dropped."""
+        return f"{word} >= {self.least}u" if self.least < 1 << 32 else "false"
+
+    def numbers(self, program: Program, constant: Callable[[Value], str], place: Sequence[str]) -> list[str]:
+        """The C expressions of the number above, the seed and the offset; constant gives those of values that are the
+        same for all, place are the coordinates.
+        """
+        instruction = program.instructions[self.compared]
+        found = _COMPARED.fullmatch(instruction.template)
         assert found is not None
-        return fill(found[1], arguments), fill(found[2], arguments)
+        above = "0" if self.above is None else linear(list(zip(place, self.above)))
+        arguments = ["" if isinstance(v, Index) else constant(v) for v in instruction.args]
+        return [above, fill(found[2], arguments), fill(found[3], arguments)]
 
 
 def random_words(program: Program) -> RandomWords | None:
-    """How a program's random numbers can be made sixteen neighbours at a time; None if it has none, or others."""
+    """The random numbers that a program compares with one number, if these are all that it has."""
     every = [k for k, i in enumerate(program.instructions) if "philox::" in i.template]
     if len(every) != 1:
         return None
@@ -41,7 +59,10 @@ def random_words(program: Program) -> RandomWords | None:
     index, found = instruction.args[0], _COMPARED.fullmatch(instruction.template)
     if found is None or not isinstance(index, Index):
         return None
-    *others, step = program.indices[index.index]
-    if step != 1 or any(n % 4 for n in others):
+    above = instruction.args[1] if found[1] != "0" else None
+    if above is not None and not isinstance(above, Index):
         return None
-    return RandomWords(index.index, every[0], int(found[3]) << 8)
+    steps = None if above is None else program.indices[above.index]
+    if steps is not None and any(steps[-2:]):
+        return None
+    return RandomWords(program.indices[index.index], steps, every[0], int(found[4]) << 8)

@@ -55,7 +55,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         "sink": False,
         "zero": True,
         "rounded": True,
-        "weight": None,
+        "weight": node.attributes["weight"],
         "paged": False,
         "parts": 1,
     }

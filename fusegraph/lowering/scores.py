@@ -53,7 +53,7 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
     replaced: dict[Tensor, Tensor] = {}
     tensor = graph.outputs[0]
     while (node := graph.producer(tensor)) is not None:
-        if len(_readers(graph, tensor)) > (tensor is not graph.outputs[0]):
+        if len(readers(graph, tensor)) > (tensor is not graph.outputs[0]):
             break
         factor, rest = _factor(node)
         if factor is not None:
@@ -96,7 +96,7 @@ def _masked(node: Node) -> tuple[Tensor, Tensor, bool] | None:
     return None
 
 
-def _readers(graph: Graph, tensor: Tensor) -> list[Node]:
+def readers(graph: Graph, tensor: Tensor) -> list[Node]:
     """Nodes that read a tensor's values."""
     return [
         n

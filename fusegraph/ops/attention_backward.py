@@ -210,8 +210,7 @@ register(
         gradient by the sink itself is -sum(exp(sink_token - stats) * sum(o * dO, -1)) over batches and queries.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
-        The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.  With
-        dropout the scores are in memory between several kernels.""",
+        The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",
     )
 )
 
@@ -220,10 +219,11 @@ def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType
     raise NotImplementedError("the nodes of attention's gradients are made by a pass")
 
 
-#: (q, k turned, v, dO, shift, delta, others of the score) -> what is wanted of the gradients.  score's graph has a
-#: second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first", "second" and "by_scores"
-#: as in `codegen.attention.backward_spec`, as is ``guarded``; rounded are the names of the tensors that are rounded
-#: before they are multiplied.  Not in the op table: `passes.attention_backward` makes it of products and exponentials.
+#: (q, k turned, v, dO, shift, delta, others of the score, those of the weight) -> what is wanted of the gradients.
+#: score's graph has a second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first",
+#: "second" and "by_scores" as in `codegen.attention.backward_spec`, as is ``guarded``; rounded are the names of the
+#: tensors that are rounded before they are multiplied.  Not in the op table: `passes.attention_backward` makes it of
+#: products and exponentials.
 ATTENTION_BACKWARD = Op(
     name="attention_backward",
     kind=Kind.ATTENTION_BACKWARD,
@@ -231,6 +231,7 @@ ATTENTION_BACKWARD = Op(
     variadic=True,
     attributes={
         "score": REQUIRED,
+        "weight": None,
         "factor": REQUIRED,
         "sloped": REQUIRED,
         "over": REQUIRED,

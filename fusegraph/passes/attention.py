@@ -7,32 +7,26 @@ whatever else the graph has there.  A pattern that only looks like attention is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
-from fusegraph.dtypes import DType, float64
+from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.views import divided
-from fusegraph.ops.attention import ATTENTION, Score, Weight
+from fusegraph.ops.attention import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
+from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
 
-#: Ops that are done again for every score rather than read; others only where they would be as many as the scores.
-_CHEAP = frozenset(
-    """
-    identity narrow gen_index binary_select add sub mul max min neg abs cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le
-    logical_and logical_or logical_not
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
+#: Those that may be linear in an operand.
+LINEAR = ("mul", "div", "binary_select")
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,6 @@ class _Match:
     stats: Tensor | None
     sink: Tensor | None
     zero: bool
-
-
-class No(Exception):
-    """It looks like attention and is none; the text is the reason."""
 
 
 def recognise(graph: Graph, options: Options) -> Recognised:
@@ -185,7 +175,7 @@ class Matcher:
     def match(self) -> _Match | None:
         """The attention that ends in the node; None if it does not look like one.  Raises No."""
         node = self.node
-        chain = self._chain(node.inputs[0])
+        chain = self.linear_from(node.inputs[0], self._divides)
         if chain is None:
             return None
         normal = chain[0]
@@ -256,26 +246,31 @@ class Matcher:
         self._private(found)
         return found
 
-    def _chain(self, tensor: Tensor) -> tuple[Node, ...] | None:
-        """The node that divides exponentials, and those linear in its result that make a tensor of it; None if the
-        tensor is no such thing.
+    def _divides(self, node: Node) -> bool:
+        """Whether a node divides exponentials."""
+        first, *rest = node.inputs
+        if node.op.name == "div":
+            return self.made_by(first, "exp") is not None
+        return node.op.name == "mul" and any(self.made_by(t, "reciprocal", "exp") for t in (first, *rest))
+
+    def linear_from(self, tensor: Tensor, begins: Callable[[Node], bool]) -> tuple[Node, ...] | None:
+        """The node with which it begins, and those linear in its result that make a tensor of it; None if the tensor is
+        no such thing.
         """
         tensor = self._cast(tensor)
-        node = self.made_by(tensor, "mul", "div", "binary_select")
-        if node is None:
+        node = self.graph.producer(tensor)
+        if node is None or begins(node):
+            return None if node is None else (node,)
+        if node.op.name not in LINEAR:
             return None
         first, second = node.inputs[:2]
-        if node.op.name == "div" and self.made_by(first, "exp") is not None:
-            return (node,)
-        if node.op.name == "mul" and any(self.made_by(t, "reciprocal", "exp") is not None for t in (first, second)):
-            return (node,)
         if node.op.name == "binary_select":
             linear = [t for t, other in ((first, second), (second, first)) if _is(other, 0.0)]
         else:
             linear = [t for t in node.inputs if t.shape == node.output.shape][: 1 if node.op.name == "div" else 2]
         for t in linear:
             before = set(self.members)
-            chain = self._chain(t)
+            chain = self.linear_from(t, begins)
             if chain is not None:
                 return (*chain, node)
             self.members = before
@@ -366,53 +361,6 @@ def _is(tensor: Tensor, number: float) -> bool:
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == number
 
 
-class Part:
-    """A graph of its own made of some of a graph's nodes.
-
-    made      tensors of the graph -> those of its own that stand for them.
-    operands  the tensors of the graph that are its inputs, in order.
-    """
-
-    def __init__(self, graph: Graph, name: str, compute: DType) -> None:
-        self.graph, self.own = graph, Graph(name, compute_dtype=compute)
-        self.made: dict[Tensor, Tensor] = {}
-        self.operands: list[Tensor] = []
-
-    def entered(self, tensor: Tensor) -> Tensor:
-        """A tensor of the graph as an input; numbers stay numbers."""
-        if tensor not in self.made:
-            number = tensor.value is not None and tensor.size == 1
-            self.made[tensor] = self.own._add_tensor(
-                tensor.name, tensor.shape, tensor.strides, tensor.dtype, tensor.value if number else None
-            )
-            if not number:
-                self.own.inputs.append(self.made[tensor])
-                self.operands.append(tensor)
-        return self.made[tensor]
-
-    def copied(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
-        t = node.output
-        self.made[t] = self.own._add_tensor(t.name, t.shape, t.strides, t.dtype)
-        copy = Node(node.op, inputs, node.attributes, self.made[t])
-        self.own.add_node(copy)
-        return copy
-
-    def stand_in(self, t: Tensor) -> Tensor:
-        """A tensor of which only the shape matters."""
-        return self.own._add_tensor(self.own._unique("shape"), t.shape, t.strides, t.dtype)
-
-    def add(self, nodes: Collection[Node]) -> None:
-        """Adds nodes of the graph with what they need."""
-        for node in self.graph.nodes:
-            if node in nodes:
-                keys = node.op.names(len(node.inputs))
-                inputs = (
-                    self.stand_in(t) if key in node.op.shapes and t not in self.made else self.entered(t)
-                    for key, t in zip(keys, node.inputs)
-                )
-                self.copied(node, tuple(inputs))
-
-
 def _node(graph: Graph, match: _Match) -> Node:
     """The attention node, with the tensors of the graph that is recognised."""
     product = match.product
@@ -436,7 +384,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     part.add(scored)
     part.own.outputs = [part.made[match.score]]
     rest = [t for t in part.operands if t not in (*product.inputs, match.values, match.sink)]
-    weight, weighed = _weight(graph, match, compute)
+    weight, weighed = weight_of(graph, match.members - {match.out}, match.chain, match.weight, compute)
     notes = tuple(describe(n) for n in graph.nodes if n in match.members or n in scored or n in weighed)
     score = Score(part.own, tuple(part.made[t] for t in (*product.inputs, *rest)), notes)
     weights, values = match.second.inputs
@@ -452,49 +400,3 @@ def _node(graph: Graph, match: _Match) -> Node:
     }
     outputs = (match.out.output, *(() if match.stats is None else (match.stats,)))
     return Node(ATTENTION, (*lead, *rest, *(weight[1] if weight else ())), attributes, *outputs)
-
-
-def _weight(graph: Graph, match: _Match, compute: DType) -> tuple[tuple[Weight, tuple[Tensor, ...]] | None, set[Node]]:
-    """What becomes of the probabilities and the tensors that it needs, if it is anything; and the nodes that do it."""
-    normal, *chain = match.chain
-    if not chain:
-        return None, set()
-    nodes = repeated(graph, match.members, match.weight, normal)
-    casts = {n for n in nodes if n in match.members and n not in chain}
-    part = Part(graph, "weight", compute)
-    anchor = part.copied(normal, tuple(part.stand_in(t) for t in normal.inputs))
-    for node in graph.nodes:
-        if node in casts:  # what is in registers only is not rounded
-            part.made[node.output] = part.made[node.inputs[0]]
-        elif node in nodes:
-            part.add((node,))
-    linear = {anchor.output}
-    for node in part.own.nodes:
-        keys = node.op.names(len(node.inputs))
-        dependent = [t for key, t in zip(keys, node.inputs) if t in linear and key not in node.op.shapes]
-        if dependent:
-            if len(dependent) > 1 or (node.op.name != "mul" and node.inputs[-1] in linear):
-                raise No(f"{node.name!r} is not linear in the probabilities")
-            linear.add(node.output)
-    if any(t in part.operands for n in match.members - {match.out} for t in n.outputs):
-        raise No(f"{match.weight.name!r} depends on the probabilities in another way as well")
-    part.own.outputs = [part.made[match.weight]]
-    made = Weight(part.own, anchor, tuple(part.made[t] for t in part.operands))
-    return (made, tuple(part.operands)), nodes
-
-
-def repeated(graph: Graph, members: Collection[Node], last: Tensor, first: Node) -> set[Node]:
-    """The pointwise nodes from one node to a tensor that are evaluated for every score."""
-    rows, keys = first.output.shape[-2:]
-    found: set[Node] = set()
-    stack = [last]
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is None or node in found or node is first or node.kind is not Kind.POINTWISE:
-            continue
-        shape = node.output.shape
-        whole = len(shape) > 1 and np.prod(shape[-2:]) == rows * keys
-        if node in members or whole or node.op.name in _CHEAP:
-            found.add(node)
-            stack += [t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes]
-    return found

@@ -18,11 +18,12 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention_backward
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import describe
-from fusegraph.lowering.scores import constant
+from fusegraph.lowering.scores import constant, readers
 from fusegraph.ops.attention import Score
 from fusegraph.ops.attention_backward import ATTENTION_BACKWARD
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import Matcher, No, Part, Recognised, repeated
+from fusegraph.passes.attention import LINEAR, Matcher, Recognised
+from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
@@ -47,6 +48,14 @@ class _Match:
     exponential: Node
     made: tuple[Node, ...]
     members: frozenset[Node]
+
+
+def _narrows(node: Node) -> bool:
+    """Whether a node rounds floats to another dtype."""
+    if node.op is NARROW:
+        return True
+    before, after = node.inputs[0].dtype, node.output.dtype
+    return node.op.name == "identity" and before.is_float and after.is_float and after.itemsize < before.itemsize
 
 
 def recognise_backward(graph: Graph, options: Options) -> Recognised:
@@ -137,16 +146,21 @@ class _Gradients(Matcher):
             return None
         p = exponential.output
         by_scores = [
-            n for n in graph.consumers(p) if n.op.name == "mul" and n.inputs[0] is p and n.output.shape == space
+            n
+            for n in graph.consumers(p)
+            if n.op.name == "mul" and n.inputs[0] is p and self.made_by(n.inputs[1], "sub") is not None
         ]
         if len(by_scores) != 1:
             return None
         (by_score,) = by_scores
         less = self.made_by(by_score.inputs[1], "sub")
-        with_loss = self.made_by(less.inputs[0], "matmul") if less is not None else None
-        if less is None or with_loss is None or with_loss.output.shape != space or less.inputs[1].shape != shift.shape:
+        if less is None or by_score.output.shape != space or less.inputs[1].shape != shift.shape:
             return None
-        self.members |= {difference, by_score, less, with_loss}
+        chain = self.linear_from(less.inputs[0], lambda n: n.op.name == "matmul")
+        if chain is None or chain[0].output.shape != space:
+            return None
+        with_loss = chain[0]
+        self.members |= {difference, by_score, less, *chain}
         product = self.product_of(score)
         loss, values = with_loss.inputs[0], self._turned(with_loss.inputs[1])
         queries, keys = product.inputs[0], self._turned(product.inputs[1])
@@ -155,11 +169,14 @@ class _Gradients(Matcher):
         if product.output.shape != space or with_loss.attributes["compute_dtype"] == "tf32":
             raise No(f"{product.name!r} has not the shape of {score.name!r}, or products are in tf32")
         factor, slopes, weights = self._factors_of(by_score)
-        others = [n for n in graph.consumers(p) if n is not by_score]
         by_queries, by_keys = self._products(weights)
-        beside, by_values = self._weighted(others, p)
-        if beside:
-            raise No(f"{p.name!r} is needed by {beside[0].name!r} as well")
+        weighed = self._weighed(p, by_score)
+        beside, by_values = self._weighted([n for n in readers(graph, weighed) if n is not by_score], weighed)
+        if beside or weighed in graph.outputs:
+            other = beside[0].name if beside else weighed.name
+            raise No(f"{weighed.name!r} is needed by {other!r} as well")
+        if by_values is not None:
+            self._check_alike(weighed, chain)
         for total, wanted, what in (
             (by_queries, keys, "keys"),
             (by_keys, queries, "queries"),
@@ -184,13 +201,17 @@ class _Gradients(Matcher):
         nodes = {n for t in results for n in repeated(graph, members, t, product)}
         part.add(nodes)
         part.own.outputs = [part.made[t] for t in results]
-        notes = tuple(describe(n) for n in graph.nodes if n in members or n in nodes)
+        compute = float64 if wide else graph.compute_dtype
+        weight, weighing = weight_of(graph, members, chain, less.inputs[0], compute)
+        self._check_counted(weighing)
+        notes = tuple(describe(n) for n in graph.nodes if n in members or n in nodes or n in weighing)
         made_score = Score(part.own, tuple(part.made[t] for t in part.operands), notes)
         stats, guarded = self._guard(shift, -inf, inf)
         lead = (*product.inputs, values, loss, stats, less.inputs[1])
-        narrowed = [n.output for n in members if n.op is NARROW and n.inputs[0].shape == space]
+        narrowed = [n.output for n in members if _narrows(n) and n.inputs[0].shape == space]
         common = {
             "score": made_score,
+            "weight": weight[0] if weight else None,
             "factor": factor,
             "sloped": slope is not None,
             "rounded": tuple(t.name for t in narrowed),
@@ -203,7 +224,8 @@ class _Gradients(Matcher):
             if not found:
                 return None
             attributes = {**common, "over": over, "results": tuple(found)}
-            return Node(ATTENTION_BACKWARD, (*lead, *part.operands[2:]), attributes, *found.values())
+            operands = (*lead, *part.operands[2:], *(weight[1] if weight else ()))
+            return Node(ATTENTION_BACKWARD, operands, attributes, *found.values())
 
         together = keys.shape[-1] + values.shape[-1] <= MOST_TOGETHER
         first, second = ("first", by_keys, None), ("second", by_values, None)
@@ -212,6 +234,40 @@ class _Gradients(Matcher):
             *((node("keys", first, second),) if together else (node("keys", first), node("keys", second))),
         )
         return _Match(exponential, tuple(n for n in kernels if n is not None), members)
+
+    def _weighed(self, p: Tensor, by_score: Node) -> Tensor:
+        """What the loss is multiplied with: the probabilities, or what is linear in them."""
+        tensor = p
+        while True:
+            takers = [n for n in readers(self.graph, tensor) if n is not by_score]
+            if len(takers) != 1 or takers[0].op.name not in LINEAR or takers[0].output.shape != p.shape:
+                return tensor
+            tensor = takers[0].output
+
+    def _check_alike(self, weighed: Tensor, chain: tuple[Node, ...]) -> None:
+        """Raises No unless a tensor is made of probabilities as the end of a chain of its beginning."""
+        own = self.linear_from(weighed, lambda n: n is self.node)
+        alike = own is not None and len(own) == len(chain)
+        if own is not None and alike:
+            for a, before_a, b, before_b in zip(own[1:], own, chain[1:], chain):
+                alike = alike and a.op is b.op and a.attributes == b.attributes and len(a.inputs) == len(b.inputs)
+                for x, y in zip(a.inputs, b.inputs):
+                    both = x is before_a.output and y is before_b.output
+                    number = constant(x)
+                    alike = alike and (both or x is y or (number is not None and number == constant(y)))
+            self.members |= set(own)
+        if not alike:
+            raise No(f"{weighed.name!r} is not made of {self.node.name!r} as {chain[-1].name!r} of {chain[0].name!r}")
+
+    def _check_counted(self, weighing: set[Node]) -> None:
+        """Raises No if what counts along something that will no longer exist is needed elsewhere."""
+        counting = {n for n in weighing if any(self.graph.producer(t) in self.members for t in n.inputs)}
+        for node in (n for n in self.graph.nodes if n in weighing and n not in self.members):
+            if node in counting or any(self.graph.producer(t) in counting for t in node.inputs):
+                counting.add(node)
+                others = [n for n in self.graph.consumers(node.output) if n not in weighing and n not in self.members]
+                if others or node.output in self.graph.outputs:
+                    raise No(f"{node.name!r} counts along scores and is needed elsewhere")
 
     def _factors_of(self, by_score: Node) -> tuple[float, list[Tensor], Tensor]:
         """From the gradients by scores to those by products: a number and tensors that they are multiplied with, and
@@ -234,7 +290,7 @@ class _Gradients(Matcher):
                 slopes.append(other)
             self.members.add(step)
             current = step.output
-        narrowing = [n for n in graph.consumers(current) if n.op is NARROW]
+        narrowing = [n for n in graph.consumers(current) if _narrows(n)]
         alone = current is by_score.output or self._one(current) is not None
         takers = graph.consumers(narrowing[0].output) if len(narrowing) == 1 and alone else []
         if any(n.op.name in ("matmul", "transpose") for n in takers):
@@ -266,7 +322,7 @@ class _Gradients(Matcher):
         rest, found = [], None
         for node in takers:
             turn = node
-            if node.op is NARROW and (after := self._one(node.output)) is not None:
+            if _narrows(node) and (after := self._one(node.output)) is not None:
                 turn = after
             product = self._one(turn.output) if turn.op.name == "transpose" else None
             ok = product is not None and product.op.name == "matmul" and product.inputs[0] is turn.output
@@ -288,7 +344,7 @@ class _Gradients(Matcher):
             return product.output
         self.members.add(total)
         last = self._one(total.output)
-        if last is not None and last.op is NARROW:
+        if last is not None and _narrows(last):
             self.members.add(last)
             return last.output
         return total.output
