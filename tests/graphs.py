@@ -7,14 +7,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from device_headers import missing_headers
 from random_nodes import DTYPES, FLOATS, INTEGERS
 from recipes import Recipe, WrongGraph, check_recipes, failure, recipes, seeded, smaller
 
 import fusegraph as fg
+from codegen.arch import arch as target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.lowering.base import Options
-from fusegraph.plan import plan
+from fusegraph.plan import Chooser, by_cost_model, plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -39,6 +41,8 @@ def executables(
     """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
     order: Order = "late" if arch == "sm_90a" else "forward"  # where warpgroups work together one warp may be late
     made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, arch=arch, order=order) for g in graphs]
+    missing = {k.name: m for e in made for k in e.plan.kernels if (m := missing_headers(k.source.code))}
+    assert not missing, missing
     build_together(made)
     return made
 
@@ -77,15 +81,18 @@ def check_on_gpu(
 
 def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CudaExecutable]:
     """CUDA executables of several graphs, their kernels compiled in parallel."""
-    compile_for(driver.properties(0).arch, graphs, fusion=fusion, **options)
+    arch = driver.properties(0).arch
+    compile_for(arch, graphs, fusion=fusion, choose=by_cost_model(target(arch)), **options)
     return [CudaExecutable(g, Options(**options), fusion=fusion) for g in graphs]
 
 
 def compile_for(
-    arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any
+    arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, choose: Chooser | None = None, **options: Any
 ) -> list[nvrtc.CompiledKernel]:
-    """All kernels of the graphs for an architecture, compiled in parallel and left in the cache."""
-    sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion).kernels]
+    """All kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the schedules that
+    ``choose`` takes, by default those for all architectures.
+    """
+    sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion, choose=choose).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
     return nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=flags)
 

@@ -11,6 +11,7 @@ import pytest
 import fusegraph as fg
 from fusegraph.cli import main
 from fusegraph.cli.compare import DIFFERENCE_KEYS, ENGINE_KEYS, GRAPH_KEYS, OUTPUT_KEYS, chosen
+from fusegraph.dtypes import bfloat16, float8_e4m3
 from fusegraph.engines.reference import ReferenceExecutable
 from fusegraph.errors import (
     ArgumentError,
@@ -25,7 +26,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.report import compare as report
 from fusegraph.report import eager
-from fusegraph.report.check import LIBRARY_SLACK, check_executable, compare, placed, random_inputs
+from fusegraph.report.check import LIBRARY_SLACK, check_executable, compare, placed, random_inputs, rounding_of
 from fusegraph.report.compare import compare_engines
 from fusegraph.runtime.arrays import CPU
 
@@ -274,6 +275,35 @@ def test_slack_is_for_floats_only():
     outputs = {"y": np.array([True, True])}
     (check,) = compare(graph, {"x": np.array([-1, 1], np.float32)}, outputs, eager.Rounding(), slack=1.0)
     assert check.wrong == 1
+
+
+def test_a_librarys_attention_may_round_the_factors_of_its_gradients():
+    """Probabilities and gradients of products in bfloat16, as cuDNN multiplies them; but not less exact than that."""
+    graph = fg.Graph("gradients", io_dtype="bfloat16")
+    given = [*(graph.tensor(name, (1, 2, 40, 16)) for name in ("q", "k", "v", "o", "loss"))]
+    every = graph.sdpa_backward(*given, graph.tensor("stats", (1, 2, 40, 1), "float32"), use_causal_mask=True)
+    for number, tensor in enumerate(every):
+        graph.output(tensor, name=f"y{number}")
+    inputs = random_inputs(graph, 1)
+    q, k, v, o, loss, stats = (x.astype(np.float64) for x in inputs.values())
+    p = np.tril(np.exp(q @ k.swapaxes(-1, -2) / 4 - stats))
+    by_product = p * (loss @ v.swapaxes(-1, -2) - (o * loss).sum(-1, keepdims=True)) / 4
+
+    def result(dtype):
+        weights, gradient = (x.astype(dtype).astype(np.float64) for x in (p, by_product))
+        results = (gradient @ k, gradient.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ loss)
+        return {f"y{n}": x.astype(bfloat16.numpy) for n, x in enumerate(results)}
+
+    lowered = SimpleNamespace(spec=None)
+    groups = (SimpleNamespace(family="cudnn", lowered=lowered, nodes=graph.nodes),)
+    partition = SimpleNamespace(groups=groups, materialized=frozenset())
+    plan = SimpleNamespace(partition=partition, kernels=(), counterpart={}, copies={}, algorithms={})
+    rounding = rounding_of(SimpleNamespace(plan=plan))
+    assert all(c.ok for c in compare(graph, inputs, result(bfloat16.numpy), rounding, slack=LIBRARY_SLACK))
+    exact = compare(graph, inputs, result(bfloat16.numpy), eager.Rounding(), slack=LIBRARY_SLACK)
+    assert not any(c.ok for c in exact)
+    coarse = compare(graph, inputs, result(float8_e4m3.numpy), rounding, slack=LIBRARY_SLACK)
+    assert not any(c.ok for c in coarse)
 
 
 def test_outputs_given_are_not_computed_again():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
+from codegen.attention.ranges import Ranges
 from codegen.attention.scores import NUMBERED, Scores, approximated, kernel_details, merged, sink_value
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
@@ -80,6 +81,7 @@ class _Renderer:
         program = approximated(spec)
         details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
         more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
+        more += ["extent.cuh"] if Ranges.intervals(spec) else []
         heading(
             w,
             f"{spec.name}: {len(program.notes)} nodes in one kernel",

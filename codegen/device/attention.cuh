@@ -4,6 +4,7 @@
 // 8 * j + 2 * (lane % 4) + e of the tile.  The four lanes of a row have the same largest score, and each a share of the
 // sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 #pragma once
+#include "extent.cuh"
 #include "math.cuh"
 #include "mma.cuh"
 #include "reduce.cuh"
@@ -15,24 +16,6 @@ namespace attention {
 struct Rows {
     float largest[2] = {-infinity<float>(), -infinity<float>()};
     float total[2] = {};
-};
-
-// The least and the largest of some numbers; of none the least is larger than the largest.
-template <class T>
-struct Extent {
-    T least = greatest, most = ~greatest;
-    __device__ __forceinline__ void add(T number) {
-        least = min(least, number);
-        most = max(most, number);
-    }
-    // The extent of all lanes' numbers.
-    __device__ __forceinline__ void over_lanes() {
-        least = reduce::lanes<reduce::Min, 32>(least);
-        most = reduce::lanes<reduce::Max, 32>(most);
-    }
-
- private:
-    static constexpr T greatest = sizeof(T) == 4 ? T(0x7fffffff) : T(int64(1) << 40);  // further than sums of ints
 };
 
 // Two floats in the 16-bit type T, the first in the lower half.

@@ -112,6 +112,10 @@ def laid_out(values: Array, tensor: Tensor) -> Array:
     return array
 
 
+#: Composites -> the factors of their products, of what they are made of, that cuDNN rounds as our kernels do.
+_FACTORS = {"sdpa": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
+
+
 def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     """Where an Executable's kernels round, for the error analysis."""
     plan = executable.plan
@@ -151,8 +155,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     scaled = frozenset(n.attributes["probabilities"] for n in attentions if n.attributes["rounded"])
     gradients = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION_BACKWARD]
     scaled |= {name for n in gradients for name in n.attributes["rounded"]}
-    # cuDNN's attention rounds them so as well.
-    scaled |= {f"{n.name} rounded" for g in units for n in g.nodes if n.op.name == "sdpa"}
+    scaled |= {f"{n.name} {part}" for g in units for n in g.nodes for part in _FACTORS.get(n.op.name, ())}
     return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, scaled)
 
 

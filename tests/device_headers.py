@@ -1,0 +1,34 @@
+"""Which headers of the device library a kernel is without: on the CPU, where many kernels are compiled as one file, it
+would do that another kernel includes them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from fusegraph.runtime.nvrtc import HEADER_FOLDER, headers_of
+
+_COMMENT = re.compile(r"//.*")
+_DEFINITION = re.compile(r"\b(?:struct|namespace|using)\s+(\w+)|__device__[^;{}()]*?\b(\w+)\(")
+#: A name that is called, or in which another one is: no member's.
+_USE = re.compile(r"(?<![\w.])(\w+)(?:<[^;(){}]*>)?(?=::|\()")
+_LIBRARY: dict[str, str | None] = {}
+
+
+@cache
+def _definitions() -> dict[str, set[str]]:
+    """Functions, types and namespaces of the device library, and the headers that have them."""
+    found: dict[str, set[str]] = {}
+    for path in HEADER_FOLDER.glob("*.cuh"):
+        for names in _DEFINITION.findall(_COMMENT.sub("", path.read_text("utf-8"))):
+            found.setdefault("".join(names), set()).add(path.name)
+    return found
+
+
+def missing_headers(code: str) -> dict[str, list[str]]:
+    """What a kernel uses of the device library and does not include, with the headers that have it."""
+    included, defined = headers_of(code, _LIBRARY).keys(), _definitions()
+    used = dict.fromkeys(_USE.findall(_COMMENT.sub("", code)))
+    own = {names[0] or names[1] for names in _DEFINITION.findall(code)} | set(re.findall(r"\bauto (\w+) =", code))
+    return {n: sorted(defined[n]) for n in used if n in defined and n not in own and not defined[n] & included}
