@@ -77,7 +77,8 @@ class Plan:
 
     counterpart gives for each tensor of the graph, and for those between the nodes of its composites, the one of the
     simplified graph that stands for it; copies what else does, where several kernels compute the same.  algorithms
-    tells what does each convolution, by name of the node.
+    tells what does each convolution, by name of the node.  namesakes has the names of nodes that are computed once: of
+    the one that is, those of all.
     """
 
     graph: Graph
@@ -88,6 +89,7 @@ class Plan:
     memory: MemoryPlan
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
     copies: Mapping[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
+    namesakes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
@@ -99,6 +101,14 @@ def check_outputs(graph: Graph) -> None:
     """Raises GraphError if there is nothing to compute."""
     if not graph.outputs:
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
+
+
+def namesakes(simplified: Simplified) -> dict[str, tuple[str, ...]]:
+    """The names of the new graph's tensors that stand for one of another name, or for several, and whose."""
+    found: dict[str, tuple[str, ...]] = {}
+    for old, new in simplified.counterpart.items():
+        found[new.name] = (*found.get(new.name, ()), old.name)
+    return {new: every for new, every in found.items() if every != (new,)}
 
 
 def _fused(graph: Graph, options: Options, enabled: bool) -> tuple[list[Simplified], Partition]:
@@ -181,4 +191,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         room = after is not None and order.may_come_in_early(after.group)
         kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=room))
     memory = plan_memory(partition)
-    return Plan(graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies)
+    alike = namesakes(simplified)
+    return Plan(
+        graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies, alike
+    )

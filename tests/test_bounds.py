@@ -11,10 +11,12 @@ from graphs import executables
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
+from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.engines.reference import evaluate
+from fusegraph.lowering.base import Options
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.report.bounds import Rounding, accepts, bounded
-from fusegraph.report.check import check, compare, random_inputs, run
+from fusegraph.report.check import check, compare, random_inputs, rounding_of, run
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2")
@@ -222,6 +224,20 @@ def test_rounding_between_kernels_is_allowed_where_it_happens() -> None:
     assert wrong(g, inputs, rounded * np.float32(1.01), materialized=frozenset({"product"})) > 300
     assert wrong(g, inputs, rounded, strict=True) == 0
     assert wrong(g, inputs, unrounded, strict=True) > 300
+
+
+def test_what_is_computed_once_is_rounded_wherever_it_is_named() -> None:
+    """Of equal nodes one is left: the others' results are as inexact."""
+    g = fg.Graph("twice", io_dtype="bfloat16")
+    q, k, v = (g.tensor(name, (1, 2, 32, 16)) for name in "qkv")
+    x, w = g.tensor("x", (1, 8, 14, 14), "float32"), g.tensor("w", (16, 8, 3, 3), "float32")
+    for name in ("first", "second"):
+        g.output(g.sdpa(q, k, v, name=f"attention {name}"), name=f"o {name}", dtype="float32")
+        y = g.conv_fprop(x, w, padding=1, algorithm="winograd_4x4", name=f"conv {name}")
+        g.output(g.relu(y), name=f"y {name}")
+    found = rounding_of(CpuExecutable(g, Options(), lazy=True))
+    assert found.scaled == {"attention first rounded", "attention second rounded"}
+    assert found.winograd == {"conv first": 4, "conv second": 4}
 
 
 def test_consumers_of_a_stored_tensor_may_see_either_value() -> None:

@@ -19,7 +19,7 @@ from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.simplify import simplify
-from fusegraph.plan import Plan
+from fusegraph.plan import Plan, namesakes
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import cuda_device, to_device
 from fusegraph.runtime.scratch import random_array
@@ -105,7 +105,8 @@ class CudnnExecutable(Executable):
         with self._handle.lock, driver.using(device):
             self.partition, built = self._built(simplified.graph, options, partition, autotune)
         memory = plan_memory(self.partition)
-        plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory)
+        alike = namesakes(simplified)
+        plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory, namesakes=alike)
         super().__init__(graph, plan, cuda_device(device))
         self._slots = Slots(plan)
         self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
@@ -149,14 +150,27 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
     constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
-    tiles = {n: a.tile for n, a in plan.algorithms.items() if a.tile is not None}
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
-    attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
-    scaled = frozenset(n.attributes["probabilities"] for n in attentions if n.attributes["rounded"])
-    gradients = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION_BACKWARD]
-    scaled |= {name for n in gradients for name in n.attributes["rounded"]}
-    scaled |= {f"{n.name} {part}" for g in units for n in g.nodes for part in _FACTORS.get(n.op.name, ())}
-    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, scaled)
+    tiles = {
+        name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))
+    }
+    narrowed = frozenset(_narrowed(plan, [n for g in kernels for n in g.nodes], [n for g in units for n in g.nodes]))
+    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, narrowed)
+
+
+def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Iterator[str]:
+    """The names of factors that attention among the nodes rounds, in kernels of ours and ``foreign`` ones."""
+    found: list[str] = []
+    for node in nodes:
+        if node.kind is Kind.ATTENTION and node.attributes["rounded"]:
+            found.append(node.attributes["probabilities"])
+        elif node.kind is Kind.ATTENTION_BACKWARD:
+            found += node.attributes["rounded"]
+    for name in found:
+        yield from plan.namesakes.get(name, (name,))
+    for node in foreign:
+        for name in plan.namesakes.get(node.name, (node.name,)):
+            yield from (f"{name} {part}" for part in _FACTORS.get(node.op.name, ()))
 
 
 def _is_fp8(node: Node) -> bool:
