@@ -375,6 +375,18 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class ComputedRows:
+    """Queries, keys or values that are computed of other tensors instead of being read.
+
+    program   over the space batch + (row,) + elements; its one store, without memory, is an element of a row.
+    elements  the sizes of the dimensions in which the elements of a row are counted.
+    """
+
+    program: Program
+    elements: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """out[b, i] = sum over j of p[b, i, j] * v[b, j], p being the softmax over j of scale * program(q[b, i] . k[b, j]).
 
@@ -399,6 +411,7 @@ class AttentionSpec:
                        one store, without memory, is what is multiplied with v instead.
     pages              of the keys and of the values, whose strides are then those within a block; or None.
     parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
+    computed           for queries, keys and values how they are computed, their operands being in no memory; or None.
     """
 
     name: str
@@ -427,6 +440,7 @@ class AttentionSpec:
     epilogue: Program | None = None
     pages: tuple[Pages, Pages] | None = None
     parts: int = 1
+    computed: tuple[ComputedRows | None, ComputedRows | None, ComputedRows | None] = (None, None, None)
 
     @property
     def growing(self) -> bool:
@@ -446,14 +460,21 @@ class AttentionSpec:
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """What the kernel reads beside the program's loads: its first arguments."""
+        """Queries, keys, values, tables of pages and the sink: its first arguments, but for what is computed."""
         tables = () if self.pages is None else tuple(p.table for p in self.pages)
         return (self.q, self.k, self.v, *tables, *(() if self.sink is None else (self.sink,)))
 
     @property
+    def read(self) -> tuple[int, ...]:
+        """The numbers of those arguments that the kernel has: all that is not computed."""
+        every = range(len(self.arguments))
+        return tuple(n for n in every if n >= len(self.computed) or self.computed[n] is None)
+
+    @property
     def loads(self) -> tuple[Operand, ...]:
-        """What it reads then: the loads of the programs."""
-        return tuple(op for p in (self.program, self.weight, self.epilogue) if p is not None for op in p.loads)
+        """What it reads then: what is computed of, and the loads of the other programs."""
+        first = (op for c in self.computed if c is not None for op in (*c.program.loads, *c.program.tables))
+        return (*first, *(op for p in (self.program, self.weight, self.epilogue) if p is not None for op in p.loads))
 
     @property
     def results(self) -> tuple[Operand, ...]:

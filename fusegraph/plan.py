@@ -18,6 +18,7 @@ from fusegraph.passes import algorithms, order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.attention import Recognised, recognise
 from fusegraph.passes.attention_backward import recognise_backward
+from fusegraph.passes.attention_front import compute_in_front
 from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
@@ -147,7 +148,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     nothing = Recognised(same(simplified.graph), ())
     gradients = recognise_backward(simplified.graph, options) if fusion else nothing
     recognised = recognise(gradients.simplified.graph, options) if fusion else nothing
-    attended = recognised.simplified
+    computed = compute_in_front(recognised.simplified.graph, options) if fusion else nothing
+    attended = computed.simplified
     in_parts = split_products(attended.graph) if fusion else same(attended.graph)
     side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
     moved = move_reshapes(side_by_side.graph) if fusion else same(side_by_side.graph)
@@ -158,6 +160,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     counterpart = dict(simplified.counterpart)
     early = (
         gradients.simplified.counterpart,
+        recognised.simplified.counterpart,
         attended.counterpart,
         in_parts.counterpart,
         side_by_side.counterpart,
@@ -173,7 +176,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition, copies = recomputed.partition, recomputed.copies
         alive = recomputed.counterpart
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
-    partition = replace(partition, decisions=gradients.decisions + recognised.decisions + partition.decisions)
+    early_decisions = gradients.decisions + recognised.decisions + computed.decisions
+    partition = replace(partition, decisions=early_decisions + partition.decisions)
     choose = choose or by_cost_model()
     names = Names()
     kernels = []

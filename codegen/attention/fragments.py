@@ -71,18 +71,22 @@ class Fragments(Scores):
         self.made = ""
 
     def place(self, batch: str, col: str, *, keys: bool = True, some: bool = False) -> None:
-        """Writes where a tile of queries begins and, with ``keys``, which ones it may meet (with ``some``, at least
-        one tile of them).  batch and col are C expressions of its numbers.
+        """Writes where a tile of queries is and, with ``keys``, which ones it may meet (with ``some``, at least one
+        tile of them).  batch and col are C expressions of its numbers.
         """
+        self.begin(batch, col)
+        self.bound_numbers()
+        if keys:
+            self.keys_met("m0", self.block_rows, some=some)
+
+    def begin(self, batch: str, col: str) -> None:
+        """Writes where a tile of queries begins."""
         w, spec = self.w, self.spec
         tiles = -(-spec.rows // self.block_rows)
         # The last queries of a causal mask meet the most keys: they begin first.
         position = f"({tiles - 1} - {col})" if spec.growing and tiles > 1 else col
         w.line(f"const int m0 = {position} * {self.block_rows};")
         self.coordinates(batch)
-        self.bound_numbers()
-        if keys:
-            self.keys_met("m0", self.block_rows, some=some)
 
     def unit(self) -> None:
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")

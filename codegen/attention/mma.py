@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
+from codegen.attention.computed import Computed
 from codegen.attention.fragments import Fragments, check_types, random_headers
-from codegen.attention.scores import NUMBERED, approximated, kernel_details, merged
+from codegen.attention.scores import (
+    NUMBERED,
+    approximated,
+    argument_names,
+    argument_parameters,
+    kernel_details,
+    merged,
+)
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
@@ -99,7 +107,7 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
-        self.arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.arguments = argument_names(spec, self.names)
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
         self.written = self.scores.written(self.names)
@@ -131,7 +139,7 @@ class _Renderer:
             headers(program, *more, programs=[spec.weight, spec.epilogue]),
             details,
         )
-        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
@@ -180,7 +188,7 @@ class _Renderer:
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
         w.close()
-        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
+        passed = len(spec.read) + len(spec.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),
@@ -205,6 +213,10 @@ class _Renderer:
     ) -> None:
         """Writes the copies of a tile's rows, of the argument of this number; what does not exist is 0."""
         w, t, name = self.w, self.scores.t, self.arguments[number]
+        computed = self.scores.computed[number]
+        if computed is not None:
+            self._compute(computed, number, what, first, size, total, padded)
+            return
         whole = total % size == 0
         aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
         aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
@@ -231,6 +243,21 @@ class _Renderer:
         else:
             w.line(f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};")
         w.close()
+
+    def _compute(
+        self, computed: Computed, number: int, what: str, first: str, size: int, total: int, padded: int
+    ) -> None:
+        """Writes a tile of rows that are computed; of those that do not exist values are 0."""
+        w, scores = self.w, self.scores
+
+        def store(name: str) -> None:
+            value = name
+            if number == 2 and total % size:
+                value = f"kept({name}, {first} + r < {total})"
+            w.line(f"store_shared(&shared.{what}[r][d], {value});")
+
+        where = first, size, total - 1 if total % size else None, padded, "t", self.threads, scores.batch, scores.t
+        computed.fill(*where, self.element, store)
 
     def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
         """Writes a piece of a row in the type in which it is multiplied."""

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import collapse, coordinate, extent, index_type, linear
+from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, Pages
 
 #: What variables are called of which there are several.
-NUMBERED = ("b", "bound", "part", "rest", "rows", "keys")
+NUMBERED = ("b", "bound", "d", "part", "rest", "rows", "keys")
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    programs = (spec.program, spec.inside, spec.within, *(p for p in (spec.weight, spec.epilogue) if p is not None))
+    rows = [c.program for c in spec.computed if c is not None]
+    others = [p for p in (spec.weight, spec.epilogue) if p is not None]
+    programs = (*rows, spec.program, spec.inside, spec.within, *others)
     plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
     every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
     lead = int(spec.parts > 1)  # parts stay the first dimension
@@ -43,7 +46,7 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     loads = [tuple(moved(op) for op in p.loads) for p in programs]
     indices = [tuple(next(new) for _ in p.indices) for p in programs]
     nowhere = (0,) * (len(batch) + 2)
-    program, inside, within, *others = (
+    every_program = [
         replace(
             p,
             loads=loads[n],
@@ -51,13 +54,16 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
             stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
         )
         for n, p in enumerate(programs)
-    )
+    ]
+    own, (program, inside, within, *others) = iter(every_program[: len(rows)]), every_program[len(rows) :]
+    q_rows, k_rows, v_rows = (None if c is None else replace(c, program=next(own)) for c in spec.computed)
     epilogue = None
     if spec.epilogue is not None:
         epilogue = others.pop()
         epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
     spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
     spec = replace(spec, epilogue=epilogue, out=results[0])
+    spec = replace(spec, computed=(q_rows, k_rows, v_rows))
     return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats, pages=pages)
 
 
@@ -76,6 +82,7 @@ class Scores:
         inner, loads = (spec.within, spec.within_loads) if listed else (spec.inside, spec.inside_loads)
         self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
+        self.computed = tuple(None if c is None else Computed(w, c, names) for c in spec.computed)
         self.weight: Epilogue | None = None
         if spec.weight is not None:
             self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
@@ -91,8 +98,13 @@ class Scores:
         spec = self.spec
         operands = [*spec.loads, *spec.written]
         after = () if spec.epilogue is None else spec.epilogue.loads
+        scored = (*spec.program.loads, *(() if spec.weight is None else spec.weight.loads))
         places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in (*spec.results, *after)]
-        places += [extent(spec.space, op.strides) for op in spec.loads[: len(spec.loads) - len(after)]]
+        places += [extent(spec.space, op.strides) for op in scored]
+        for rows, computed in zip((spec.rows, spec.keys, spec.keys), spec.computed):
+            if computed is not None:
+                space = (*spec.batch, rows, *computed.elements)
+                places += [*bounds(computed.program.loads, space), *far(computed.program)]
         tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
         tiles += [
             extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
@@ -121,8 +133,10 @@ class Scores:
 
     def parameters(self) -> list[str]:
         """Those of what the programs read."""
+        first = [p for c in self.computed if c is not None for p in c.pointers.parameters()[: c.reads]]
         names = [n for e in (self.edge, self.weight, self.epilogue) if e is not None for n in e.pointers.loads]
-        return [parameter(op, name) for op, name in zip(self.spec.loads, names)]
+        loads = self.spec.loads[len(first) :]
+        return [*first, *(parameter(op, name) for op, name in zip(loads, names))]
 
     def written(self, names: Names) -> list[str]:
         """The C names of what is written."""
@@ -134,9 +148,9 @@ class Scores:
         self.edge.scalars()
         if not self.plain:
             self.inner.scalars()
-        for epilogue in (self.weight, self.epilogue):
-            if epilogue is not None:
-                epilogue.scalars()
+        for written in (self.weight, self.epilogue, *self.computed):
+            if written is not None:
+                written.scalars()
 
     def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
         """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
@@ -260,6 +274,16 @@ class Scores:
         guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
         self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
         self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
+
+
+def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
+    """The C names of a spec's arguments, empty for what is computed."""
+    return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
+
+
+def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[str]:
+    """The parameters of those that have a name."""
+    return [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
 
 
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:

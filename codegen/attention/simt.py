@@ -8,8 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
+from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
-from codegen.attention.scores import NUMBERED, Scores, approximated, kernel_details, merged, sink_value
+from codegen.attention.scores import (
+    NUMBERED,
+    Scores,
+    approximated,
+    argument_names,
+    argument_parameters,
+    kernel_details,
+    merged,
+    sink_value,
+)
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
@@ -50,7 +60,7 @@ def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Rows Shared attention block c d first i inverse j keys largest last lane m m0 memory known n n0 o page p r
+    Rows Shared attention block c d e first i inverse j keys largest last lane m m0 memory known n n0 o page p r
     rescale row rows s score shared shift sunk t tile total unit values weight weighted what queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
@@ -66,7 +76,7 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
-        self.arguments = [self.names.unique(op.name) for op in spec.arguments]
+        self.arguments = argument_names(spec, self.names)
         self.scores = Scores(self.w, spec, self.names, LANES)
         for epilogue in (self.scores.edge, self.scores.inner):
             epilogue.pointers.stores = ["score"]
@@ -89,7 +99,7 @@ class _Renderer:
             headers(program, *more, programs=[spec.weight, spec.epilogue]),
             details,
         )
-        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, WARPS * LANES, parameters)
@@ -121,7 +131,7 @@ class _Renderer:
         w.close()
         self._results()
         w.close()
-        passed = len(spec.arguments) + len(spec.loads) + len(spec.written)
+        passed = len(spec.read) + len(spec.loads) + len(spec.written)
         return KernelSource(
             spec.name,
             w.text(),
@@ -144,6 +154,10 @@ class _Renderer:
         pages: Pages | None = None,
     ) -> None:
         w, name = self.w, self.arguments[number]
+        computed = self.scores.computed[number]
+        if computed is not None:
+            self._compute(computed, what, first, size, total)
+            return
         w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
         w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
         table = self.arguments[number + 2] if pages is not None else ""
@@ -152,6 +166,22 @@ class _Renderer:
         value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
         w.line(f"shared.{what}[i / {elements}][d] = {value};")
         w.close()
+
+    def _compute(self, computed: Computed, what: str, first: str, size: int, total: int) -> None:
+        """Writes a tile of rows that are computed; of those that do not exist values are 0."""
+        w, count = self.w, computed.vector
+
+        def store(name: str) -> None:
+            value = f"{name}[e]"
+            if what == "values" and total % size:
+                value = f"{first} + r < {total} ? {value} : {self.real}(0)"
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {count}; ++e) shared.{what}[r][d + e] = {value};")
+
+        elements = self.spec.width if what == "values" else self.spec.depth
+        scores = self.scores
+        where = first, size, total - 1 if total % size else None, elements, "t", WARPS * LANES, scores.batch, scores.t
+        computed.fill(*where, self.real, store)
 
     def _state(self) -> None:
         w, s, real, spec = self.w, self.s, self.real, self.spec

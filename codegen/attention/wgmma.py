@@ -9,11 +9,13 @@ Blocks are persistent: behind the last product of a tile of queries a block star
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
+from codegen.attention.computed import Computed
 from codegen.attention.fragments import Fragments, random_headers
 from codegen.attention.listing import Listing
-from codegen.attention.scores import NUMBERED, approximated, kernel_details, merged
+from codegen.attention.scores import NUMBERED, approximated, argument_names, kernel_details, merged
 from codegen.attention.wgmma_producer import Producer
 from codegen.attention.wgmma_schedule import (
     GROUP,
@@ -41,7 +43,7 @@ TAKEN = frozenset(
     keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
     inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
-    mine end left number met_tiles inside_tiles previous next back_and_forth before part
+    mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -58,14 +60,15 @@ class _Renderer(Producer):
             Names([spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]),
             Writer(),
         )
-        arguments = [self.names.unique(op.name) for op in spec.arguments]
-        self.q, self.k, self.v = (self.names.unique(op.name, "_map") for op in spec.arguments[:3])
+        arguments = argument_names(spec, self.names)
+        self.q, self.k, self.v = (name and self.names.unique(name, "_map") for name in arguments[:3])
         self.sink = arguments[-1] if spec.sink is not None else ""
         self.pointers = arguments[3:]
         top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
         self.scores = Fragments(
             self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
         )
+        self.front = self.scores.computed[0]
         self.narrow = narrow(spec)
         self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
         self.size = spec.q.dtype.itemsize
@@ -75,16 +78,17 @@ class _Renderer(Producer):
         self.registers = schedule.registers(listing=bool(spec.ranges))
         #: how the producer finds the tiles that are met, where that depends on data
         self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
-        self.maps = [
-            box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
+        maps = [
+            None if self.front is not None else box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
             self._box(spec.k, 1, spec.depth),
             values_box(spec) if self.narrow else self._box(spec.v, 2, spec.width),
         ]
+        self.maps = [replace(x, argument=n) for n, x in enumerate(x for x in maps if x is not None)]
         self.element = spec.q.dtype.ctype
         #: products that a wgmma adds up
         self.step = 32 // self.size
         self.width = columns(spec.width)
-        number = len(spec.arguments) + len(spec.loads)
+        number = len(spec.read) + len(spec.loads)
         self.out_map: TensorMap | None = None
         try:
             if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
@@ -117,7 +121,7 @@ class _Renderer(Producer):
             w.line(f"FUSEGRAPH_WGMMA({n})")
         w.line()
         constant = "const __grid_constant__ TensorMap "
-        parameters = [constant + name for name in (self.q, self.k, self.v)]
+        parameters = [constant + name for name in (self.q, self.k, self.v) if name]
         parameters += [parameter(op, name) for op, name in zip(spec.arguments[3:], self.pointers)]
         parameters += self.scores.parameters()
         written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -132,9 +136,8 @@ class _Renderer(Producer):
         self._consumer()
         w.close()
         w.close()
-        first = len(spec.arguments)
-        out = first + len(spec.loads)
-        passed: list[int | TensorMap] = [*self.maps, *range(3, out)]
+        out = len(spec.read) + len(spec.loads)
+        passed: list[int | TensorMap] = [*self.maps, *range(len(self.maps), out)]
         passed += [self.out_map or out, *range(out + 1, out + len(spec.written))]
         work = self.tiles * self.batches
         return KernelSource(
@@ -157,7 +160,8 @@ class _Renderer(Producer):
         w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
         values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
         w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
-        w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
+        if self.front is None:
+            w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
         w.line(
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
         )
@@ -173,10 +177,11 @@ class _Renderer(Producer):
     def _barriers(self) -> None:
         w, s = self.w, self.s
         w.open("if (threadIdx.x == 0)")
-        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
-        w.line("barrier_init(shared.queries_full[i], 1);")
-        w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
-        w.close()
+        if self.front is None:
+            w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+            w.line("barrier_init(shared.queries_full[i], 1);")
+            w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+            w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         for name in ("keys", "values"):
             w.line(f"barrier_init(shared.{name}_full[i], 1);")
@@ -210,17 +215,19 @@ class _Renderer(Producer):
         w.line(f"Ring<{s.ahead}> query;")
         self.scores.unit()
         self.scores.scalars()
+        if self.front is not None:
+            self._define_queries(self.front)
         if s.turns:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         if self.joined:
             self._registers()
-            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+            self._await_queries("query", "blockIdx.x")
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             self._first_product("query")
         self._work(keys=not self.listing)
         self.scores.state(self.sink, self.width)
         if not self.joined:
-            w.line("barrier_wait(shared.queries_full[query.index], query.parity);")
+            self._await_queries("query", "work")
         if self.listing:
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             w.line("int tile = shared.tiles[stage.index];")
@@ -296,6 +303,45 @@ class _Renderer(Producer):
         if self.out_map is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
+    def _await_queries(self, query: str, work: str) -> None:
+        """Writes what waits for a tile of queries, or computes the consumer's part of it."""
+        if self.front is None:
+            self.w.line(f"barrier_wait(shared.queries_full[{query}.index], {query}.parity);")
+        else:
+            self.w.line(f"compute_queries({work}, {query}.index);")
+
+    def _define_queries(self, front: Computed) -> None:
+        """Writes the function that computes a consumer's part of a tile of queries."""
+        w, s, spec = self.w, self.s, self.spec
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        meet = f"named_barrier_sync({s.groups + 1} + group, {GROUP});"
+        w.open("const auto compute_queries = [&](int work, int index)")
+        if self.out_map is not None:
+            # What was stored last may lie in the other place.
+            w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
+        w.line(f"{meet}  // and has been multiplied by all warps")
+        heads = min(s.heads, self.batches)
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        self.scores.begin("at.row", "at.col")
+        last = spec.rows - 1 if spec.rows % s.rows else None
+        padded = -(-spec.depth // self.step) * self.step
+        place = f"&shared.queries[index][d / {self.panel}][{part}][0], r, d % {self.panel}"
+        front.fill(
+            linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)]),
+            ROWS,
+            last,
+            padded,
+            "t",
+            GROUP,
+            self.scores.batch,
+            self.scores.t,
+            self.element,
+            lambda name: w.line(f"store_row<{self.panel}>({place}, {name});"),
+        )
+        w.line("fence_async_shared();")
+        w.line(f"{meet}  // the consumer's rows are there")
+        w.close("};")
+
     def _registers(self) -> None:
         """Writes what holds the scores of a tile and, rounded, its probabilities."""
         w, s = self.w, self.s
@@ -326,7 +372,7 @@ class _Renderer(Producer):
         w.line(f"Ring<{s.ahead}> next = query;")
         w.line("++next;")
         w.open(f"if ({self._following()} < {self.tiles * self.batches})")
-        w.line("barrier_wait(shared.queries_full[next.index], next.parity);")
+        self._await_queries("next", self._following())
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._first_product("next")
         w.line("wgmma_wait<1>();  // the results are there")
@@ -339,7 +385,7 @@ class _Renderer(Producer):
         """Takes in the scores of a tile, which become a factor of the products with its values."""
         w = self.w
         self.scores.softmax(self.s.chains)
-        if free:
+        if free and self.front is None:
             self._free_queries()
         if self.narrow:
             w.line("before[0] = rescale[0];")
@@ -398,9 +444,10 @@ class _Renderer(Producer):
         if self.out_map is not None:
             self._store_tiles()
         else:
-            if self.spec.some_meet_none and not (self.joined or self.listing):
-                self._meet()
-            self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
+            if self.front is None:
+                if self.spec.some_meet_none and not (self.joined or self.listing):
+                    self._meet()
+                self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
             self.scores.store(self.written[0], self.width)
 
     def _store_tiles(self) -> None:
@@ -423,7 +470,7 @@ class _Renderer(Producer):
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
         w.open("if (t == 0)")
-        if s.ahead > 1 and not self.joined:
+        if s.ahead > 1 and not self.joined and self.front is None:
             w.open("if (work != blockIdx.x)")
             w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
             w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
@@ -435,7 +482,7 @@ class _Renderer(Producer):
         w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
         w.close()
         w.line("tma_commit();")
-        if s.ahead == 1:
+        if s.ahead == 1 and self.front is None:
             w.line("tma_wait_read<0>();")
             w.line("barrier_arrive(shared.queries_empty[query.index]);")
         w.close()

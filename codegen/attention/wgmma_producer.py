@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.attention.computed import Computed
 from codegen.attention.fragments import Fragments
 from codegen.attention.listing import Listing
 from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule, box, panels
@@ -22,6 +23,7 @@ class Producer:
     narrow      whether these are of 8-bit floats.
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
+    front       what computes queries, which the consumers do then; or None.
     """
 
     w: Writer
@@ -42,6 +44,7 @@ class Producer:
     narrow: bool
     joined: bool
     spread: bool
+    front: Computed | None
 
     def _work(self, *, keys: bool = True) -> None:
         """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
@@ -135,12 +138,11 @@ class Producer:
         if self.listing or self.spread:
             w.line("const int lane = threadIdx.x;")
         w.line(f"Ring<{s.stages}> stage;")
-        w.line(f"Ring<{s.ahead}> query;")
+        if self.front is None:
+            w.line(f"Ring<{s.ahead}> query;")
         self._work()
         if self.listing:
-            w.open("if (lane == 0)")
-            self._load_queries()
-            w.close()
+            self._load_queries("lane == 0")
             self.listing.rows()
             self.listing.open()
             self._load_tile()
@@ -153,10 +155,9 @@ class Producer:
             self._load_tile()
             w.close()
             if spec.some_meet_none and not self.joined:
-                w.open(f"if (first >= last{' && lane == 0' if self.spread else ''})")
-                self._load_queries()
-                w.close()
-        w.line("++query;")
+                self._load_queries(f"first >= last{' && lane == 0' if self.spread else ''}")
+        if self.front is None:
+            w.line("++query;")
         w.close()
         w.close()
 
@@ -169,9 +170,7 @@ class Producer:
             w.line("shared.tiles[stage.index] = tile * 2 + whole;")
         self._load_rows("keys", 0, spec.depth)
         if not self.listing:
-            w.open(f"if (tile == last - 1{' && lane == 0' if self.spread else ''})")
-            self._load_queries()
-            w.close()
+            self._load_queries(f"tile == last - 1{' && lane == 0' if self.spread else ''}")
         w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
         self._load_rows("values", 1, spec.width)
 
@@ -185,9 +184,14 @@ class Producer:
         w.line("barrier_arrive(shared.values_full[stage.index]);")
         w.line("++stage;")
 
-    def _load_queries(self) -> None:
+    def _load_queries(self, condition: str) -> None:
+        """Writes the load of the queries, under a condition; none where they are computed."""
         w, s, spec = self.w, self.s, self.spec
+        if self.front is not None:
+            return
+        w.open(f"if ({condition})")
         w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
         deep = panels(spec.depth, self.size)
         full = "shared.queries_full[query.index]"
         self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")
+        w.close()

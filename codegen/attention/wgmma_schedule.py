@@ -161,6 +161,9 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     if not arch.has_wgmma:
         raise Unsupported(f"{arch.name} has no warpgroup matrix products")
     check_types(spec, small=True)
+    for op, computed in zip((spec.k, spec.v), spec.computed[1:]):
+        if computed is not None:
+            raise Unsupported(f"{op.name} is computed, and not brought by the copy engine")
     if narrow(spec) and not spec.q.dtype == spec.k.dtype == spec.v.dtype:
         raise Unsupported("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
@@ -168,7 +171,8 @@ def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Unsupported("there is nothing to multiply")
     spec = merged(spec)
-    box(spec, spec.q, 0, spec.rows, spec.depth, 64)
+    if spec.computed[0] is None:
+        box(spec, spec.q, 0, spec.rows, spec.depth, 64)
     if narrow(spec):
         if spec.pages is not None:
             raise Unsupported("8-bit floats in pages do not lie along the keys")

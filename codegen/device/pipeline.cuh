@@ -135,6 +135,14 @@ __device__ __forceinline__ void store_fragments_turned(T* tile, int row, int col
     }
 }
 
+// Writes N neighbours of a row of a swizzled tile from a column on, which is a multiple of N.
+template <int Columns, class T, int N>
+__device__ __forceinline__ void store_row(T* tile, int row, int column, const Vector<T, N>& v) {
+    constexpr int bytes = Columns * sizeof(T);
+    unsigned char* const base = reinterpret_cast<unsigned char*>(tile);
+    store_shared(reinterpret_cast<T*>(base + swizzle<bytes>(row * bytes + column * int(sizeof(T)))), v);
+}
+
 // N results from (row, column) of such a tile; N divides the column, and is at most 16 bytes.
 template <int N, int Columns, class T>
 __device__ __forceinline__ Vector<T, N> load_results(const T* tile, int row, int column) {

@@ -23,17 +23,15 @@ from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
 
 
-class Body:
-    """Writes a kernel's head, the values that are the same for all elements, and the statements of one element.
+class Elements:
+    """Writes the values of a program that are the same for all elements, and the statements of one element.
 
     Loads are numbered as in the program.  ``terms`` has the C expressions of what is known before any loop.
     """
 
-    def __init__(self, name: str, program: Program, taken: Iterable[str]) -> None:
-        self.name, self.program = name, program
-        self.names = Names({name, *taken})
+    def __init__(self, w: Writer, program: Program, names: Names) -> None:
+        self.w, self.program, self.names = w, program, names
         self.pointers = Pointers(program, self.names)
-        self.w = Writer()
         self.terms: dict[Value, str] = {Pointer(n): name for n, name in enumerate(self.pointers.tables)}
         self._emitter = Emitter(program, self.names)
         self._uses = uses(program)
@@ -42,14 +40,6 @@ class Body:
         #: instructions that have their result before the elements: what is shared, and the vectors of tables
         self._shared: frozenset[int] = frozenset()
         self._vectors: dict[int, str] = {}
-
-    def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
-        """Everything up to the opening brace."""
-        notes = self.program.notes
-        plural = "nodes in one kernel" if len(notes) != 1 else "node"
-        title = f"{self.name}: {len(notes)} {plural}"
-        heading(self.w, title, self.program, headers(self.program, header), details)
-        signature(self.w, self.name, threads, self.pointers.parameters())
 
     def scalars(self) -> None:
         """Operands with one value, and what can be computed from them alone, before any loop."""
@@ -122,6 +112,22 @@ class Body:
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
         return name
+
+
+class Body(Elements):
+    """Writes a kernel's head, too."""
+
+    def __init__(self, name: str, program: Program, taken: Iterable[str]) -> None:
+        super().__init__(Writer(), program, Names({name, *taken}))
+        self.name = name
+
+    def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
+        """Everything up to the opening brace."""
+        notes = self.program.notes
+        plural = "nodes in one kernel" if len(notes) != 1 else "node"
+        title = f"{self.name}: {len(notes)} {plural}"
+        heading(self.w, title, self.program, headers(self.program, header), details)
+        signature(self.w, self.name, threads, self.pointers.parameters())
 
 
 def vector_type(operand: Operand, count: int) -> str:

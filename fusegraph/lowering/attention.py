@@ -13,6 +13,7 @@ from codegen.spec import AttentionSpec, Pages
 from codegen.tiles import Unsupported
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
@@ -64,27 +65,45 @@ def accept(view: GroupView, options: Options) -> None:
     check_size(view)
 
 
+def times_read(node: Node, number: int) -> int:
+    """How often the kernel of an attention node reads each of its queries (0), keys (1) or values (2), masks aside."""
+    operand = multiplied(node)[number]
+    space: tuple[int, ...] = node.attributes["score"].anchor.output.shape
+    *batch, rows, keys = space
+    if rows == 1 and batch and shares_keys(node):
+        rows = batch.pop()
+    tiles = prod(batch) * -(-rows // TILE_ROWS)  # each reads all keys and values
+    width = multiplied(node)[2].shape[-1] if number == 2 else multiplied(node)[0].shape[-1]
+    reads = rows * prod(batch) * width if number == 0 else tiles * keys * width
+    return max(1, round(reads / max(1, operand.size)))
+
+
 def from_memory(node: Node, operand: Tensor, made: Tensor) -> str:
     """Why what makes an operand of an attention (``made``, of which the operand may be a view) is not part of its
     kernel, with what that would save and cost; the work that masks save is not known here.
     """
     position = node.inputs.index(operand)
+    front = next((n for n in range(3) if operand in behind(node, n)), None)
+    if front is not None:
+        what = ("queries", "keys", "values")[front]
+        return f"attention {node.name!r} computes its {what} of {made.name!r}, which it reads from memory"
     if position > 2:
         return f"attention {node.name!r} computes nothing in front of its operands, and {made.name!r} is one"
-    q, k, v = node.inputs[:3]
+    q, k, v = multiplied(node)
     *batch, rows, keys = node.attributes["score"].anchor.output.shape
-    if rows == 1 and batch and shares_keys(node):
-        rows = batch.pop()
-    tiles = prod(batch) * -(-rows // TILE_ROWS)  # each reads all keys and values
-    reads = rows * prod(batch) * q.shape[-1] if position == 0 else tiles * keys * (q, v)[position - 1].shape[-1]
-    times = max(1, round(reads / max(1, operand.size)))
     products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / OPERATIONS_PER_BYTE
     whole = max(products, q.nbytes + k.nbytes + v.nbytes + node.outputs[0].nbytes)
-    repeated = f", but compute each element {times} times" if times > 1 else ""
+    times = times_read(node, position)
+    left = (
+        node.attributes.get("left", ("", "", ""))[position]
+        if times == 1
+        else f"would compute each element {times} times"
+    )
     what, saved = ("queries", "keys", "values")[position], f"{2 * operand.nbytes / 1e3:,.0f} kB"
     return (
         f"attention {node.name!r} reads tiles of its {what} as they lie in memory: to compute {made.name!r} in its "
-        f"kernel, which takes as long as moving {whole / 1e3:,.0f} kB, would save moving {saved}{repeated}"
+        f"kernel, which takes as long as moving {whole / 1e3:,.0f} kB, would save moving {saved}"
+        f"{f', but {left}' if left else ''}"
     )
 
 
@@ -122,7 +141,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
     """The kernel of an attention node as it is, and the tensors that it reads."""
     score: Score = node.attributes["score"]
-    q, k, v = node.inputs[:3]
+    q, k, v = multiplied(node)
     space = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
     paged, parts = node.attributes["paged"], node.attributes["parts"]
@@ -176,6 +195,15 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         turned = over(k, k.shape[-2], keys)
         k_op = replace(turned, strides=(*turned.strides[:-2], turned.strides[-1], turned.strides[-2]))
         v_op = over(v, keys, v.shape[-1])
+    fronts = fronts_of(node)
+    computed = [
+        None if f is None else computed_rows(f, behind(node, n), n == 1, len(batch), graph, options)
+        for n, f in enumerate(fronts)
+    ]
+    q_rows, k_rows, v_rows = (None if c is None else c[0] for c in computed)
+    made_of = [t for c in computed if c is not None for t in c[1]]
+    lead = [t for n, t in enumerate(node.inputs[:first]) if n > 2 or fronts[n] is None]
+    whole = replace(whole, notes=(*(note for f in fronts if f is not None for note in f.notes), *whole.notes))
     spec = AttentionSpec(
         name,
         batch,
@@ -201,8 +229,9 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         node.attributes["rounded"],
         weighed,
         pages=pages,
+        computed=(q_rows, k_rows, v_rows),
     )
-    return spec, (*node.inputs[:first], *(own[t] for t in (*reads, *weight_reads)))
+    return spec, (*lead, *made_of, *(own[t] for t in (*reads, *weight_reads)))
 
 
 def _spec(
@@ -266,7 +295,7 @@ def shares_keys(node: Node) -> bool:
     batch = node.attributes["score"].anchor.output.shape[:-2]
     if node.attributes["paged"]:
         return all(container_strides(t, len(batch))[-1] == 0 for t in node.inputs[1:3])
-    return all(broadcast_strides(t, (*batch, 1, 1))[-3] == 0 for t in node.inputs[1:3])
+    return all(broadcast_strides(t, (*batch, 1, 1))[-3] == 0 for t in multiplied(node)[1:])
 
 
 def _table_strides(table: Tensor, rank: int) -> tuple[int, ...]:
@@ -303,6 +332,8 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         loads, indices = tuple(map(head, program.loads)), tuple(map(row, program.indices))
         return replace(program, loads=loads, indices=indices, stores=stores)
 
+    q_rows, *others = spec.computed
+    k_rows, v_rows = (None if c is None else replace(c, program=_without(c.program, last)) for c in others)
     return replace(
         spec,
         batch=spec.batch[:last],
@@ -320,6 +351,22 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
         ranges=tuple(replace(b, row=0) for b in spec.ranges),
         out=head(spec.out),
         stats=None if spec.stats is None else head(spec.stats),
+        computed=(None if q_rows is None else replace(q_rows, program=scored(q_rows.program)), k_rows, v_rows),
+    )
+
+
+def _without(program: Program, dim: int) -> Program:
+    """A program that is the same along a dimension, over the others."""
+
+    def rest(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return strides[:dim] + strides[dim + 1 :]
+
+    def moved(op: Operand) -> Operand:
+        return replace(op, strides=rest(op.strides))
+
+    stores = tuple(Store(moved(s.operand), s.value) for s in program.stores)
+    return replace(
+        program, loads=tuple(map(moved, program.loads)), indices=tuple(map(rest, program.indices)), stores=stores
     )
 
 
@@ -341,6 +388,7 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
         indices = tuple((0, *x) for x in program.indices)
         return replace(program, loads=tuple(map(same, program.loads)), indices=indices, stores=stores)
 
+    every = [None if c is None else replace(c, program=scored(c.program)) for c in spec.computed]
     assert spec.stats is not None
     return replace(
         spec,
@@ -356,6 +404,7 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
         out=replace(spec.out, strides=(steps[0], *spec.out.strides)),
         stats=replace(spec.stats, strides=(steps[1], *spec.stats.strides)),
         parts=parts,
+        computed=(every[0], every[1], every[2]),
     )
 
 

@@ -46,7 +46,7 @@ SCATTERED = 64.0
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
 
-_SIMPLE = frozenset(
+SIMPLE = frozenset(
     """
     relu leaky_relu relu_backward leaky_relu_backward clamp hardsigmoid hardswish identity gen_index binary_select
     add sub mul bias scale add_square max min neg abs sign
@@ -182,7 +182,7 @@ def _worthwhile(
     else:
         each = 1.0  # to round it
         for node in nodes:
-            each += (1.0 if node.op.name in _SIMPLE else FUNCTION) * node.output.size / factor.size
+            each += (1.0 if node.op.name in SIMPLE else FUNCTION) * node.output.size / factor.size
         for tensor in large:
             each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
         each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
@@ -210,7 +210,7 @@ def _beside(
     each = 0.0
     for node in nodes:
         if node.op.name not in ("relu", "identity"):  # come with the rounding
-            each += (BESIDE_OP if node.op.name in _SIMPLE else BESIDE_FUNCTION) * node.output.size / factor.size
+            each += (BESIDE_OP if node.op.name in SIMPLE else BESIDE_FUNCTION) * node.output.size / factor.size
     each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
     each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
     each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)

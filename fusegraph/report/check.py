@@ -17,6 +17,7 @@ from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import ArgumentError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
+from fusegraph.lowering.attention_front import fronts_of
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.plan import Plan
@@ -155,7 +156,11 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))
     }
     narrowed = frozenset(_narrowed(plan, [n for g in kernels for n in g.nodes], [n for g in units for n in g.nodes]))
-    return Rounding(names(stored) | constants, names(approximate), strict, sums, tiles, narrowed)
+    # What attention computes in front is rounded as if it were stored.
+    attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
+    fronts = [f.name for n in attentions for f in fronts_of(n) if f is not None]
+    kept = names(stored) | constants | {name for f in fronts for name in plan.namesakes.get(f, (f,))}
+    return Rounding(kept, names(approximate), strict, sums, tiles, narrowed)
 
 
 def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Iterator[str]:

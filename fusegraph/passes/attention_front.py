@@ -1,0 +1,169 @@
+"""Computing queries, keys and values in the kernel of their attention: rotary embeddings, scales, biases, conversions.
+
+A tile of queries is brought to shared memory once, and so is a tile of keys or values where all queries that meet it
+are one tile (decoding).  What is in front of them is computed on the way, of what it is made of, instead of being
+written to memory and read again.  Only simple ops and movement are: functions take as long as moving their results,
+and those of angles, the same for all heads, are better tabulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.attention import times_read
+from fusegraph.lowering.attention_front import Front, computed_rows
+from fusegraph.lowering.base import Options, Refusal
+from fusegraph.lowering.program import describe
+from fusegraph.lowering.prologue import SIMPLE
+from fusegraph.lowering.views import view
+from fusegraph.ops.attention import ATTENTION
+from fusegraph.ops.base import Kind
+from fusegraph.passes.attention import Part, Recognised
+from fusegraph.passes.decompose import NARROW
+from fusegraph.passes.partition import Decision
+from fusegraph.passes.rewrite import Rewrite, same
+
+OPERANDS = ("queries", "keys", "values")
+CHEAP = SIMPLE | {NARROW.name}
+#: Nodes that are followed back from an operand.
+MOST_NODES = 40
+#: A tensor with this share of an operand's elements is one that it is mainly made of.
+LARGE = 2
+
+
+def compute_in_front(graph: Graph, options: Options) -> Recognised:
+    """The graph with attention nodes that compute what they multiply, where that is worth it."""
+    found = {node: _fronts(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    if not any(x is not None for each in found.values() for x in each):
+        return Recognised(same(graph), ())
+    decisions = []
+    rewrite = Rewrite(graph)
+    gone = {n for each in found.values() for x in each if isinstance(x, _Found) for n in x.members}
+    for node in graph.nodes:
+        if node in gone:
+            continue
+        if node not in found:
+            rewrite.take_over(node)
+            continue
+        inputs = [rewrite.new.get(t, t) for t in node.inputs]
+        for number, front in enumerate(found[node]):
+            if isinstance(front, _Found):
+                more = [rewrite.new[t] for t in front.reads]
+                inputs = [*inputs[:number], max(more, key=lambda t: t.nbytes), *inputs[number + 1 :], *more]
+                tensor, last = node.inputs[number], graph.producer(node.inputs[number])
+                assert last is not None
+                reason = (
+                    f"attention {node.name!r} computes its {OPERANDS[number]} on their way to shared memory: "
+                    f"{len(front.members)} nodes, neither written nor read back"
+                )
+                decisions.append(Decision(last.name, node.name, True, reason, 2 * tensor.nbytes))
+        attributes = {
+            **node.attributes,
+            "fronts": tuple(x.front if isinstance(x, _Found) else None for x in found[node]),
+            "left": tuple(x if isinstance(x, str) else "" for x in found[node]),
+        }
+        rewrite.graph.add_node(Node(ATTENTION, tuple(inputs), attributes, *map(rewrite.result, node.outputs)))
+    return Recognised(rewrite.done(), tuple(decisions))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What computes an operand, and the tensors of the graph that it reads."""
+
+    members: frozenset[Node]
+    front: Front
+    reads: tuple[Tensor, ...]
+
+
+def _fronts(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
+    """What is in front of each operand; why it stays there, or None where there is nothing."""
+    result: list[_Found | str | None] = []
+    for number in range(len(OPERANDS)):
+        try:
+            result.append(_front(graph, node, number, options))
+        except Refusal as reason:
+            result.append(str(reason))
+    return result
+
+
+def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | None:
+    """What computes an operand.  Raises Refusal with the reason if it stays where it is."""
+    tensor = node.inputs[number]
+    last = graph.producer(tensor)
+    if last is None or (number and node.attributes["paged"]):
+        return None
+    if not _is_computed(graph, tensor):
+        return None
+    if node.inputs.count(tensor) > 1 or tensor in graph.outputs or graph.consumers(tensor) != [node]:
+        raise Refusal(f"{tensor.name!r} is needed in memory as well")
+    if last.kind is Kind.POINTWISE and last.op.name not in CHEAP:
+        raise Refusal(f"{last.op.name} takes many instructions")
+    members = _closure(graph, node, tensor)
+    if not any(n.kind is Kind.POINTWISE for n in members):
+        return None  # a kernel in front computes it
+    times = times_read(node, number)
+    if times > 1:
+        raise Refusal(f"would compute each element {times} times")
+    part = Part(graph, "front", node.attributes["score"].graph.compute_dtype)
+    part.add(members)
+    part.own.outputs = [part.made[tensor]]
+    notes = tuple(describe(n) for n in graph.nodes if n in members)
+    front = Front(part.own, tuple(part.made[t] for t in part.operands), tensor.name, notes)
+    reads = tuple(part.operands)
+    rank = node.attributes["score"].anchor.output.rank - 2
+    computed_rows(front, reads, number == 1, rank, graph, options)
+    return _Found(frozenset(members), front, reads)
+
+
+def _cheap(node: Node) -> bool:
+    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.name in CHEAP)
+
+
+def _is_computed(graph: Graph, tensor: Tensor) -> bool:
+    """Whether pointwise nodes, or movement, compute a tensor: it is no view of what something else makes."""
+    while (node := graph.producer(tensor)) is not None and node.kind is Kind.MOVEMENT:
+        if view(node, node.inputs[0].strides) is None:
+            return True
+        tensor = node.inputs[0]
+    return node is not None and node.kind is Kind.POINTWISE
+
+
+def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
+    """The nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
+
+    Raises Refusal if such a kernel does all of it as well.
+    """
+    members: set[Node] = set()
+    for other in reversed(graph.nodes):
+        made = other.outputs
+        if len(members) == MOST_NODES:
+            break
+        if _cheap(other) and not any(t in graph.outputs for t in made):
+            takers = [n for t in made for n in graph.consumers(t)]
+            if takers and all(n in members or (n is node and made == (tensor,)) for n in takers):
+                members.add(other)
+    while True:
+        for large in _large(graph, members, tensor):
+            takers, maker = graph.consumers(large), graph.producer(large)
+            if maker is None or large in graph.outputs or not all(n in members for n in takers):
+                continue  # it is in memory
+            if len(takers) == 1 and (takers[0].kind is Kind.POINTWISE or _is_view(takers[0])):
+                members.remove(takers[0])
+                break
+            if _is_computed(graph, large):
+                raise Refusal(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
+        else:
+            return members
+
+
+def _is_view(node: Node) -> bool:
+    return node.kind is Kind.MOVEMENT and view(node, node.inputs[0].strides) is not None
+
+
+def _large(graph: Graph, members: Set[Node], tensor: Tensor) -> list[Tensor]:
+    """The tensors that an operand is mainly computed of."""
+    made = {t for n in members for t in n.outputs}
+    every = dict.fromkeys(t for n in graph.nodes if n in members for t in n.inputs)
+    return [t for t in every if t not in made and LARGE * t.size >= tensor.size]
