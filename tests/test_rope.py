@@ -180,33 +180,37 @@ def families(made: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["rope", *KINDS])
-def test_a_kernel_for_queries_and_one_for_keys(kind: str) -> None:
-    """Of what is of their size nothing but the rotated queries and keys is in memory; one kernel makes both where they
-    are of one shape.  Two kernels that need the cosines and sines of the same angles have them computed by a third.
+def test_what_attention_turns(kind: str) -> None:
+    """Queries, and keys that one tile of queries meets; else these are in memory once, turned.  Cosines and sines of
+    angles are computed by a kernel of their own.
     """
-    grouped, alike, decode = attention(kind), attention(kind, shared=4), attention(kind, rows=1, keys=96)
-    tables = 2 * (kind == "rope")
-    assert families(plan(grouped)) == [*["pointwise"] * (3 if tables else 2), "attention"]
-    assert families(plan(alike)) == ["pointwise", "attention"]
-    assert families(plan(decode)) == ["pointwise", "pointwise", "attention"]
-    assert [len(plan(g).memory.offsets) for g in (grouped, alike, decode)] == [2 + tables, 2, 2]
+    several, few = attention(kind, rows=300, keys=300), attention(kind, shared=4)
+    decode = attention(kind, rows=1, keys=96)
+    tables, both = ["pointwise"] * (kind == "rope"), ["pointwise"] * 2 * (kind == "rope")
+    assert families(plan(several)) == [*tables, "pointwise", "attention"]
+    assert families(plan(few)) == [*tables, "attention"]
+    assert families(plan(decode)) == [*both, "attention"]
+    assert [len(plan(g).memory.offsets) for g in (several, few, decode)] == [
+        2 * len(tables) + 1,
+        2 * len(tables),
+        2 * len(both),
+    ]
 
 
 def reason(graph: fg.Graph, operand: str) -> str:
-    (found,) = [d.reason for d in plan(graph).partition.decisions if f"reads tiles of its {operand}" in d.reason]
+    (found,) = [d.reason for d in plan(graph).partition.decisions if f"its {operand}" in d.reason]
     return found
 
 
-def test_why_attention_does_not_turn_them() -> None:
+def test_why_attention_turns_them() -> None:
     """Queries are read once, keys by every tile of queries and by both heads that share them."""
     graph = attention("half", rows=1000, keys=1000)
-    assert "to compute 'add' in its kernel" in reason(graph, "queries")
-    assert "would save moving 1,024 kB" in reason(graph, "queries")
-    assert "compute each" not in reason(graph, "queries")
-    assert "would save moving 512 kB, but compute each element 16 times" in reason(graph, "keys")
+    assert "computes its queries on their way to shared memory" in reason(graph, "queries")
+    assert "would save moving 512 kB, but would compute each element 16 times" in reason(graph, "keys")
     decode = attention("half", rows=1, keys=1000)  # both heads are rows of one tile
-    assert "would save moving 512 kB" in reason(decode, "keys")
-    assert "compute each" not in reason(decode, "keys")
+    assert "computes its keys on their way to shared memory" in reason(decode, "keys")
+    saved = [d.bytes_saved for d in plan(decode).partition.decisions if "its keys" in d.reason]
+    assert saved == [2 * 2 * 2 * 1000 * 32 * 2]
 
 
 def test_attention_of_rotated_queries_and_keys() -> None:

@@ -130,6 +130,17 @@ def _is_computed(graph: Graph, tensor: Tensor) -> bool:
     return node is not None and node.kind is Kind.POINTWISE
 
 
+def _behind_another(graph: Graph, tensor: Tensor) -> bool:
+    """Whether pointwise nodes compute a tensor of what a kernel of another family makes for nothing else."""
+    while (node := graph.producer(tensor)) is not None and (node.kind is Kind.POINTWISE or _is_view(node)):
+        own = (t for t in node.inputs if t.size == node.output.size and graph.consumers(t) == [node])
+        following = next((t for t in own if graph.producer(t) is not None), None)
+        if following is None:
+            return False
+        tensor = following
+    return node is not None and node.kind is not Kind.MOVEMENT
+
+
 def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
     """The nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
 
@@ -152,7 +163,7 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
             if len(takers) == 1 and (takers[0].kind is Kind.POINTWISE or _is_view(takers[0])):
                 members.remove(takers[0])
                 break
-            if _is_computed(graph, large):
+            if _is_computed(graph, large) and not _behind_another(graph, large):
                 raise Refusal(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
         else:
             return members
