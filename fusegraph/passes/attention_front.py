@@ -20,7 +20,8 @@ from fusegraph.lowering.prologue import SIMPLE
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention import ATTENTION
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import Part, Recognised
+from fusegraph.passes.attention import Recognised
+from fusegraph.passes.attention_parts import Part
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, same
