@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
+from codegen.anonymous import anonymous
 from codegen.arch import Arch
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
@@ -57,7 +58,10 @@ def by_cost_model(arch: Arch = PORTABLE) -> Chooser:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A group with its rendered source; arguments are the tensors whose pointers it takes, in order."""
+    """A group with its rendered source; arguments are the tensors whose pointers it takes, in order.
+
+    Kernels that compute the same have one source, and so one name.
+    """
 
     group: Group
     source: KernelSource
@@ -178,24 +182,34 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
     early_decisions = gradients.decisions + recognised.decisions + computed.decisions
     partition = replace(partition, decisions=early_decisions + partition.decisions)
-    choose = choose or by_cost_model()
-    names = Names()
-    kernels = []
-    turned = order.from_the_end(partition) if fusion else frozenset()
-    for group in partition.groups:
-        if group.family == "view":
-            continue
-        spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
-        choice = choose(spec, group)
-        source = render(spec, choice.schedule)
-        source = from_the_end(source) if group in turned else source
-        kernels.append(Kernel(group, source, choice))
-    for n, kernel in enumerate(kernels):
-        after = kernels[n + 1] if n + 1 < len(kernels) else None
-        room = after is not None and order.may_come_in_early(after.group)
-        kernels[n] = replace(kernel, source=in_sequence(kernel.source, first=n == 0, early=room))
+    kernels = _rendered(partition, choose or by_cost_model(), order.from_the_end(partition) if fusion else frozenset())
     memory = plan_memory(partition)
     alike = namesakes(simplified)
-    return Plan(
-        graph, partition.graph, counterpart, partition, tuple(kernels), memory, chosen.algorithms, copies, alike
-    )
+    return Plan(graph, partition.graph, counterpart, partition, kernels, memory, chosen.algorithms, copies, alike)
+
+
+def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tuple[Kernel, ...]:
+    """The kernels of a partition's groups; those that are ``turned`` begin at the end of memory.
+
+    Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
+    network that are alike are compiled once.
+    """
+    groups = [g for g in partition.groups if g.family != "view"]
+    names = Names()
+    choices: dict[str, Choice] = {}
+    sources: dict[tuple[str, bool, bool, bool], KernelSource] = {}
+    kernels = []
+    for number, group in enumerate(groups):
+        spec = group.lowered.spec
+        alike = repr(anonymous(spec))
+        if alike not in choices:
+            choices[alike] = choose(spec, group)
+        choice = choices[alike]
+        early = number + 1 < len(groups) and order.may_come_in_early(groups[number + 1])
+        key = alike, group in turned, number == 0, early
+        if key not in sources:
+            source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
+            source = from_the_end(source) if group in turned else source
+            sources[key] = in_sequence(source, first=number == 0, early=early)
+        kernels.append(Kernel(group, sources[key], choice))
+    return tuple(kernels)

@@ -7,9 +7,12 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
+from codegen.anonymous import anonymous
 from codegen.arch import Arch, arch
 from codegen.contraction import mma as contraction_mma
 from codegen.contraction import mma_schedule as contraction_mma_schedule
@@ -36,7 +39,9 @@ ContractionSchedule: TypeAlias = WgmmaSchedule | MmaSchedule | SimtSchedule
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]:
     """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the spec."""
-    taken, estimates = form(spec, arch), _estimates(spec, arch)
+    spec = anonymous(spec)
+    estimates = _estimates(spec, arch)
+    taken = _taken(estimates)
     every: dict[str, tuple[ContractionSchedule, ...]] = {n: _FORMS[n].schedules(spec, arch) for n in estimates}
     if taken == "simt" or contraction_simt_schedule.cycles(spec, arch) <= HOPELESS * estimates[taken]:
         every["simt"] = contraction_simt_schedule.schedules(spec, arch)
@@ -48,13 +53,18 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, .
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
     """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
-    taken = form(spec, arch)
-    return contraction_simt_schedule.cycles(spec, arch) if taken == "simt" else _estimates(spec, arch)[taken]
+    estimates = _estimates(anonymous(spec), arch)
+    taken = _taken(estimates)
+    return contraction_simt_schedule.cycles(spec, arch) if taken == "simt" else estimates[taken]
 
 
 def form(spec: ContractionSpec, arch: Arch) -> str:
     """The form that a spec has untuned: the first in the list above that takes it, unless another is clearly faster."""
-    estimates = _estimates(spec, arch)
+    return _taken(_estimates(anonymous(spec), arch))
+
+
+def _taken(estimates: Mapping[str, float]) -> str:
+    """The form that is taken, of those with these estimates and simt."""
     first = next(iter(estimates), "simt")
     best = min(estimates, key=estimates.__getitem__, default=first)
     clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
@@ -63,8 +73,8 @@ def form(spec: ContractionSpec, arch: Arch) -> str:
 
 def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
     """Why the forms that are faster in general than the one taken are not taken, by form."""
-    taken, estimates = form(spec, arch), _estimates(spec, arch)
-    reasons = {}
+    estimates = _estimates(anonymous(spec), arch)
+    taken, reasons = _taken(estimates), {}
     for name, candidate in _FORMS.items():
         if name == taken:
             break
@@ -86,8 +96,11 @@ def keeps_form(spec: ContractionSpec) -> bool:
     return all(form(spec, x) == form(plain, x) for x in (arch("sm_80"), arch("sm_90a")))
 
 
-def _estimates(spec: ContractionSpec, arch: Arch) -> dict[str, float]:
-    """Estimated cycles of the forms that use tensor cores, of those that take a spec."""
+@lru_cache(1024)
+def _estimates(spec: ContractionSpec, arch: Arch) -> Mapping[str, float]:
+    """Estimated cycles of the forms that use tensor cores, of those that take a spec; it is anonymous, so that layers
+    that are alike are one.
+    """
     found = {}
     for name, candidate in _FORMS.items():
         try:

@@ -32,17 +32,22 @@ def headers() -> list[Path]:
 def translation_unit(kernels: Sequence[KernelSource]) -> str:
     """One C++ source with all ``kernels`` and the table of their entries, ``fusegraph_cpu_module``.
 
-    Entry i of the table is ``kernels[i]``.  Each kernel's code lies in a namespace of its own and its name is renamed
-    by the preprocessor, so that kernels of different graphs may share names of kernels, helpers and macros.  For that
-    the ``#include`` lines are moved to the top: only comments and other preprocessor lines may come before them.  A
-    macro defined before an ``#include`` does not reach the header, which all kernels share.
+    Entry i of the table is ``kernels[i]``; those that are equal are one code.  Each kernel's code lies in a namespace
+    of its own and its name is renamed by the preprocessor, so that kernels of different graphs may share names of
+    kernels, helpers and macros.  For that the ``#include`` lines are moved to the top: only comments and other
+    preprocessor lines may come before them.  A macro defined before an ``#include`` does not reach the header, which
+    all kernels share.
 
     Raises ``ValueError`` for a name that is no C identifier and for an ``#include`` further down.
     """
     included: dict[str, None] = {}
     bodies: list[str] = []
     entries: list[str] = []
+    entry_of: dict[KernelSource, str] = {}
     for number, kernel in enumerate(kernels):
+        if kernel in entry_of:
+            entries.append(entry_of[kernel])
+            continue
         if not _IDENTIFIER.fullmatch(kernel.name):
             raise ValueError(f"kernel name {kernel.name!r} is not a C identifier")
         names, body = _split_includes(kernel)
@@ -50,7 +55,8 @@ def translation_unit(kernels: Sequence[KernelSource]) -> str:
         space, symbol = f"fusegraph_kernel_{number}", f"{kernel.name}__{number}"
         macros = sorted(set(_DEFINE.findall(body)))
         factory = "with_fibers" if kernel.uses_barriers or kernel.cluster != (1, 1, 1) else "without_fibers"
-        entries.append(f'    fusegraph_cpu::Entry<&{space}::{symbol}>::{factory}("{kernel.name}"),')
+        entry_of[kernel] = f'    fusegraph_cpu::Entry<&{space}::{symbol}>::{factory}("{kernel.name}"),'
+        entries.append(entry_of[kernel])
         bodies.append(
             f"#define {kernel.name} {symbol}\n"
             f"namespace {space} {{\n"

@@ -45,7 +45,7 @@ def explain_file(
             ]
             print_json({"kernels": entries})
         else:
-            say("\n\n".join(k.source.code.rstrip() for _, k in found))
+            say("\n\n".join(dict.fromkeys(k.source.code.rstrip() for _, k in found)))
         return 0
     facts = [describe(p, target(arch)) for p in plans]
     if as_json:

@@ -19,7 +19,7 @@ from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import DiskCache, default_cache
-from fusegraph.runtime.launch import Launch, LaunchSequence, load_module
+from fusegraph.runtime.launch import Function, Launch, LaunchSequence, load_module
 from fusegraph.runtime.replay import Replay, record
 
 #: The architecture of kernels that are looked at where there is no GPU.
@@ -100,15 +100,17 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         compiled = self.kernels if plan is self.plan else self._compile(plan)
         slots = Slots(plan)
         index, has_pdl = self.device.index, target(self.arch).has_pdl
+        functions: dict[str, Function] = {}
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
                 continue
-            function = load_module(cubin.cubin, index).function(source.name)
+            if source.name not in functions:
+                functions[source.name] = load_module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
             launch = Launch(
-                function,
+                functions[source.name],
                 source.grid,
                 source.block,
                 source.dynamic_shared_bytes,

@@ -8,7 +8,7 @@ then stay in registers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from fusegraph.graph import Graph, Node, Tensor
@@ -40,20 +40,23 @@ def recompute(partition: Partition, options: Options) -> Recomputed:
     graph = partition.graph
     same = Recomputed(partition, {t: t for t in graph.tensors.values()}, {})
     group_of = {n: g for g in partition.groups for n in g.nodes}
+    written = {t for g in partition.groups for t in g.writes}
+    made = (t for g in partition.groups if g.family != "view" for n in g.nodes for t in n.outputs)
+    kept_inside = frozenset(made) - written
     wanted: dict[Node, set[Tensor]] = {}
     for producer, consumer, tensor in edges(graph):
         group = group_of[consumer]
-        if group_of[producer] is not group and _saves(graph, tensor, group):
+        if group_of[producer] is not group and _saves(graph, tensor, group, kept_inside):
             wanted.setdefault(consumer, set()).add(tensor)
     if not wanted:
         return same
     rewriting = _Rewriting(graph, wanted, group_of)
-    written = rewriting.run()
-    again = fuse(written.graph, options)
+    rewritten = rewriting.run()
+    again = fuse(rewritten.graph, options)
     if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
         return same
-    living = rewriting.living(written.graph)
-    counterpart = {**{old: copies[0] for old, copies in living.items()}, **written.counterpart}
+    living = rewriting.living(rewritten.graph)
+    counterpart = {**{old: copies[0] for old, copies in living.items()}, **rewritten.counterpart}
     return Recomputed(again, counterpart, {counterpart[old]: tuple(copies) for old, copies in living.items()})
 
 
@@ -79,14 +82,18 @@ def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
     return nodes, begins
 
 
-def _saves(graph: Graph, tensor: Tensor, group: Group) -> bool:
-    """Whether a group had better compute a tensor again than read it."""
-    if any(n.kind not in _KINDS for n in group.nodes):
+def _saves(graph: Graph, tensor: Tensor, group: Group, kept_inside: Set[Tensor]) -> bool:
+    """Whether a group had better compute a tensor again than read it: not one that is a view, and reads nothing.
+
+    What it begins with then is read, and written first if it is ``kept_inside`` a kernel now.
+    """
+    if group.family == "view" or any(n.kind not in _KINDS for n in group.nodes):
         return False
     nodes, begins = _cone(graph, tensor)
     if not nodes or len(nodes) > MAX_NODES:
         return False
-    return sum(t.nbytes for t in begins if t not in group.reads) < tensor.nbytes * (1 if tensor in graph.outputs else 2)
+    more = sum(t.nbytes * (2 if t in kept_inside else 1) for t in begins if t not in group.reads)
+    return more < tensor.nbytes * (1 if tensor in graph.outputs else 2)
 
 
 class _Rewriting:

@@ -78,9 +78,10 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) ->
 
 
 def describe_kernel(kernel: Kernel, arch: Arch = PORTABLE) -> dict[str, Any]:
-    """A kernel: ``name, family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
-    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
-    ``declined_forms``: of a contraction or attention why it has none of the faster forms, by their names.
+    """A kernel: ``name`` of its code, which others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``),
+    ``bytes_saved`` against one kernel a node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its
+    sizes), ``chosen_by`` (why this one), ``declined_forms``: of a contraction or attention why it has none of the
+    faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
     schedule = schedule_data(kernel.choice.schedule)
@@ -191,12 +192,17 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     if facts["views"]:
         listed = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
         lines += wrapped(f"read or written in place, without a kernel: {listed}", width, "  ", "    ")
+    numbers: dict[str, int] = {}
     for number, kernel in enumerate(kernels, start=1):
-        lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']})"]
+        first = numbers.setdefault(kernel["name"], number)
+        same = f", the same code as kernel {first}" if first != number else ""
+        lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']}){same}"]
         lines += wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
         lines += wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
         lines += wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
+        if same:
+            continue
         schedule = f"{_schedule(kernel['schedule'])} ({kernel['chosen_by']})"
         lines += wrapped(f"schedule {schedule}", width, "    ", " " * 12)
         for reason, forms in _by_reason(kernel["declined_forms"]).items():

@@ -12,7 +12,6 @@ of ``codegen``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -20,10 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import codegen
 from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules, target
+from codegen.anonymous import anonymous
 from codegen.spec import KernelSource
 from fusegraph.errors import CompileError, DeviceError, FusegraphError
 from fusegraph.graph import Tensor
@@ -257,16 +257,7 @@ class DeviceStopwatch:
 
 def fingerprint(spec: KernelSpec) -> str:
     """Digest of what a kernel computes: everything in its specification but the names of kernel, nodes and tensors."""
-    return digest(json.dumps(_anonymous(spec)))
-
-
-def _anonymous(part: Any) -> Any:
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        kept = [f.name for f in dataclasses.fields(part) if f.compare and f.name not in ("name", "notes")]
-        return [type(part).__name__, *(_anonymous(getattr(part, name)) for name in kept)]
-    if isinstance(part, (tuple, list)):
-        return [_anonymous(p) for p in part]
-    return repr(part)
+    return digest(repr(anonymous(spec)))
 
 
 @functools.cache

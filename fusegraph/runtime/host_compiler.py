@@ -352,7 +352,7 @@ class CpuModule:
     ) -> None:
         """Run one kernel to its end; ``grid``, ``block`` and ``shared_bytes`` default to the KernelSource's.
 
-        kernel  index into ``kernels``, or a name that only one of them has.
+        kernel  index into ``kernels``, or a name that only one of them (or several that are equal) has.
         args    one value a parameter: an int for a pointer or an integer parameter, else a ctypes value of the
                 parameter's size.  If the KernelSource has ``parameters``: the addresses of its arguments.
         order   in which order threads of a block, and blocks, take their turns; "late": the last warp of every four
@@ -399,7 +399,7 @@ class CpuModule:
     def _index(self, kernel: int | str) -> int:
         if isinstance(kernel, str):
             found = [i for i, source in enumerate(self.kernels) if source.name == kernel]
-            if len(found) != 1:
+            if len({self.kernels[i] for i in found}) != 1:
                 names = ", ".join(source.name for source in self.kernels)
                 raise KernelError(f"{len(found)} kernels are called {kernel!r}; the module has {names}")
             return found[0]

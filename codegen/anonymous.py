@@ -1,0 +1,38 @@
+"""Specifications without names: what a kernel computes, whatever its tensors and nodes are called."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from codegen.dtypes import DType
+from codegen.expr import Operand
+
+Spec = TypeVar("Spec")
+
+#: What names are, and comments made of them, in specifications and their parts.
+_SAID = {"name": "", "notes": ()}
+
+
+def anonymous(spec: Spec) -> Spec:
+    """A specification in which tensors are numbered as they are first mentioned, and nothing else has a name.
+
+    Kernels whose specifications have the same `repr` then are one: a tensor that is several of its arguments is so in
+    all of them.  (Equality is not enough: 0.0 and -0.0 are equal.)
+    """
+    made: Spec = _without_names(spec, {})
+    return made
+
+
+def _without_names(part: Any, numbers: dict[str, str]) -> Any:
+    if isinstance(part, tuple):
+        return tuple([_without_names(p, numbers) for p in part]) if part else part
+    if not is_dataclass(part) or isinstance(part, type | DType):
+        return part
+    values = {}
+    for field in fields(part):
+        said = field.name in _SAID
+        values[field.name] = _SAID[field.name] if said else _without_names(getattr(part, field.name), numbers)
+    if isinstance(part, Operand):
+        values["name"] = numbers.setdefault(part.name, str(len(numbers)))
+    return type(part)(**values)
