@@ -140,15 +140,13 @@ def test_variants(arch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [{"ahead": 1}, {"ahead": 2, "alternate": True}])
+def test_blocks_that_go_on(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A block has several tiles of queries, some of which meet no key, and its rings go around."""
 
     def few(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
         found = attention_wgmma_schedule.schedules(spec, arch)
-        return tuple(
-            replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, chains=3, alternate=ahead > 1) for s in found
-        )
+        return tuple(replace(s, groups=2, keys=16, blocks=2, heads=2, chains=3, **how) for s in found)
 
     monkeypatch.setitem(attention._FASTEST, "wgmma", few)
     graphs = [made(name="all", rows=200, keys=50, heads=3), made(name="some", rows=300, keys=70, heads=1, **BOTTOM)]
@@ -157,6 +155,19 @@ def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs.append(made(name="elements", rows=200, keys=50, heads=3, depth=36, width=20, layout="rows"))
     assert all(k.source.grid == (2, 1, 1) for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels)
     check_all(graphs, arch="sm_90a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_queries_of_nan(arch: str) -> None:
+    """Scores of nothing but NaN are no missing keys."""
+    graphs = [made(name=k, dtype=k, rows=9, keys=20, generate_stats=True, **CAUSAL) for k in ("bfloat16", "float32")]
+    for g, executable in zip(graphs, executables(graphs, arch=arch)):
+        given = random_inputs(g)
+        given["q"][..., 5, 0] = np.nan
+        for array in run(executable, given).values():
+            missing = np.isnan(array.astype(np.float32)).any(axis=-1)
+            assert (missing == (np.arange(9) == 5)).all()
 
 
 @pytest.mark.slow

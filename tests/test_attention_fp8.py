@@ -52,7 +52,7 @@ def built(
 def inputs(g: fg.Graph) -> dict[str, Any]:
     found = random_inputs(g)
     for key, value in zip(SCALES, (0.5, 0.25, 2.0, 1 / 256, 256.0, 4.0)):
-        found[key][...] = value
+        found[key][...] = value if (key, g.name) != ("descale_k", "negative") else -value
     return found
 
 
@@ -76,6 +76,8 @@ HOPPER: tuple[dict[str, Any], ...] = (
     {"name": "causal", "rows": 200, "keys": 300, "heads": 4, "depth": 64, "generate_stats": True, **CAUSAL},
     {"name": "deep", "rows": 130, "keys": 272, "depth": 128, "dtype": E5M2, "out": "bfloat16"},
     {"name": "few", "rows": 64, "keys": 100, "depth": 96, "shared": 1},
+    {"name": "no quads", "rows": 70, "keys": 131, "depth": 64},
+    {"name": "negative", "rows": 70, "keys": 144, "generate_stats": True, **CAUSAL},
 )
 
 

@@ -12,7 +12,7 @@ from math import e, log, log2
 from codegen.attention.random import RandomWords, random_words
 from codegen.attention.scores import Scores, sink_value
 from codegen.epilogue import Epilogue, Run
-from codegen.expr import Index, Result, literal
+from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec
@@ -45,6 +45,20 @@ def random_headers(spec: AttentionSpec) -> list[str]:
     return ["attention_random.cuh"] if random is not None and random.together else []
 
 
+def factored(program: Program) -> int | None:
+    """The instruction that multiplies every product, before anything else is done with it, with the same number."""
+    varies = varying(program, lambda v: not isinstance(v, Load) or any(program.loads[v.operand].strides))
+    found = [k for k, i in enumerate(program.instructions) if Anchor() in i.args]
+    if len(found) != 1 or any(s.value == Anchor() for s in program.stores):
+        return None
+    rest = [v for v in program.instructions[found[0]].args if v != Anchor()]
+    if program.instructions[found[0]].template != "{0} * {1}" or len(rest) != 1:
+        return None
+    known = isinstance(rest[0], Load) and not any(program.loads[rest[0].operand].strides)
+    known = known or (isinstance(rest[0], Result) and not varies[rest[0].instruction])
+    return found[0] if known else None
+
+
 class Fragments(Scores):
     """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
     together when a tile of ``keys`` is masked.
@@ -67,6 +81,10 @@ class Fragments(Scores):
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are 2^lift times as large, so that more of them are normal numbers when they are rounded
         self.lift = 0
+        #: whether, of each four keys, two are in the first half of a tile and two in the second
+        self.quads = False
+        #: what multiplies every product, where that is all that becomes of one that no mask rules out
+        self.factor = self._factor()
         #: the tile of which scores were made last
         self.made = ""
 
@@ -88,8 +106,32 @@ class Fragments(Scores):
         w.line(f"const int m0 = {position} * {self.block_rows};")
         self.coordinates(batch)
 
+    def _factor(self) -> Value | None:
+        first, inner = factored(self.edge.program), factored(self.inner.program)
+        if first is None or inner is None or self.spec.sink is not None:
+            return None
+        if self.inner.program.stores[0].value != Result(inner):
+            return None
+        self.edge.known[Result(first)] = SCORE
+        (value,) = (v for v in self.edge.program.instructions[first].args if v != Anchor())
+        return value
+
+    @property
+    def plain(self) -> bool:
+        return self.factor is not None or super().plain
+
     def unit(self) -> None:
-        self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+        if self.factor is None:
+            self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+
+    def scalars(self) -> None:
+        super().scalars()
+        if self.factor is None:
+            return
+        w, unit = self.w, literal(self.spec.scale * log2(e), "float")
+        w.line(f"const float factor = {self.edge.constant(self.factor)};  // of every score")
+        w.line("const bool positive = factor > 0.0f && factor < infinity<float>();  // products keep their order")
+        w.line(f"const float unit = positive ? {unit} * factor : {unit};  // of a score, to base 2")
 
     def state(self, sink: str, width: int) -> None:
         """Writes the results and what is known of the rows, before the first tile."""
@@ -105,7 +147,7 @@ class Fragments(Scores):
     @property
     def trivial(self) -> bool:
         """Whether all products are scores."""
-        return self.plain and not self.differ
+        return self.plain and not self.differ and self.factor is None
 
     def define(self) -> None:
         """Writes the function that makes scores of a tile's products."""
@@ -118,7 +160,7 @@ class Fragments(Scores):
             self.w.open("const auto weigh = [&](int tile)")
             self.w.line(f"const int n0 = tile * {self.keys};")
             random = random_words(self.weight.program)
-            if random is None or not random.together:
+            if random is None or self.quads or not random.together:
                 self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
             else:
                 self._weighted_at_random(self.weight, random)
@@ -163,6 +205,13 @@ class Fragments(Scores):
 
     def _program(self) -> None:
         w = self.w
+        if self.factor is not None:
+            w.open("if (!positive)")
+            w.line("#pragma unroll")
+            w.line(f"for (int i = 0; i < {self.keys // 2}; ++i) s[i] *= factor;")
+            w.close()
+            if not self.differ:
+                return
         w.line(f"const int n0 = tile * {self.keys};")
         if not self.differ:
             self._tile(inside=True)
@@ -193,8 +242,15 @@ class Fragments(Scores):
             self.w.line("const float m_real = convert<float>(m0 + row);")
             epilogue.known |= dict.fromkeys(rows, "(m_real + float(f * 8))")
         if keys:
-            self.w.line("const float n_real = convert<float>(n0 + lane % 4 * 2);")
-            epilogue.known |= dict.fromkeys(keys, "(n_real + float(j * 2 + e))")
+            lane, step = self._key()
+            self.w.line(f"const float n_real = convert<float>(n0 + {lane});")
+            epilogue.known |= dict.fromkeys(keys, f"(n_real + float({step} + e))")
+
+    def _key(self) -> tuple[str, str]:
+        """The number in the tile of a thread's first score from s[j] on: what depends on the lane, and on j."""
+        if self.quads:
+            return "lane % 4 * 4", f"j % {self.keys // 4} * 4 + j / {self.keys // 4} * 2"
+        return "lane % 4 * 2", "j * 2"
 
     def _tile(self, *, inside: bool) -> None:
         self._positions(self.inner if inside else self.edge)
@@ -209,7 +265,8 @@ class Fragments(Scores):
         w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 2; ++f)")
-        w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;")
+        lane, step = self._key()
+        w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
         write(self.spec.rows % self.block_rows == 0)
         w.line(f"s[j + f * 2] = {name}[0];")
         w.line(f"s[j + f * 2 + 1] = {name}[1];")
@@ -223,7 +280,7 @@ class Fragments(Scores):
         w.line("float inverse[2];")
         w.line("#pragma unroll")
         w.open("for (int f = 0; f < 2; ++f)")
-        w.line("const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key")
+        w.line("const bool met = rows.total[f] != 0.0f;  // whether there is a key, if only one of NaN")
         none = "0.0f" if spec.zero else "quiet_nan<float>()"
         w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
         if spec.zero and not self.trivial:
@@ -231,7 +288,9 @@ class Fragments(Scores):
         if spec.stats is not None:
             w.line(f"const {self.t} m = m0 + row + f * 8;")
             place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
-            value = f"{literal(spec.scale, 'float')} * rows.largest[f] + math::log(rows.total[f])"
+            scale = literal(spec.scale, "float")
+            scale = scale if self.factor is None else f"{scale} * (positive ? factor : 1.0f)"
+            value = f"{scale} * rows.largest[f] + math::log(rows.total[f])"
             if self.lift:
                 value += f" - {literal(self.lift * log(2), 'float')}"
             target = spec.stats.dtype.ctype

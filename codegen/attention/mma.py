@@ -90,9 +90,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Rows Shared Tile a at attention b c d e f fill first grown half i inverse j kk keys lane last m m0 m_real n_real
-    memory met known n n0 o page piece probability queries r rescale row rows s score scores shared stage sunk t
-    tile total unit v valid values x warp h weigh weighted words
+    Rows Shared Tile a at attention b c d e f fill factor positive first grown half i inverse j kk keys lane last m m0
+    m_real n_real memory met known n n0 o page piece probability queries r rescale row rows s score scores shared
+    stage sunk t tile total unit v valid values x warp h weigh weighted words
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 

@@ -155,6 +155,13 @@ class Ranges:
         """Writes the extents of the keys from start to stop - 1, which one lane looks at."""
         self._extents("keys", start, stop, of_keys=True)
 
+    def end(self, n: int, keys: int) -> str:
+        """Of an interval, the first tile of ``keys`` keys that queries meet, or the one behind the last."""
+        furthest, every = self.sum(n, keys=False), self.spec.keys
+        if self.ranges[n].key > 0:
+            return f"int(min(max(-({furthest}), int64(0)), int64({every}))) / {keys}"
+        return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
+
     def sum(self, n: int, *, most: bool = True, keys: bool = True) -> str:
         """The largest (or least) that the sum of a range can be; without ``keys``, that of its other parts."""
         parts = [f"rest{n}"] if self._rest(self.ranges[n]) != "0" else []

@@ -202,12 +202,7 @@ class Scores:
         if intervals:
             ranges.rows(rows)
         for n in intervals:
-            furthest = ranges.sum(n, keys=False)
-            if spec.ranges[n].key > 0:
-                starts.append(f"int(min(max(-({furthest}), int64(0)), int64({spec.keys}))) / {self.keys}")
-            else:
-                end = f"max({furthest} + {self.keys}, int64(0))"
-                stops.append(f"int(min({end}, int64({tiles * self.keys}))) / {self.keys}")
+            (starts if spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
         first, last = "0", str(tiles)
         for text in starts:
             first = f"max({first}, {text})" if first != "0" else text

@@ -26,6 +26,7 @@ from codegen.attention.wgmma_schedule import (
     columns,
     narrow,
     panels,
+    quads_box,
     shared_bytes,
     values_box,
 )
@@ -40,8 +41,8 @@ LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill first full group i inverse
-    inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
+    keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill factor positive first full group i
+    inverse inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
     mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
@@ -78,9 +79,12 @@ class _Renderer(Producer):
         self.registers = schedule.registers(listing=bool(spec.ranges))
         #: how the producer finds the tiles that are met, where that depends on data
         self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
+        quads = quads_box(spec) if self.narrow else None
+        #: whether of each four keys of a tile two are in its first half: then a thread has four neighbours' scores
+        self.quads = self.scores.quads = quads is not None
         maps = [
             None if self.front is not None else box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
-            self._box(spec.k, 1, spec.depth),
+            quads or self._box(spec.k, 1, spec.depth),
             values_box(spec) if self.narrow else self._box(spec.v, 2, spec.width),
         ]
         self.maps = [replace(x, argument=n) for n, x in enumerate(x for x in maps if x is not None)]
@@ -126,7 +130,7 @@ class _Renderer(Producer):
         parameters += self.scores.parameters()
         written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         parameters += [constant + self.out, *written[1:]] if self.out_map else written
-        signature(w, spec.name, s.threads, parameters, s.resident)
+        signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._barriers()
         w.open("if (group < 0)")
@@ -392,7 +396,7 @@ class _Renderer(Producer):
             w.line("before[1] = rescale[1];")
         elif again:
             w.line("attention::scale(o, rescale);")
-        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+        w.line(f"attention::round{'_quads' if self.quads else ''}_to_fragments<{self.element}>(s, probability);")
 
     def _add_part(self) -> None:
         """Adds what the last products with values are to the results, where they are not added up there."""

@@ -21,6 +21,7 @@ class Producer:
     panel, size  elements of queries and keys in a row of 128 bytes, and their bytes.
     width       columns of the products with values.
     narrow      whether these are of 8-bit floats.
+    quads       whether of each four keys two lie in the first half of a tile.
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
     front       what computes queries, which the consumers do then; or None.
@@ -42,6 +43,7 @@ class Producer:
     size: int
     width: int
     narrow: bool
+    quads: bool
     joined: bool
     spread: bool
     front: Computed | None
@@ -88,6 +90,15 @@ class Producer:
         if self.narrow and number == 1:
             w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
             w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {self._coordinates(op, '0')});")
+            return
+        if self.quads and number == 0:
+            w.line(f"barrier_expect({full}, {count * keys * PANEL * 2});")
+            w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
+            w.line("#pragma unroll")
+            w.open(f"for (int i = 0; i < {2 * count}; ++i)")
+            at = f"i / 2 * {self.panel}, i % 2 * 2, {self._coordinates(op, 'n0 / 4')}"
+            w.line(f"tma_load({tile}[i / 2][i % 2 * {keys // 2}], {map_}, {full}, {at});")
+            w.close()
             return
         if spec.pages is None:
             self._load(name, tile, keys, count, op, map_, full, "n0")

@@ -20,8 +20,6 @@ PANEL = 64  # 16-bit elements of 128 bytes
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
-#: The same for two blocks of two consumers on a multiprocessor.
-RESIDENT_REGISTERS = (24, 104)
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}
 #: So many queries are few tiles.
@@ -51,7 +49,6 @@ class AttentionWgmmaSchedule:
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
             `joined`) multiplied with its first keys while this one ends.
     chains  of maxima and of sums that do not wait for each other.
-    resident  blocks of a multiprocessor: of two one works while the other begins or ends a tile of queries.
     alternate  whether blocks take the tiles of every other round in reverse: who had a long one then has a short one.
     """
 
@@ -63,13 +60,10 @@ class AttentionWgmmaSchedule:
     blocks: int
     ahead: int = 1
     chains: int = 2
-    resident: int = 1
     alternate: bool = False
 
     def registers(self, *, listing: bool) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
-        if self.resident > 1:
-            return RESIDENT_REGISTERS
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
@@ -196,6 +190,22 @@ def values_box(spec: AttentionSpec) -> TensorMap:
     return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
 
 
+def quads_box(spec: AttentionSpec) -> TensorMap | None:
+    """The map of 8-bit keys of which a box has the first two of each four, or the last two; None if there is none."""
+    plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
+    if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
+        return None
+    (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
+    boxed = (plain.box[0], 2, PANEL // 2, *plain.box[2:])
+    return replace(
+        plain,
+        sizes=(elements, 4, keys // 4, *sizes),
+        strides=(step, 4 * step, *strides),
+        box=boxed,
+        steps=(1,) * len(boxed),
+    )
+
+
 def tile_keys(spec: AttentionSpec, most: int) -> int:
     """The keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one; or 0."""
     if narrow(spec):
@@ -215,7 +225,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     tall = max(spec.depth, spec.width)
     if tall <= 64:
         preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
-        if not sides and spec.rows <= FEW_ROWS:
+        if not sides:
             preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
@@ -263,17 +273,6 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break
-    if (
-        tall <= 64
-        and not (narrow(spec) or spec.pages or reads or spec.ranges or spec.inside.instructions or spec.weight)
-        and spec.rows > 64
-    ):
-        # For short sequences, beginning and ending a tile of queries takes as long as what lies between.
-        blocks = 2 * arch.sm_count_hint
-        heads, alternate = _dealt(spec, blocks, 2 * ROWS, 64)
-        two = AttentionWgmmaSchedule(2, 64, 3, True, heads, blocks, 2, 2, 2, alternate)
-        if spec.keys >= 64 and 2 * (shared_bytes(spec, two) + 1024) <= arch.shared_bytes_per_sm:
-            found.append(two)
     if not found:
         raise Unsupported("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))

@@ -45,9 +45,9 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 #endif
 
 // Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
-// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0; NaN and infinity make
-// the sum NaN.  There are few warps to switch between: maxima and sums are made in Chains that do not wait for each other.
-// All of them, and their sums, are 2^lift times as large.
+// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum of
+// at least 1; NaN and infinity make the sum NaN.  There are few warps to switch between: maxima and sums are made in Chains
+// that do not wait for each other.  All exponentials, and their sums, are 2^lift times as large.
 template <int Chains, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
                                         float lift = 0.0f) {
@@ -85,13 +85,38 @@ __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint
     for (int i = 0; i < N / 2; ++i) words[i / 4][i % 4] = pair<T>(score[2 * i], score[2 * i + 1]);
 }
 
-// The same of 8-bit floats, words[i] being that of keys 32 * i to 32 * i + 31: a lane needs four neighbouring keys, of
-// which two lanes have two each.
+// Four floats in the 8-bit type T, the first in the lowest byte.
 template <class T>
 __device__ __forceinline__ uint32 four(float a, float b, float c, float d) {
     const T every[4] = {convert<T>(a), convert<T>(b), convert<T>(c), convert<T>(d)};
     return uint32(every[0].bits) | uint32(every[1].bits) << 8 | uint32(every[2].bits) << 16 | uint32(every[3].bits) << 24;
 }
+#if !defined(FUSEGRAPH_CPU) && __CUDA_ARCH__ >= 890
+#define FUSEGRAPH_FOUR(T, NAME)                                                       \
+    template <>                                                                       \
+    __device__ __forceinline__ uint32 four<T>(float a, float b, float c, float d) {   \
+        uint16 low, high;                                                             \
+        asm("cvt.rn.satfinite." NAME "x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));  \
+        asm("cvt.rn.satfinite." NAME "x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c)); \
+        return uint32(low) | uint32(high) << 16;                                      \
+    }
+FUSEGRAPH_FOUR(float8_e4m3, "e4m3")
+FUSEGRAPH_FOUR(float8_e5m2, "e5m2")
+#undef FUSEGRAPH_FOUR
+#endif
+
+// The same of 8-bit floats, words[i] being that of keys 32 * i to 32 * i + 31.  A lane needs four neighbouring keys.  It
+// has them where the keys of a tile lie in quads: of each four, two are in the first half of the tile and two in the
+// second.
+template <class T, int N>
+__device__ __forceinline__ void round_quads_to_fragments(const float (&score)[N], uint32 (&words)[N / 16][4]) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+        const float* s = &score[i / 2 * 4 + i % 2 * 2];
+        words[i / 4][i % 4] = four<T>(s[0], s[1], s[N / 2], s[N / 2 + 1]);
+    }
+}
+// Where keys lie in their order, two lanes have two of them each.
 template <class T, int N>
 __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint32 (&words)[N / 16][4]) {
     const int lane = threadIdx.x % 32, from = lane / 4 * 4 + lane % 2 * 2;

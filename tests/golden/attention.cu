@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(128) causal_attention_o_kernel(
     float inverse[2];
     #pragma unroll
     for (int f = 0; f < 2; ++f) {
-        const bool met = rows.largest[f] != -infinity<float>();  // whether there is a key
+        const bool met = rows.total[f] != 0.0f;  // whether there is a key, if only one of NaN
         inverse[f] = met ? 1.0f / rows.total[f] : 0.0f;
         if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are
     }
