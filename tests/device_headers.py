@@ -10,7 +10,7 @@ from functools import cache
 from fusegraph.runtime.nvrtc import HEADER_FOLDER, headers_of
 
 _COMMENT = re.compile(r"//.*")
-_DEFINITION = re.compile(r"\b(?:struct|namespace|using)\s+(\w+)|__device__[^;{}()]*?\b(\w+)\(")
+_DEFINITION = re.compile(r"\b(?:struct|namespace|using)\s+(\w+)|(?<!static )__device__[^;{}()]*?\b(\w+)\(")
 #: A name that is called, or in which another one is: no member's.
 _USE = re.compile(r"(?<![\w.])(\w+)(?:<[^;(){}]*>)?(?=::|\()")
 _LIBRARY: dict[str, str | None] = {}
@@ -18,7 +18,7 @@ _LIBRARY: dict[str, str | None] = {}
 
 @cache
 def _definitions() -> dict[str, set[str]]:
-    """Functions, types and namespaces of the device library, and the headers that have them."""
+    """Functions, types and namespaces of the device library, and the headers that have them; no static members."""
     found: dict[str, set[str]] = {}
     for path in HEADER_FOLDER.glob("*.cuh"):
         for names in _DEFINITION.findall(_COMMENT.sub("", path.read_text("utf-8"))):
