@@ -48,6 +48,19 @@ def masked(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
     return g.binary_select(x, 0.25, g.tensor("some", (x.shape[2], 1), "bool"))
 
 
+def placed(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    """Halves turned by rows of tables, at positions that each batch has."""
+    batch, _, length, depth = x.shape
+    low, high = g.split(x, 2, axis=3)
+    at = g.tensor("positions", (batch, length), "int32")
+    cos, sin = (g.gather(g.tensor(n, (90, depth)), at).reshape((batch, 1, length, depth)) for n in ("cos", "sin"))
+    return x * cos + g.concatenate(-high, low, axis=3) * sin
+
+
+def partly(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    return g.rope(x, g.tensor("freqs", (x.shape[2], 1, 1, 16), "float32"), rope_dim=16, output_scale=0.3)
+
+
 def doubled(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
     return x + x * 0.5
 
@@ -110,6 +123,8 @@ CASES: tuple[dict[str, Any], ...] = (
         "rows": 9,
         "keys": 70,
     },
+    {"name": "placed", "q": placed, "batch": 2, "rows": 3, "keys": 90, **BOTTOM},
+    {"name": "partly", "q": partly, "depth": 48, "batch": 2, "rows": 20},
     {"name": "sink", "extra": lambda g: {"sink_token": g.tensor("sink", (1, 2, 1, 1), "float32")}, "depth": 16},
     {"name": "bias", "extra": lambda g: {"bias": g.tensor("added", (65, 65), "float32")}},
     {"name": "lengths", "batch": 2, "extra": lambda g: {"seq_len_kv": g.tensor("length", (2,), "int32")}},
@@ -125,6 +140,8 @@ def lengths(g: fg.Graph) -> dict[str, Any]:
     found = random_inputs(g)
     if "length" in found:
         found["length"][...] = [65, 20]
+    if "positions" in found:
+        found["positions"][...] = [[5, 6, 7], [87, 88, 200]]  # clamped
     return found
 
 
@@ -132,7 +149,8 @@ def lengths(g: fg.Graph) -> dict[str, Any]:
 @pytest.mark.parametrize("arch", FORMS)
 def test_cases(arch: str) -> None:
     graphs = [built(**how) for how in CASES]
-    assert [families(g) for g in graphs] == [["attention"]] * len(graphs)
+    kernels = [families(g) for g in graphs]
+    assert kernels == [[*["pointwise"] * (g.name == "partly"), "attention"] for g in graphs]  # cosines and sines
     check_all(graphs, arch=arch, inputs=lengths)
 
 
@@ -198,7 +216,8 @@ def test_pages_and_parts(arch: str) -> None:
     g.output(g.sdpa(q, k, v, **tables, seq_len_kv=g.tensor("seq_len_kv", (2,), "int32")), name="o")
     assert families(g) == ["attention"]
     check_all([g], arch=arch, inputs=paged_inputs)
-    parts = [built("parts", k=k, heads=4, shared=2, rows=1, keys=3000, depth=16) for k in (None, turned)]
+    how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1, "keys": 3000, "depth": 16}
+    parts = [built("parts", **how), built("all in parts", k=turned, dtype="float32", **how)]
     assert [families(x) for x in parts] == [["attention", "rows"]] * 2
     check_all(parts, arch=arch)
 

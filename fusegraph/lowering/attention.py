@@ -42,6 +42,9 @@ def accept(view: GroupView, options: Options) -> None:
     out, *stats = node.outputs
     if node.attributes["parts"] > 1:
         raise Refusal(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
+    made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
+    if made is not None:
+        raise Refusal(from_memory(node, made, made))
     after: set[Node] = {node}
     for other in rest:
         what = f"{other.op.name} {other.name!r}"
@@ -52,9 +55,6 @@ def accept(view: GroupView, options: Options) -> None:
                 f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
                 f"{list(out.shape)}"
             )
-        made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
-        if made is not None:
-            raise Refusal(from_memory(node, made, made))
         if any(t in stats for t in other.inputs):
             raise Refusal(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
         if any(view.graph.producer(t) in after for t in other.inputs):

@@ -30,6 +30,8 @@ OPERANDS = ("queries", "keys", "values")
 CHEAP = SIMPLE | {NARROW.name}
 #: Nodes that are followed back from an operand.
 MOST_NODES = 40
+#: More keys are better copied to where tensor cores multiply them, while others are multiplied, than computed.
+MOST_KEYS = 512
 #: A tensor with this share of an operand's elements is one that it is mainly made of.
 LARGE = 2
 
@@ -53,8 +55,8 @@ def compute_in_front(graph: Graph, options: Options) -> Recognised:
             if isinstance(front, _Found):
                 more = [rewrite.new[t] for t in front.reads]
                 inputs = [*inputs[:number], max(more, key=lambda t: t.nbytes), *inputs[number + 1 :], *more]
-                tensor, last = node.inputs[number], graph.producer(node.inputs[number])
-                assert last is not None
+                tensor = node.inputs[number]
+                last = [n for n in graph.nodes if n in front.members and not _is_view(n)][-1]
                 reason = (
                     f"attention {node.name!r} computes its {OPERANDS[number]} on their way to shared memory: "
                     f"{len(front.members)} nodes, neither written nor read back"
@@ -107,6 +109,9 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     times = times_read(node, number)
     if times > 1:
         raise Refusal(f"would compute each element {times} times")
+    keys = node.attributes["score"].anchor.output.shape[-1]
+    if number and keys > MOST_KEYS and tensor.dtype.itemsize < 4:
+        raise Refusal(f"copies of {keys} keys are on their way while others are multiplied, what is computed is not")
     part = Part(graph, "front", node.attributes["score"].graph.compute_dtype)
     part.add(members)
     part.own.outputs = [part.made[tensor]]
