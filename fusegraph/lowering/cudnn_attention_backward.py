@@ -10,6 +10,7 @@ from fusegraph.graph import Node
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS
 from fusegraph.ops.attention_backward import OPERANDS
+from fusegraph.ops.attention_packed import OFFSETS
 
 NAME = "sdpa_backward"
 FIRST = 6  # operands that there always are
@@ -32,6 +33,8 @@ def check(node: Node) -> None:
         raise Refusal(f"cuDNN's sdpa_backward has no soft_cap ({node.name!r})")
     if at["dropout_probability"]:
         raise Refusal(f"cuDNN's sdpa_backward draws other random numbers than rng_uniform for dropout ({node.name!r})")
+    if OFFSETS[0] in has:
+        raise Refusal(f"cuDNN's sdpa_backward has packed batches of tensors that are padded by shape ({node.name!r})")
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa_backward has no mask of booleans ({node.name!r})")
     if len(node.outputs) > 3:

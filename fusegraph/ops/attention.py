@@ -172,13 +172,16 @@ def scored(
     attn_scale: float | None,
     soft_cap: float | None,
     factor: Any = None,
+    of_keys: bool = False,
     diagonal_alignment: str,
     diagonal_band_left_bound: int | None,
     diagonal_band_right_bound: int | None,
     use_causal_mask: bool,
     use_alibi_mask: bool,
 ) -> Scored:
-    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products."""
+    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products.  of_keys: what a
+    packed batch is, is said of each key instead of each query.
+    """
     batch, heads, rows, depth = q.shape
     shared, keys = k.shape[1:3]
     wide = "float64" if q.dtype == float64 else "float32"
@@ -216,7 +219,7 @@ def scored(
         if key in given:
             lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
     diagonal, bottom = i, diagonal_alignment == "BOTTOM_RIGHT"
-    sequences = packed.written(write, given, rows, rank, bottom=bottom)
+    sequences = packed.written(write, given, keys if of_keys else rows, rank, bottom=bottom, of_keys=of_keys)
     if sequences is not None:
         diagonal = write("add", "diagonal", i, sequences.ahead)
     elif bottom:
@@ -239,8 +242,9 @@ def scored(
         left = write("sub", "left", diagonal, diagonal_band_left_bound) if diagonal_band_left_bound else diagonal
         conditions.append(write("cmp_gt", "left of band", j, left))
     if sequences is not None:
-        conditions.append(write("cmp_ge", "begun", j, sequences.first))
-        conditions.append(write("cmp_lt", "not ended", j, sequences.last))
+        other = i if of_keys else j
+        conditions.append(write("cmp_ge", "begun", other, sequences.first))
+        conditions.append(write("cmp_lt", "not ended", other, sequences.last))
     if "seq_len_kv" in lengths:
         conditions.append(write("cmp_lt", "key exists", j, lengths["seq_len_kv"]))
     if "seq_len_q" in lengths:

@@ -12,9 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import float64
+from fusegraph.dtypes import DType, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, infer, normalize, present, scored, scores_reference
+from fusegraph.ops import attention as forward
+from fusegraph.ops import attention_packed as packed
+from fusegraph.ops.attention import (
+    LENGTHS,
+    NEUTRAL,
+    NUMBERS,
+    Scored,
+    infer,
+    normalize,
+    present,
+    scored,
+    scores_reference,
+)
 from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -22,28 +34,32 @@ from fusegraph.ops.random import kept_scale, threshold, uniform
 
 Array = np.ndarray[Any, Any]
 
-OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS)
+OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS)
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
 
 
 def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
-    return (*types[:3], *types[6:][: len(OPTIONAL) - len(NUMBERS)]), {**values, "generate_stats": True}
+    given = dict(zip(OPTIONAL, types[6:]))
+    rest = [given.get(key, TensorType((), _kind(key))) for key in forward.OPERANDS[3:]]
+    return (*types[:3], *rest), {**values, "generate_stats": True}
+
+
+def _kind(key: str) -> DType:
+    """The dtype of an operand that adds nothing."""
+    return int32 if key in forward.INTEGERS else bool_ if key == "mask" else float32
 
 
 def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     for key, t in zip(OPERANDS[3:6], types[3:6]):
         if not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
-    for key, t in zip(OPERANDS[3:], types[3:]):
-        if key in NUMBERS and not t.dtype.is_int:
-            raise DTypeError(f"{key} is an integer, got {t.dtype}")
     result = normalize(*_forward(types, values))
     del result["generate_stats"]
     probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
     if not 0 <= probability <= 1:
         raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
-    if probability and len(types) < len(OPERANDS):
+    if probability and len(types) <= OPERANDS.index("offset"):
         raise AttributeValueError("dropout needs a seed and an offset")
     return {**result, "dropout_probability": probability}
 
@@ -101,32 +117,40 @@ def _expand(
     delta = write("reduction", "delta", products, mode="add", axes=-1)
     stats = widened(made.headed(stats, "log sums"), "wide log sums")
     shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
-    p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
     by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
-    dropped = p
-    if dropout_probability:
-        seed, offset = others[-2:]
-        keep = write("cmp_ge", "keep", write("rng_uniform", "random", p, seed, offset), threshold(dropout_probability))
 
-        def drop(x: Any, part: str) -> Any:
-            return write(
-                "binary_select", part, write("mul", f"{part} kept", x, kept_scale(dropout_probability)), 0.0, keep
-            )
+    def weights(made: Scored) -> tuple[Any, Any, Any]:
+        """What the loss is multiplied with, and the gradients by scores and by products, rounded."""
+        p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
+        dropped, by_dropped = p, by_p
+        if dropout_probability:
+            seed, offset = (others[OPTIONAL.index(key)] for key in NUMBERS)
+            random = write("rng_uniform", "random", p, seed, offset)
+            keep = write("cmp_ge", "keep", random, threshold(dropout_probability))
 
-        dropped, by_p = drop(p, "dropped"), drop(by_p, "by dropped")
-    by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_p, delta))
-    by_product = by_score
-    if made.tanh is not None:
-        slope = write("sub", "slope", 1.0, write("mul", "square", made.tanh, made.tanh))
-        by_product = write("mul", "by capped", by_score, slope)
-    by_product = write("mul", "by products", by_product, made.scale)
-    if loss.dtype != dropped.dtype:
-        dropped = write("narrow", "rounded", dropped, dtype=loss.dtype)
-    if q.dtype != by_product.dtype:
-        by_product = write("narrow", "rounded by products", by_product, dtype=q.dtype)
+            def drop(x: Any, part: str) -> Any:
+                kept = write("mul", f"{part} kept", x, kept_scale(dropout_probability))
+                return write("binary_select", part, kept, 0.0, keep)
+
+            dropped, by_dropped = drop(p, "dropped"), drop(by_p, "by dropped")
+        by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_dropped, delta))
+        by_product = by_score
+        if made.tanh is not None:
+            slope = write("sub", "slope", 1.0, write("mul", "square", made.tanh, made.tanh))
+            by_product = write("mul", "by capped", by_score, slope)
+        by_product = write("mul", "by products", by_product, made.scale)
+        if loss.dtype != dropped.dtype:
+            dropped = write("narrow", "rounded", dropped, dtype=loss.dtype)
+        if q.dtype != by_product.dtype:
+            by_product = write("narrow", "rounded by products", by_product, dtype=q.dtype)
+        return dropped, by_score, by_product
+
+    dropped, by_score, by_product = weights(made)
     by_q = write("matmul", "by queries", by_product, made.k, dtype=q.dtype)
     if grouped:
         by_q = write("reshape", "by q", by_q, shape=q.shape)
+    if packed.OFFSETS[0] in given:  # of each key it is an interval of queries that matters
+        dropped, _, by_product = weights(scored(write, q, k, v, given, of_keys=True, **attributes))
     results = (by_q, shared("by keys", by_product, made.q, k), shared("by values", dropped, gradient, v))
     if not others:
         return results
@@ -199,7 +223,7 @@ register(
         neutral={key: NEUTRAL[key] for key in OPTIONAL},
         as_stored=True,
         masks=("mask",),
-        integers=("stats", "bias", *LENGTHS, *NUMBERS),
+        integers=("stats", "bias", *LENGTHS, *NUMBERS, *packed.OFFSETS),
         keeps_layout=True,
         cudnn="sdpa_backward",
         doc="""The gradients of sdpa by q, k and v, and by a bias if any operand follows stats.
@@ -208,6 +232,9 @@ register(
         v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
         and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what is needed of it; the
         gradient by the sink itself is -sum(exp(sink_token - stats) * sum(o * dO, -1)) over batches and queries.
+
+        A packed batch is said as in sdpa; tokens of no sequence have the gradient 0.  As everything masked, they
+        are multiplied with 0 unless their whole tile is masked: they have to be finite.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
         The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",

@@ -1,8 +1,8 @@
 """Packed batches of attention: sequences of different lengths one after the other, in tensors of all their tokens.
 
 ``ragged_offset_q`` and ``ragged_offset_kv`` say where each begins, as in cuDNN's ragged tensors, in tokens.  What a
-query may meet is then an interval of keys, which is found once a query; for kernels it is a mask like others, by which
-tiles of keys are skipped.
+query may meet is then an interval of keys, which is found once a query, and what a key may meet one of queries; for
+kernels either is a mask like others, by which tiles are skipped.
 """
 
 from __future__ import annotations
@@ -47,15 +47,20 @@ def check(given: Mapping[str, TensorType], q: TensorType, lengths: Sequence[str]
 
 @dataclass(frozen=True)
 class Packed:
-    """Of each query the first key that it may meet, the one after the last, and how far ahead the diagonal is."""
+    """Of each query the first key that it may meet, the one after the last, and how far ahead the diagonal is; or the
+    same of each key and the queries that it may meet.
+    """
 
     first: Any
     last: Any
     ahead: Any
 
 
-def written(write: Writing, given: Mapping[str, Any], rows: int, rank: int, *, bottom: bool) -> Packed | None:
-    """Writes what is known of each query, (1, ..., rows, 1); None if the batch is not packed.
+def written(
+    write: Writing, given: Mapping[str, Any], tokens: int, rank: int, *, bottom: bool, of_keys: bool = False
+) -> Packed | None:
+    """Writes what is known of each query, (1, ..., tokens, 1), or of each key, (1, ..., 1, tokens); None if the batch
+    is not packed.
 
     bottom: the diagonal runs through the last query and key of each sequence, else through the first ones.
     """
@@ -71,17 +76,20 @@ def written(write: Writing, given: Mapping[str, Any], rows: int, rank: int, *, b
         ends.append(write("slice", f"begin {key}", x, starts=low, stops=(*high[:-1], count)))
         ends.append(write("slice", f"end {key}", x, starts=(*low[:-1], 1), stops=high))
     q_begin, q_end, k_begin, k_end = ends
-    every = write("broadcast", "every sequence", q_begin, shape=(*(1,) * (rank - 2), rows, count))
+    own_ends, other = (ends[2:], "query") if of_keys else (ends[:2], "key")
+    every = write("broadcast", "every sequence", own_ends[0], shape=(*(1,) * (rank - 2), tokens, count))
     token = write("gen_index", "token", every, axis=rank - 2)
-    begun, lasts = write("cmp_ge", "begun", token, q_begin), write("cmp_lt", "lasts", token, q_end)
+    begun, lasts = write("cmp_ge", "begun", token, own_ends[0]), write("cmp_lt", "lasts", token, own_ends[1])
     own = write("logical_and", "own sequence", begun, lasts)  # of at most one of them: empty ones have no token
 
     def of_own(part: str, numbers: Any) -> Any:
         chosen = write("binary_select", f"{part} of own", numbers, 0, own)
-        return write("reduction", part, chosen, mode="add", axes=-1)
+        found = write("reduction", part, chosen, mode="add", axes=-1)
+        return write("reshape", part, found, shape=(*(1,) * (rank - 1), tokens)) if of_keys else found
 
     diagonal = write("sub", "diagonals", *((k_end, q_end) if bottom else (k_begin, q_begin)))
-    return Packed(of_own("first key", k_begin), of_own("last key", k_end), of_own("ahead", diagonal))
+    first, last = (q_begin, q_end) if of_keys else (k_begin, k_end)
+    return Packed(of_own(f"first {other}", first), of_own(f"last {other}", last), of_own("ahead", diagonal))
 
 
 def reference(given: Mapping[str, Array], rows: int, *, bottom: bool) -> tuple[Array, Array, Array] | None:
