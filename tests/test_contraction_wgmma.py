@@ -263,8 +263,8 @@ def test_backward_to_the_filter():
         wgrad((1, 128, 8, 8), 64, (3, 3), "channels_last", padding=1, groups=2),
         wgrad((8, 64, 16, 16), 64, (3, 3), "channels_last", padding=1),
     ]
-    passes(hopper(case) for case in cases)
-    passes([hopper(cases[-1], shape(split=2)), hopper(cases[0], shape(groups=3))])
+    others = [hopper(cases[-1], shape(split=2)), hopper(cases[0], shape(groups=3))]
+    passes([*(hopper(case) for case in cases), *others])
 
 
 CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,35 +11,55 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import test_contraction_matrix
+import test_contraction_mma
 import test_contraction_wgmma
 from kernel_cases import Case, describe
 
-from codegen import schedules, target
+from codegen import best_schedule, target
+from codegen.arch import Arch
+from codegen.contraction import mma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.spec import ContractionSpec
+from codegen.tiles import Unsupported
 from fusegraph.engines import cuda
 from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.graph import Graph
+from fusegraph.passes.rewrite import same
 from fusegraph.plan import Choice
 from fusegraph.report.check import check_executable, random_inputs
 from fusegraph.runtime import driver
 
 pytestmark = pytest.mark.gpu
 
-MODULES = [test_contraction_wgmma]
+
+class Collected(Exception):
+    """Ends a test where it would run its cases."""
 
 
 def collected(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """The cases that the tests of a module check."""
     found: list[Case] = []
-    monkeypatch.setattr(module, "passes", lambda cases, **_: found.extend(cases))
+
+    def collect(cases: Iterable[Case | Graph], **_: Any) -> None:
+        found.extend(c if isinstance(c, Case) else Case(c) for c in cases)
+        raise Collected
+
+    checks = [name for name in ("passes", "check_cases", "check_all") if name in vars(module)]
+    for name in checks:
+        monkeypatch.setattr(module, name, collect)
     for name, test in list(vars(module).items()):
-        if name.startswith("test_") and inspect.isfunction(test) and "passes(" in inspect.getsource(test):
+        if not (name.startswith("test_") and inspect.isfunction(test)):
+            continue
+        if any(f"{check}(" in inspect.getsource(test) for check in checks):
             for arguments in parameters(test):
-                test(**arguments)
+                with contextlib.suppress(Collected):
+                    test(**arguments)
     return found
 
 
 def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """What a test is parametrized with; nothing for those that take fixtures."""
+    """What a test is parametrized with, but for what is marked as slow; nothing for those that take fixtures."""
     marks = [m for m in getattr(test, "pytestmark", []) if m.name == "parametrize"]
     if not marks:
         if not inspect.signature(test).parameters:
@@ -47,36 +68,59 @@ def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     (mark,) = marks
     names = mark.args[0]
     for values in mark.args[1]:
-        yield {names: values} if isinstance(names, str) else dict(zip(names, values))
+        if not hasattr(values, "marks"):
+            yield {names: values} if isinstance(names, str) else dict(zip(names, values))
 
 
-def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch) -> list[CudaExecutable]:
-    """The cases' Executables, with their schedules, compiled in parallel."""
+def mma_first(spec: Any, arch: Arch) -> Any:
+    """The best schedule on mma.sync, or of another form where that takes none."""
+    if isinstance(spec, ContractionSpec):
+        with contextlib.suppress(Unsupported):
+            return mma_schedule.schedules(spec, arch)[0]
+    return best_schedule(spec, arch)
+
+
+def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> list[CudaExecutable]:
+    """The cases' Executables, with their schedules or what ``otherwise`` chooses, compiled in parallel."""
     mine = threading.local()
 
     def choosers(arch: str, *_: Any) -> Any:
-        choose = mine.schedule or (lambda spec: schedules(spec, target(arch))[0])
-        return (lambda spec, _group: Choice(choose(spec))), (lambda spec, _group: Choice(choose(spec)))
+        schedule = mine.schedule
+
+        def choose(spec: Any, _group: Any) -> Choice:
+            if schedule is not None and isinstance(spec, ContractionSpec):
+                return Choice(schedule(spec))
+            return Choice(otherwise(spec, target(arch)))
+
+        return choose, choose
+
+    monkeypatch.setattr(cuda, "choosers", choosers)
 
     def build(case: Case) -> CudaExecutable:
         mine.schedule = case.schedule
         return CudaExecutable(case.graph, case.options, fusion=case.fusion, jobs=1)
 
-    monkeypatch.setattr(cuda, "choosers", choosers)
     with ThreadPoolExecutor() as pool:
         return list(pool.map(build, cases))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
-def test_every_case(module, monkeypatch):
+@pytest.mark.parametrize(
+    "module", [test_contraction_wgmma, test_contraction_mma, test_contraction_matrix], ids=lambda m: m.__name__
+)
+def test_every_case(module, monkeypatch, request):
     if not driver.available():
         pytest.skip("no CUDA driver")
     if module is test_contraction_wgmma and not target(driver.properties(0).arch).has_wgmma:
         pytest.skip("no Hopper GPU")
     cases = collected(module, monkeypatch)
     assert len(cases) > 50
+    otherwise = best_schedule
+    if module is test_contraction_mma:
+        otherwise = mma_first
+        request.getfixturevalue("contractions_in_one_piece")
+        monkeypatch.setattr("fusegraph.plan.lay_out", lambda graph, _: same(graph))
     wrong = []
-    for number, (case, executable) in enumerate(zip(cases, built(cases, monkeypatch))):
+    for number, (case, executable) in enumerate(zip(cases, built(cases, monkeypatch, otherwise))):
         given = case.inputs if case.inputs is not None else random_inputs(case.graph, number, special=case.special)
         result = check_executable(executable, given, strict=case.options.strict)
         if not result.ok:
