@@ -16,7 +16,7 @@ from test_contraction import convolution, epilogues, matmul, plain, transposed
 
 from codegen import contraction
 from codegen.arch import arch
-from codegen.contraction.simt_schedule import PLAIN_TILE, SimtSchedule, schedules
+from codegen.contraction.simt_schedule import PAIR_TILE, PLAIN_TILE, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
@@ -109,23 +109,29 @@ def test_plain_products_are_those_of_matrices():
     assert not is_plain(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1, **last))
     (best, *_) = schedules(spec_of(turned((12608, 768), (768, 768))))
     assert (best.tile, best.blocks, best.apart) == (PLAIN_TILE, 3, True)
-    # One block is left over on each multiprocessor, where it is alone.
-    assert schedules(spec_of(turned((8192, 768), (768, 768))))[0].tile != PLAIN_TILE
+    # Of these one block is left over on each multiprocessor, where it is alone; of larger ones there are two then.
+    (best, *_) = schedules(spec_of(turned((8192, 768), (768, 768))))
+    assert (best.tile, best.blocks) == (PAIR_TILE, 2)
+    assert with_tile(PAIR_TILE)(spec_of(matmul((512, 512), (512, 512), a_strides=transposed((512, 512))))).blocks == 2
+    assert with_tile(PAIR_TILE)(spec_of(matmul((512, 510), (510, 512)))).blocks == 1, "elements one by one"
 
 
 @pytest.mark.slow
 def test_registers_are_rationed_without_spills():
-    """On Hopper; elsewhere there is no such schedule."""
-    sources = []
+    """Those of the small tile on Hopper: elsewhere there is no such schedule."""
+    small, large = [], []
     for number, name in enumerate(("plain", "everything", "several", "reused")):
         along = number % 2 == 0
         strides = transposed((4096, 4096)) if along else None
         case = matmul((4100, 4096), (4096, 4096), b_strides=strides, epilogue=epilogues().get(name, plain))
         spec = replace(spec_of(case), name=f"product_{name}")
         assert PLAIN_TILE not in [s.tile for s in schedules(spec, arch("sm_80"))]
-        sources.append(rendered(spec, with_tile(PLAIN_TILE)(spec)))
-    made = nvrtc.compile_kernels(sources, "sm_90a")
-    assert [(k.name, k.spill_bytes) for k in made if k.spill_bytes] == []
+        small.append(rendered(spec, with_tile(PLAIN_TILE)(spec)))
+        large.append(rendered(spec, with_tile(PAIR_TILE)(spec)))
+    for sources, target in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
+        made = nvrtc.compile_kernels(sources, target)
+        assert [(k.name, target, k.spill_bytes) for k in made if k.spill_bytes] == []
+        assert max(k.registers for k in made) <= (168 if sources is small else 128)
 
 
 @pytest.mark.gpu

@@ -70,6 +70,10 @@ PLAIN_BLOCKS = 3
 #: What one and two blocks of it that are left over take longer, in blocks: a block alone has one warp a scheduler.  And
 #: what its fetches, of vectors, cost of those of single elements.  From times of prototypes on an H200.
 PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
+#: The tile of which a multiprocessor is to hold two blocks if the product is plain: it lacks two registers for that
+#: otherwise.  And what a block takes then beside another, in times of one alone (rms error 7 % on the same GPU).
+PAIR_TILE: Tile = (128, 128, 8, 8, 8)
+PAIR = 0.92
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
 #: Multiply-adds of a multiprocessor in a cycle.
@@ -91,11 +95,9 @@ def schedules(spec: ContractionSpec, arch: Arch = _HOPPER) -> tuple[SimtSchedule
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
-    itype = _itype(spec)
+    itype, blocks = _itype(spec), {PLAIN_TILE: PLAIN_BLOCKS, PAIR_TILE: 2 if _plain(spec, PAIR_TILE) else 1}
     tiles = [tile for _, tile in _ranked(spec, arch)]
-    return tuple(
-        SimtSchedule(*t, itype, PLAIN_BLOCKS, apart=True) if t == PLAIN_TILE else SimtSchedule(*t, itype) for t in tiles
-    )
+    return tuple(SimtSchedule(*t, itype, blocks.get(t, 1), apart=t == PLAIN_TILE) for t in tiles)
 
 
 def cycles(spec: ContractionSpec, arch: Arch = _HOPPER) -> float:
@@ -118,10 +120,10 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
     size = 8 if wide else 4
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
     fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
-    scattered = _scattered(spec)
-    if arch.major == _HOPPER.major and _plain(spec):
+    scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
+    if arch.major == _HOPPER.major and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(tile, *sizes, products, size // 4, scattered), tile) for tile in fitting]
+    found = [(_cycles(tile, *sizes, products, size // 4, scattered, paired), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -138,7 +140,15 @@ def _shared(tile: Tile, products: int) -> int:
 
 
 def _cycles(
-    tile: Tile, batch: int, m: int, n: int, k: int, products: int = 1, words: int = 1, scattered: bool = False
+    tile: Tile,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    products: int = 1,
+    words: int = 1,
+    scattered: bool = False,
+    paired: bool = False,
 ) -> float:
     """Cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that multiprocessors
     hold, each as long as its stages.  What the next stage is made of is on its way while one is multiplied.
@@ -146,15 +156,19 @@ def _cycles(
     rows, cols, inner, tr, tc = tile
     threads, sums = rows // tr * (cols // tc), tr * tc * products
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
-    held = max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
+    pair = paired and tile == PAIR_TILE
+    held = 2 if pair else max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
     work = rows * cols * products * inner * words / LANES
-    plain = tile == PLAIN_TILE
-    fetches = FETCHES * (PLAIN_FETCHES if plain else 1)
+    apart = tile == PLAIN_TILE
+    fetches = FETCHES * (PLAIN_FETCHES if apart else 1)
     work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
     tiles = batch * -(-m // rows) * -(-n // cols)
     blocks: float = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
     together = min(blocks, held)
-    blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS] if plain else 0
+    if apart:
+        blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS]
+    if pair:
+        blocks -= blocks // 2 * 2 * (1 - PAIR)
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block has hardly asked for the next stage when it waits for it, those that began with it as well
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
@@ -167,15 +181,15 @@ def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
     return (along == 1 and spec.inner[-1] > 1) or (over != 1 and along < over)
 
 
-def _plain(spec: ContractionSpec) -> bool:
-    """Whether a spec is a product of matrices of float32 that are fetched as vectors, from near places."""
+def _plain(spec: ContractionSpec, tile: Tile) -> bool:
+    """Whether a spec is a product of matrices of float32 whose tiles are fetched as vectors, from near places."""
     if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
         return False
     spec = merged(spec)
     if len(spec.inner) > 1 or spec.a.limits or spec.b.limits:
         return False
-    sides = ((spec.a, spec.rows, PLAIN_TILE[0]), (spec.b, spec.cols, PLAIN_TILE[1]))
-    return all(width(spec, gather, outer, length, PLAIN_TILE) > 1 for gather, outer, length in sides)
+    sides = ((spec.a, spec.rows, tile[0]), (spec.b, spec.cols, tile[1]))
+    return all(width(spec, gather, outer, length, tile) > 1 for gather, outer, length in sides)
 
 
 def width(
