@@ -14,6 +14,9 @@ from codegen.rows.renderer import RowsRenderer, combiner, identity
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
 
+#: Passes of a loop over rows that are read again which are all under way at once.
+PASSES = 4
+
 
 class AcrossRenderer(RowsRenderer):
     """Kernels whose threads side by side are in neighbouring rows."""
@@ -170,16 +173,15 @@ class AcrossRenderer(RowsRenderer):
     def _open_vectors(self, *, loading: bool = False) -> None:
         """A loop over the elements of its rows that are the thread's: ``col`` is one.
 
-        In registers its passes are spelled out; those past the end are left out, or, when loading, read the last
-        element, so that no load waits for a condition.
+        In registers its passes are spelled out, and so are a few that read again: all their loads are under way at once.
+        Those past the end are left out, or, when loading, read the last element, so that no load waits for a condition.
         """
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"
         begin = "" if self.begin == "0" else f"{self.begin} + "
         self._guarded = False
-        if s.form == "memory":
-            if self.length // s.lanes >= 4:
-                w.line("#pragma unroll 4")
+        if s.form == "memory" and self.unroll > PASSES:
+            w.line(f"#pragma unroll {PASSES}")
             w.open(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {s.lanes})")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
             return
