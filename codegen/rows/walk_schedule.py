@@ -18,7 +18,9 @@ OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS, BEST_ELEMENTS = 40, 32, 48, 16
 #: Threads of blocks whose rows are too short for all of them, and those that keep an SM busy.
 SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
 #: Bytes on their way to an SM that keep the memory busy, and those that are best: more take turns with what is written.
-FLIGHT_BYTES, BEST_FLIGHT_BYTES = 32 * 1024, 48 * 1024
+FLIGHT_BYTES, BEST_FLIGHT_BYTES = 32 * 1024, 64 * 1024
+#: Bytes that a block reads from one barrier to the next, so that these take less long than reading.
+STEP_BYTES = 32 * 1024
 #: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
 MOST_BARRIERS = 8
 MOST_STAGES = 16
@@ -101,6 +103,8 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                 limit = min(MAX_REGISTERS_PER_THREAD, arch.registers_per_sm // (threads * resident))
                 busy = log2(threads * resident / BUSY_THREADS)
                 bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
+                step_bytes = max(1, threads * resident * unroll * vector * sum(fetched))
+                bad *= 1 + 0.15 * max(0.0, log2(STEP_BYTES / step_bytes))
                 # Rows side by side hide each other's reductions, if there are several to wait for.
                 bad *= 1.05 if rows > 1 and reductions == 1 else 1.0
                 bad *= 1 + 0.04 * abs(log2(unroll * vector / BEST_ELEMENTS))

@@ -17,7 +17,7 @@
 //     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, keepdims=False, dtype=float32)
 //     dx = narrow(dx value, dtype=bfloat16)
 // 16384 rows of 4096 elements, kept in registers; 256 threads a row
-// A block walks 125 rows, 132 apart, combining their columns meanwhile, 2 side by side, 2 of them on their way.
+// A block walks 125 rows, 132 apart, combining their columns meanwhile, 2 side by side, 4 of them on their way.
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
@@ -56,16 +56,18 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
     __shared__ float dx_g_mean_add_parts[2][16];
     FUSEGRAPH_DYNAMIC_SHARED(shared);
     bfloat16* const loss_s = reinterpret_cast<bfloat16*>(shared);
-    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 16384);
+    bfloat16* const x_s = reinterpret_cast<bfloat16*>(shared + 32768);
     const uint32 steps = (count + 1) / 2;
     // A thread reads back what it copied itself.
-    {
-        const uint32 fetched = part + min(sub, count - 1) * 132;
+    for (uint32 step = 0; step < 2; ++step) {
+        const uint32 fetched = part + min(step * 2 + sub, count - 1) * 132;
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             const uint32 col = (u * 256 + lane) * 8;
-            copy_async<16>(loss_s + sub * 4096 + col, loss + fetched * 4096 + col);
-            copy_async<16>(x_s + sub * 4096 + col, x + fetched * 4096 + col);
+            if (step < steps) {
+                copy_async<16>(loss_s + (step % 2 * 2 + sub) * 4096 + col, loss + fetched * 4096 + col);
+                copy_async<16>(x_s + (step % 2 * 2 + sub) * 4096 + col, x + fetched * 4096 + col);
+            }
             copy_async_commit();
         }
     }
@@ -81,15 +83,15 @@ extern "C" __global__ void __launch_bounds__(512, 1) layernorm_backward_16384_40
         inverse_next = inverse[after];
         Vector<bfloat16, 8> loss_v[2];
         Vector<bfloat16, 8> x_v[2];
-        const uint32 at = sub * 4096;
-        const uint32 fetched = part + min((step + 1) * 2 + sub, count - 1) * 132;
+        const uint32 at = (step % 2 * 2 + sub) * 4096;
+        const uint32 fetched = part + min((step + 2) * 2 + sub, count - 1) * 132;
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             const uint32 col = (u * 256 + lane) * 8;
-            copy_async_wait<1>();
+            copy_async_wait<3>();
             loss_v[u] = load_shared<8>(loss_s + at + col);
             x_v[u] = load_shared<8>(x_s + at + col);
-            if (step + 1 < steps) {
+            if (step + 2 < steps) {
                 copy_async<16>(loss_s + at + col, loss + fetched * 4096 + col);
                 copy_async<16>(x_s + at + col, x + fetched * 4096 + col);
             }
