@@ -173,8 +173,9 @@ class AcrossRenderer(RowsRenderer):
     def _open_vectors(self, *, loading: bool = False) -> None:
         """A loop over the elements of its rows that are the thread's: ``col`` is one.
 
-        In registers its passes are spelled out, and so are a few that read again: all their loads are under way at once.
-        Those past the end are left out, or, when loading, read the last element, so that no load waits for a condition.
+        In registers its passes are spelled out, and so are a few that read again: all their loads are under way at
+        once.  Those past the end are left out, or, when loading, read the last element, so that no load waits for a
+        condition.
         """
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"

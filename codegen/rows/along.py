@@ -33,8 +33,6 @@ class AlongRenderer(RowsRenderer):
         #: whether a loop over the row is spelled out: what a thread has of it is in registers
         self.unrolled = schedule.form == "registers"
         self._waits = schedule.cluster > 1
-        #: copies to shared memory that a thread makes, where the first stage takes them as they arrive; else 0
-        self._arrivals = 0
         #: loads in registers that a loop has read
         self._converted: set[int] = set()
 
@@ -104,9 +102,6 @@ class AlongRenderer(RowsRenderer):
             start = f"shared + {used}" if used else "shared"
             w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
             used += -(-self._kept_elements() * operand.dtype.itemsize // 16) * 16
-        first, even = self.stages.needed(0), self.length % self.step == 0 and self.space.segments is None
-        if asynchronous and even and all(Load(n) in first for n in self.kept):
-            self._arrivals = self.unroll
         w.line("// A thread reads back what it wrote itself.")
         self._open_vectors(loading=True)
         for n in self.kept:
@@ -121,10 +116,8 @@ class AlongRenderer(RowsRenderer):
             self._read(n, held, offset, every=True)
             wide = f"store_shared({name} + {self._at}, {held});"
             w.line(wide if s.vector > 1 else f"{name}[{self._at}] = {held};")
-        if self._arrivals:
-            w.line("copy_async_commit();")
         self._close_vectors()
-        if asynchronous and not self._arrivals:
+        if asynchronous:
             w.line("copy_async_commit();")
             w.line("copy_async_wait<0>();")
         return used
@@ -142,8 +135,6 @@ class AlongRenderer(RowsRenderer):
         """Where narrow elements are wanted by themselves and for what an earlier loop has made of them, a compiler
         keeps both in registers, as floats; they are converted again instead.
         """
-        if self._arrivals and stage == 0:
-            self.w.line(f"copy_async_wait<{self._arrivals - 1}>();")
         used = self._used(needed)
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
@@ -153,8 +144,6 @@ class AlongRenderer(RowsRenderer):
             if Load(n) in needed:
                 self._converted.add(n)
         super()._elements(stage, needed, parts)
-        if self._arrivals and stage == 0:
-            self.w.line("copy_async_commit();  // of nothing: as many copies are waited for each time")
 
     def _held(self, n: int) -> str:
         operand, vector = self.program.loads[n], self.s.vector

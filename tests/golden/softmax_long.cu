@@ -27,18 +27,17 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     #pragma unroll 4
     for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
         copy_async<16>(x_s + at, x + row * 65536 + col);
-        copy_async_commit();
     }
+    copy_async_commit();
+    copy_async_wait<0>();
     float y_max_part = -infinity<float>();
     #pragma unroll 4
     for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
-        copy_async_wait<7>();
         const Vector<float, 4> x_v = load_shared<4>(x_s + at);
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             y_max_part = math::maximum(y_max_part, x_v[e]);
         }
-        copy_async_commit();  // of nothing: as many copies are waited for each time
     }
     cluster_wait();  // all blocks have begun: their shared memory can be written
     __shared__ float y_max_parts[64];
