@@ -8,7 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 import fusegraph.torch  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
 
 aten = torch.ops.aten
 SCALE = {"scale": 0.4}
@@ -59,3 +62,35 @@ def test_attention_as_kernels_of_cuda_return_it() -> None:
     padded = forward[0][1]  # to a multiple of 32, with what makes probabilities of zero
     assert padded.shape == (2, 3, 32)
     assert (padded[..., 5:] == float("inf")).all()
+
+
+class Attention(torch.nn.Module):
+    """With everything that a training step keeps for the gradient."""
+
+    def __init__(self, kernel: Any, *arguments: Any) -> None:
+        super().__init__()
+        self.kernel, self.arguments = kernel, arguments
+
+    def forward(self, q: Any) -> Any:
+        found = self.kernel(q, q, q, *self.arguments)
+        return [x * 1 if x is found[0] else x for x in found if isinstance(x, torch.Tensor)]
+
+
+KERNELS = {
+    "efficient": (aten._scaled_dot_product_efficient_attention, None, True),
+    "cudnn": (aten._scaled_dot_product_cudnn_attention, None, True),
+    "flash": (aten._scaled_dot_product_flash_attention,),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_that_hands_seeds_to_its_gradient_is_torchs(kernel: str) -> None:
+    """What follows is ours."""
+    mode = FakeTensorMode()
+    with mode:
+        imported = import_module(Attention(*KERNELS[kernel]), mode.from_tensor(torch.randn(2, 3, 5, 8)))
+    (left,) = imported.left.values()
+    assert left[0] == f"aten._scaled_dot_product_{kernel}_attention.default"
+    assert left[1].endswith(("is needed, which fusegraph does not compute", "has a dtype that fusegraph has not"))
+    assert [node.op.name for graph in imported.graphs for node in graph.nodes] == ["mul"]
