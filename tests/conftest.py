@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import tempfile
@@ -19,6 +20,12 @@ os.environ["FUSEGRAPH_CACHE_DIR"] = os.environ["FUSEGRAPH_TEST_CACHE"]
 if "PYTEST_XDIST_WORKER" in os.environ:
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# The reference's arrays come and go by the gigabyte: glibc keeps their memory, up to 1 GB, which the system would
+# otherwise take back and clear, page by page, for the next one; that takes longer than to compute them.
+if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+    mallopt(-3, 1 << 28)  # M_MMAP_THRESHOLD: the bytes from which on an array is mapped by itself
+    mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: the free bytes that are kept
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,8 @@ _COMMENT = re.compile(r"//.*")
 _DEFINITION = re.compile(r"\b(?:struct|namespace|using)\s+(\w+)|(?<!static )__device__[^;{}()]*?\b(\w+)\(")
 #: A name that is called, or in which another one is: no member's.
 _USE = re.compile(r"(?<![\w.])(\w+)(?:<[^;(){}]*>)?(?=::|\()")
+#: Functions that CUDA has itself, for some types.
+_BUILT_IN = {"abs", "copysign", "erf", "erfc", "exp", "expm1", "fma", "remainder", "rsqrt", "sqrt", "tanh"}
 _LIBRARY: dict[str, str | None] = {}
 
 
@@ -30,5 +32,9 @@ def missing_headers(code: str) -> dict[str, list[str]]:
     """What a kernel uses of the device library and does not include, with the headers that have it."""
     included, defined = headers_of(code, _LIBRARY).keys(), _definitions()
     used = dict.fromkeys(_USE.findall(_COMMENT.sub("", code)))
-    own = {names[0] or names[1] for names in _DEFINITION.findall(code)} | set(re.findall(r"\bauto (\w+) =", code))
+    own = (
+        _BUILT_IN
+        | {names[0] or names[1] for names in _DEFINITION.findall(code)}
+        | set(re.findall(r"\bauto (\w+) =", code))
+    )
     return {n: sorted(defined[n]) for n in used if n in defined and n not in own and not defined[n] & included}
