@@ -294,6 +294,36 @@ def test_committed_results_are_whole():
                 assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["median_us"])
 
 
+def test_times_of_models_stand_beside_each_other(tmp_path, monkeypatch):
+    """What benchmarks/torch_bench.py writes is a table as soon as it is there; what failed says why."""
+    module = runpy.run_path(str(ROOT / "tools" / "readme.py"))["torch"]
+    folder = ROOT / "benchmarks" / "results" / "torch"
+    (tmp_path / "fusion.json").write_text((folder / "fusion.json").read_text())
+    monkeypatch.setitem(module.__globals__, "TORCH", tmp_path)
+    without = module()
+    numbers = {"call_us": 30.0, "first_s": 2.345, "kernels": 65, "error": 0.00123, "note": ""}
+    nothing = dict.fromkeys(numbers, None) | {"device_us": None, "note": "OutOfMemoryError: a | b\nand more"}
+    rows = [
+        {"model": "ResNet-50", "dtype": "bf16", "engine": "fusegraph", "device_us": 20.0, **numbers},
+        {"model": "ResNet-50", "dtype": "bf16", "engine": "eager", "device_us": 50.0, **numbers},
+        {"model": "ResNet-50", "dtype": "bf16", "engine": "compile-max", **nothing},
+        {"model": "ResNet-50", "dtype": "fp32", "engine": "fusegraph", **nothing},
+        {"model": "ResNet-50", "dtype": "fp32", "engine": "eager", "device_us": 40.0, **numbers},
+    ]
+    told = {**ENVIRONMENT, "complete": True, "rows": rows}
+    (tmp_path / "some-gpu.json").write_text(json.dumps(told))
+    text = module()
+    assert set(without.splitlines()) < set(text.splitlines())
+    lines = [line for line in text.splitlines() if line.startswith("| ResNet-50 |")]
+    assert lines == [
+        "| ResNet-50 | bf16 | fusegraph | 20 | 1.00 | 30 | 2.35 | 65 | 1.2e-03 |",
+        "| ResNet-50 | bf16 | eager | 50 | 2.50 | 30 | 2.35 | 65 | 1.2e-03 |",
+        "| ResNet-50 | bf16 | compile-max | failed: OutOfMemoryError: a \\| b and more | - | - | - | - | - |",
+        "| ResNet-50 | fp32 | fusegraph | failed: OutOfMemoryError: a \\| b and more | - | - | - | - | - |",
+        "| ResNet-50 | fp32 | eager | 40 | - | 30 | 2.35 | 65 | 1.2e-03 |",
+    ]
+
+
 def test_committed_results_of_torch_are_whole():
     folder = ROOT / "benchmarks" / "results" / "torch"
     told = json.loads((folder / "fusion.json").read_text())

@@ -178,24 +178,36 @@ _TORCH_COMMANDS = (
 
 
 def _torch_times(document: Mapping[str, Any]) -> list[str]:
-    """A run's table: for each model and dtype the engines side by side."""
-    rows = [r for r in document["rows"] if r["device_us"] is not None]
+    """A run's table: for each model and dtype the engines side by side, and those that failed."""
     versions = document["versions"]
-    told = "".join(f" {note}." for note in sorted({r["note"] for r in rows if r["note"]}))
+    known = "".join(f", {name} {versions[name]}" for name in ("torch", "triton") if versions.get(name))
     lines = [
-        f"**{document['device']}, {document['date']}**: commit `{(document['commit'] or 'unknown')[:12]}`, "
-        f"torch {versions['torch']}, triton {versions['triton']}. `device` are microseconds with a cold L2 cache, "
-        "`call` those of a call among many, `first` the seconds of the first call, nothing being cached; `error` the "
-        "largest, relative to the largest result, against float64; convolutions in float32 are tf32, torch's "
-        f"default.{told}",
+        f"**{document['device']}, {document['date']}**: commit `{(document['commit'] or 'unknown')[:12]}`{known}. "
+        "`device` are microseconds with a cold L2 cache, "
+        "`ratio` how many times as many as fusegraph's, `call` those of a call among many, `first` the seconds of the "
+        "first call, nothing being cached; `error` the largest, relative to the largest result, against float64; "
+        "convolutions in float32 are tf32, torch's default. `compile` is torch.compile's default, `compile-max` its "
+        "mode max-autotune-no-cudagraphs.",
         "",
-        _cells(["model", "dtype", "engine", "device us", "call us", "first s", "kernels", "error"]),
-        _cells(["---", "---", "---", *["---:"] * 5]),
+        _cells(["model", "dtype", "engine", "device us", "ratio", "call us", "first s", "kernels", "error"]),
+        _cells(["---", "---", "---", *["---:"] * 6]),
     ]
-    for r in rows:
-        times = [f"{r['device_us']:.0f}", f"{r['call_us']:.0f}", f"{r['first_s']:.2f}"]
-        lines.append(_cells([r["model"], r["dtype"], r["engine"], *times, str(r["kernels"]), f"{r['error']:.1e}"]))
+    rows = {(r["model"], r["dtype"], r["engine"]): r for r in document["rows"]}
+    for (model, dtype, engine), r in rows.items():
+        ours = rows.get((model, dtype, "fusegraph"), r)["device_us"]
+        if r["device_us"] is None:
+            lines.append(_cells([model, dtype, engine, f"failed: {_one_line(r['note'])}", *["-"] * 5]))
+            continue
+        ratio = "-" if ours is None else f"{r['device_us'] / ours:.2f}"
+        times = [f"{r['device_us']:.0f}", ratio, f"{r['call_us']:.0f}", f"{r['first_s']:.2f}"]
+        lines.append(_cells([model, dtype, engine, *times, str(r["kernels"]), f"{r['error']:.1e}"]))
     return [*lines, ""]
+
+
+def _one_line(text: str, most: int = 100) -> str:
+    """A text for a cell of a table, shortened to fit."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 # --- what was measured

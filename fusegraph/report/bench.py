@@ -397,13 +397,12 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, with "+" if it has changes; None outside one."""
+    """The commit of the checkout this runs from, with "+" if it has changes beside results; None outside one."""
     folder = Path(__file__).parent
+    changes = ["git", "status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)benchmarks/results"]
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True, check=True
-        )
+        status = subprocess.run(changes, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip()[:12] + ("+" if status.stdout.strip() else "")

@@ -163,7 +163,8 @@ def compile_kernels(
             finish(key, _compile(units[key], cache))
     else:
         with ThreadPoolExecutor(workers, thread_name_prefix="nvrtc") as pool:
-            futures = {pool.submit(_compile, units[key], cache): key for key in missing}
+            longest_first = sorted(missing, key=lambda key: -len(units[key].source.code))
+            futures = {pool.submit(_compile, units[key], cache): key for key in longest_first}
             try:
                 for future in as_completed(futures):
                     finish(futures[future], future.result())
