@@ -1,12 +1,15 @@
-"""Fixtures of all tests: a cache of their own, and GPU tests skipped with the reason where there is no GPU."""
+"""For all tests: a cache of their own, GPU tests skipped with the reason where there is no GPU, fixtures."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +60,38 @@ def contractions_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     from fusegraph.passes.rewrite import same
 
     monkeypatch.setattr("fusegraph.plan.split_contractions", same)
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Writes a file of graphs, and tells its path."""
+
+    def write(text: str | bytes, name: str = "graphs.py") -> str:
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder for what a command writes."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
+    """Runs a command with --json: (status, object on stdout, stderr)."""
+    from fusegraph.cli import main
+
+    def tell(*arguments: str) -> tuple[int, Any, str]:
+        capsys.readouterr()
+        status = main([*arguments, "--json"])
+        stdout, stderr = capsys.readouterr()
+        return status, json.loads(stdout, parse_constant=pytest.fail), stderr
+
+    return tell

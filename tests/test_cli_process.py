@@ -11,27 +11,9 @@ import sys
 import time
 
 import pytest
+from test_cli import POINTWISE
 
-HEAD = "import fusegraph as fg\n"
-POINTWISE = (
-    HEAD
-    + """
-graph = fg.Graph("fma")
-a, b, c = (graph.tensor(name, (8, 33)) for name in "abc")
-graph.output(graph.sigmoid(a + b * c), name="y")
-"""
-)
 ENTRY = [sys.executable, "-m", "fusegraph"]
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(text: str, name: str = "graphs.py") -> str:
-        path = tmp_path / name
-        path.write_text(text)
-        return str(path)
-
-    return write
 
 
 def test_stdout_is_json_whatever_the_file_prints(write, tmp_path):

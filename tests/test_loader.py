@@ -20,16 +20,6 @@ def made(name, size=4):
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text: str | bytes, name: str = "graphs.py") -> str:
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return str(path)
-
-    return write
-
-
 def names(file: str) -> list[str]:
     return [graph.name for graph in load_graphs(file)]
 

@@ -1,0 +1,144 @@
+"""The command line: what becomes of every kind of error."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from test_cli import HEAD, POINTWISE
+
+from fusegraph.cli import main
+from fusegraph.errors import ToolchainError
+from fusegraph.runtime import cache, driver, host_compiler
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "explain"])
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("x = 1\n", "FileError", "holds no graph"),
+        ("x = = 1\n", "FileError", "graphs.py:1: SyntaxError"),
+        ("1 / 0\n", "FileError", "ZeroDivisionError"),
+        (HEAD + "g = fg.Graph('g')\ng.tensor('a', (2**40, 2**40))\n", "ShapeError", "graphs.py:3: "),
+        (HEAD + "g = fg.Graph('empty')\ng.tensor('a', (4,))\n", "GraphError", "'empty' has no outputs"),
+        (HEAD + "g = fg.Graph('a\"*/\\n')\n", "GraphError", "graphs.py:2: graph name"),
+    ],
+)
+def test_bad_files(command, text, kind, expected, write, tell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, told, stderr = tell(command, write(text))
+    assert status == 2
+    assert set(told) == {"error"}
+    assert set(told["error"]) == {"type", "message"}
+    assert told["error"]["type"] == kind
+    assert expected in told["error"]["message"]
+    assert "Traceback" not in stderr
+    assert expected in stderr
+
+
+def test_errors_without_json_leave_stdout_empty(write, capsys):
+    assert main(["explain", write("1 / 0\n")]) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert stderr.startswith("fusegraph: error: ")
+
+
+def test_bad_architectures(write, out, tell):
+    file = write(POINTWISE)
+    for given, expected in (("sm_1", "it knows sm_"), ("../x", "is no architecture"), ("sm_80,", "'' is no")):
+        status, told, _ = tell("compile", file, "--arch", given, "--out", str(out))
+        assert (status, told["error"]["type"]) == (2, "CompileError")
+        assert expected in told["error"]["message"]
+    assert not out.exists()
+    status, told, _ = tell("compile", file, "--engine", "cpu", "--arch", "sm_80", "--out", str(out))
+    assert status == 2
+    assert "is for engine cuda" in told["error"]["message"]
+
+
+def test_no_driver(write, tell, monkeypatch):
+    if driver.available():
+        pytest.skip("there is a GPU")
+    status, told, _ = tell("run", write(POINTWISE), "--engine", "cuda")
+    assert (status, told["error"]["type"]) == (2, "DeviceError")
+
+
+def test_no_compiler(write, tell, monkeypatch):
+    def absent() -> None:
+        raise ToolchainError("no C++ compiler: install g++")
+
+    monkeypatch.setattr(host_compiler, "find_compiler", absent)
+    status, told, _ = tell("run", write(POINTWISE), "--engine", "cpu")
+    assert (status, told["error"]["type"]) == (2, "ToolchainError")
+
+
+def test_a_cache_folder_that_cannot_be_used(write, tmp_path, capsys, monkeypatch):
+    """It is said in one line, and the command does its work."""
+    monkeypatch.setenv("FUSEGRAPH_CACHE_DIR", write("a file", "cache"))
+    monkeypatch.setattr(cache, "_warned", False)
+    cache.default_cache.cache_clear()
+    warn = "import warnings\nwarnings.warn('of the user')\n"
+    with pytest.warns(UserWarning, match="of the user"):
+        assert main(["compile", write(warn + POINTWISE), "--engine", "cpu", "--out", str(tmp_path / "out")]) == 0
+    cache.default_cache.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fusegraph: warning: the cache folder {tmp_path / 'cache'} cannot be used")
+
+
+def test_too_large_for_memory(write, tell):
+    text = HEAD + "g = fg.Graph('huge')\ng.output(g.exp(g.tensor('a', (2**20, 2**30))), name='y')\n"
+    status, told, _ = tell("run", write(text), "--engine", "reference")
+    assert (status, told["error"]["type"]) == (2, "MemoryError")
+
+
+def test_a_defect_shows_its_traceback(write, tell, monkeypatch):
+    def broken(*args: object, **more: object) -> None:
+        raise AssertionError("this cannot be")
+
+    monkeypatch.setattr("fusegraph.cli.explain.plan", broken)
+    status, told, stderr = tell("explain", write(POINTWISE))
+    assert (status, told["error"]["type"]) == (70, "AssertionError")
+    assert "Traceback" in stderr
+    assert "defect of fusegraph" in stderr
+
+
+def test_interrupt(write, capsys):
+    assert main(["explain", write("raise KeyboardInterrupt\n")]) == 130
+    assert capsys.readouterr().err == "fusegraph: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["compile"], ["run", "f.py", "--seed", "-1"], ["run", "f.py", "--engine", "tpu"], ["nothing"]]
+)
+def test_usage(arguments, capsys):
+    assert main(arguments) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert "Usage" in stderr
+
+
+def test_control_characters_reach_no_terminal(tmp_path, capsys):
+    assert main(["explain", str(tmp_path / "a\x1b[31m\u202eb.py")]) == 2
+    stderr = capsys.readouterr().err
+    assert "\x1b" not in stderr
+    assert "\\x1b[31m\\u202eb.py does not exist" in stderr
+    assert main(["explain", str(tmp_path / os.fsdecode(b"\xff.py"))]) == 2
+    capsys.readouterr().err.encode()
+
+
+def test_markup_in_names_is_text(write, out, capsys):
+    text = HEAD + "g = fg.Graph('[red]x[/red]')\ng.output(g.exp(g.tensor('[b]', (4,))), name='[link]y[/]')\n"
+    file = write(text)
+    assert main(["run", file, "--engine", "reference"]) == 0
+    assert main(["explain", file]) == 0
+    assert main(["compile", file, "--out", str(out)]) == 0
+    stdout = capsys.readouterr().out
+    assert stdout.count("[link]y[/]") >= 3
+    assert stdout.count("[red]x[/red]") == 3
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fusegraph 0")
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("compile", "run", "explain", "doctor"))
