@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu
+from graphs import check_all, check_on_gpu, executables
 from test_attention_backward import BOTTOM, CAUSAL, made
 from test_attention_packed import KEYS, ROWS, K, Q, inputs, offsets
 
@@ -18,6 +18,7 @@ from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import plan
+from fusegraph.report.check import random_inputs, run
 
 FORMS = ("sm_80", "sm_90a")
 
@@ -71,6 +72,25 @@ def test_the_reference_is_that_of_each_sequence() -> None:
                 np.testing.assert_allclose(made_alone[t], own, rtol=1e-9, atol=1e-9)
         assert not found["dQ"][:, :, Q[-1] :].any()
         assert not any(found[key][:, :, K[-1] :].any() for key in ("dK", "dV"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_tiles_of_other_sequences_are_not_read(arch: str) -> None:
+    """They are NaN, in tiles that no row of a tile meets."""
+    numbers = {"rows": 512, "keys": 512, "heads": 2, "shared": 1, "layout": "BHSD"}
+    half, single = packed(name="half", depth=64, **numbers, **CAUSAL), packed(name="single", dtype="float32", **numbers)
+    for g, executable in zip((half, single), executables([half, single], arch=arch)):
+        for key, results in (("v", ("dQ",)), ("dO", ("dK", "dV"))):
+            given = random_inputs(g)
+            for offset in OFFSETS:
+                given[offset][...] = [0, 128, 256, 384, 512]
+            given[key][:, :, 256:384] = np.nan
+            found = run(executable, given)
+            for result in results:
+                x = found[result].astype(np.float32)
+                assert np.isfinite(np.delete(x, np.s_[256:384], 2)).all(), (g.name, result)
+                assert np.isnan(x[:, :, 256:384]).any(), (g.name, result)
 
 
 @pytest.mark.parametrize(

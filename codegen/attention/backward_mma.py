@@ -12,11 +12,11 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
-from codegen.attention.backward_scores import without_places
+from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, random_headers
 from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
-from codegen.attention.scores import kernel_details
+from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.expr import Operand
 from codegen.iteration import linear
@@ -114,7 +114,7 @@ class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         a = self.a
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.shift, self.delta = self.arguments[4:]
@@ -175,6 +175,7 @@ class _Renderer:
         self._state()
         for what, rows in self.held:
             self._copy(rows, what, "r0", s.height)
+        self.scores.intervals()
         head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
         if head:
             w.open(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})")

@@ -6,16 +6,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store
 from codegen.iteration import extent, index_type, linear
 from codegen.naming import Names, Writer
+from codegen.spec import Bound
+
+#: What is known of a tile's rows by ranges: see `BackwardScores`.
+INTERVALS = ("low", "high", "begin", "end")
+
+
+def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
+    """The ranges by which each row meets an interval of columns."""
+    a = spec.attention
+    own = [a.ranges[n] for n in Ranges.intervals(a, of_queries=not spec.queries)]
+    if spec.summed > 1:  # they are looked at once for all heads
+        own = [b for b in own if not any(a.program.loads[load].strides[len(a.batch) - 1] for load, _ in b.loads)]
+    return tuple(own)
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """The same with programs whose stores are registers."""
-    a = spec.attention
+    """The same with programs whose stores are registers, and with its own ranges alone: if there are no others,
+    ``inside`` is where none of them is broken.
+    """
+    a, own = spec.attention, own_ranges(spec)
+    if len(own) == len(a.ranges):
+        a = replace(a, inside=a.within, inside_loads=a.within_loads)
     nowhere = (0,) * (len(a.batch) + 2)
 
     def moved(program: Program) -> Program:
@@ -23,14 +41,16 @@ def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
         return replace(program, stores=stores)
 
     weight = None if a.weight is None else moved(a.weight)
-    a = replace(a, program=moved(a.program), inside=moved(a.inside), weight=weight, ranges=())
-    return replace(spec, attention=a)
+    a = replace(a, program=moved(a.program), inside=moved(a.inside), within=moved(a.within))
+    return replace(spec, attention=replace(a, weight=weight, ranges=own))
 
 
 class BackwardScores(Scores):
     """Writes what depends on the spec alone, for tiles of ``height`` rows and ``width`` columns.
 
-    C variables: ``r0`` and ``c0``, the first row and column of a tile; ``b0``, ``b1``, ... as in `Scores`.
+    C variables: ``r0`` and ``c0``, the first row and column of a tile; ``b0``, ``b1``, ... as in `Scores`; ``low``,
+    ``high``, ``begin`` and ``end``, by ranges: the rows of a tile meet none of the columns before low and from high on,
+    and all of those from begin to end - 1.
     """
 
     def __init__(self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
@@ -38,7 +58,10 @@ class BackwardScores(Scores):
         super().__init__(w, spec.attention, names, width if spec.queries else height)
         if not spec.queries:
             self.ragged = False  # what becomes of keys that do not exist is not stored
-        self.differ = bool(spec.attention.bounds) or self.ragged
+        self.ranged = bool(spec.attention.ranges)
+        #: whether they are all, so that begin and end matter
+        self.settled = self.ranged and spec.attention.inside == spec.attention.within
+        self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
         for epilogue in (self.edge, self.inner):
             epilogue.pointers.stores = ["score", "slope_of"][: 1 + spec.sloped]
         if self.weight is not None:
@@ -63,6 +86,31 @@ class BackwardScores(Scores):
         """Whether the score where no bound is broken is the product itself, and has the slope 1."""
         return super().plain and not self.whole.sloped
 
+    def intervals(self) -> None:
+        """Writes ``low``, ``high``, ``begin`` and ``end``; all lanes of a warp look at some rows."""
+        if not self.ranged:
+            return
+        w, a, spec = self.w, self.spec, self.whole
+        queries, total = spec.queries, spec.cols
+        ranges = Ranges(w, a, self.batch, self.edge.pointers.loads)
+        w.line(f"int {', '.join(f'{x} = {n}' for x, n in zip(INTERVALS, (0, total, 0, total)))};")
+        w.open("")
+        ranges.tile("r0", self.height, of_keys=not queries)
+        for n, bound in enumerate(a.ranges):
+            most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
+            if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
+                for name, text in (("low", most), ("begin", least)):
+                    w.line(f"{name} = max({name}, int(min(max(-({text}), int64(0)), int64({total}))));")
+            else:
+                for name, text in (("high", most), ("end", least)):
+                    w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")
+        w.close()
+
+    def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
+        if self.ranged:
+            starts.append(f"low / {self.width}")
+            stops.append(f"(high + {self.width - 1}) / {self.width}")
+
     def met(self) -> None:
         """Writes ``first`` and ``last``: of the tiles of columns, those from first to last - 1 are met by the rows."""
         spec = self.whole
@@ -81,26 +129,37 @@ class BackwardScores(Scores):
                 terms = [(f"({ends})" if bound.key > 0 else "r0", bound.key), *terms]
             return linear([(text, sign * step) for text, step in terms], sign * constant)
 
-        first, last = "0", str(tiles)
+        starts: list[str] = []
+        stops: list[str] = []
         rest = []
         for n, bound in enumerate(a.bounds):
             if bound.row > 0:
-                text = f"max(0, {most(n, -1)}) / {self.width}"
-                first = text if first == "0" else f"max({first}, {text})"
+                starts.append(f"max(0, {most(n, -1)}) / {self.width}")
             elif bound.row < 0:
-                last = f"min({last}, max(0, {most(n)} + {self.width}) / {self.width})"
+                stops.append(f"max(0, {most(n)} + {self.width}) / {self.width}")
             else:
                 rest.append(f"{most(n)} < 0")
+        self.of_ranges(self.height, starts, stops)
+        first, last = "0", str(tiles)
+        for text in starts:
+            first = f"max({first}, {text})" if first != "0" else text
+        for text in stops:
+            last = f"min({last}, {text})"
         if rest:
             last = f"{' || '.join(rest)} ? 0 : {last}"
         w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
-        """The C condition under which no bound is broken by ``group`` rows from ``top`` on and a tile of columns."""
+        """The C condition under which no bound and no range is broken by ``group`` rows from ``top`` on and a tile of
+        columns.
+        """
         if self.whole.queries:
-            return self.inside(top, group, "c0")
-        self.keys = group
-        return self.inside("c0", self.width, top)
+            bounds = self.inside(top, group, "c0")
+        else:
+            self.keys = group
+            bounds = self.inside("c0", self.width, top)
+        ranges = [f"c0 >= begin && c0 + {self.width} <= end"] if self.settled else []
+        return " && ".join([bounds] * bool(bounds) + ranges)
 
     def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
         """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; product is text."""

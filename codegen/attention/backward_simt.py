@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.attention.backward_scores import BackwardScores, without_places
+from codegen.attention.backward_scores import INTERVALS, BackwardScores, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import kernel_details
+from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.simt import stored
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
@@ -70,7 +70,7 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule)
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         q, k, v, loss, self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments)
         self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
@@ -117,6 +117,7 @@ class _Renderer:
             w.open(f"for (int r = 0; r < {s.rows}; ++r)")
             self._numbers("shift[r]", "delta[r]", "r0 + row + r")
             w.close()
+        self.scores.intervals()
         if spec.summed > 1:
             w.open(f"for (int b{len(a.batch) - 1} = 0; b{len(a.batch) - 1} < {spec.summed}; ++b{len(a.batch) - 1})")
         self.scores.bound_numbers()

@@ -19,7 +19,7 @@ class AttentionBackwardSpec:
                   weight(p[i, j]) * loss[i]
 
     attention  scores, and the weight if that is not the identity; its ``out`` is the loss.  The program has a second
-               store, the slope, unless that is 1; ranges are not looked at.
+               store, the slope, unless that is 1.
     over       "queries" or "keys".
     shift      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
     guarded    whether p is 0 where the shift is minus infinity, which is the logarithm of no sum.

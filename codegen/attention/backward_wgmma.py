@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.attention.backward_fragments import BackwardFragments
-from codegen.attention.backward_scores import without_places
+from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
 from codegen.attention.fragments import random_headers
-from codegen.attention.scores import kernel_details
+from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.expr import Operand
 from codegen.iteration import linear
@@ -30,7 +30,7 @@ from codegen.tiles import Unsupported
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile at attention bits by_p by_s c0 d delta draw e empty f factor first full g_factor group held
-    held_empty held_full i j kept keys kk lane last losses m memory n previous queries r0 row s score scores shared
+    held_empty held_full i j kept keys kk lane last losses m memory met n previous queries r0 row s score scores shared
     shift slope slope_of stage stored t tile unit v values weighted word words work x
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
@@ -60,7 +60,7 @@ class _Renderer:
         #: of a thread of the producer and of a consumer
         self.registers = registers(spec, schedule)
         a = self.a
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in ("b", "bound") for d in range(32))]
+        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
         self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments[4:])
@@ -159,6 +159,8 @@ class _Renderer:
             w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
         if not spec.queries:
             w.line(f"alignas(16) float shift[{s.stages}][{s.cols}], delta[{s.stages}][{s.cols}];")
+        if self.scores.ranged:
+            w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
         w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
@@ -228,16 +230,28 @@ class _Renderer:
         w.line(f"registers_decrease<{self.registers[0]}>();")
         w.line(f"Ring<{s.stages}> stage;")
         w.line(f"Ring<{s.ahead}> held;")
-        w.open("if (threadIdx.x == 0)")
+        ranged = self.scores.ranged
+        if ranged:  # all lanes of a warp look at rows, one of them brings tiles
+            w.line("const int lane = threadIdx.x % 32;")
+        w.open(f"if (threadIdx.x {'< 32' if ranged else '== 0'})")
         self._work()
+        self.scores.intervals()
         w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
         full = "shared.held_full[held.index]"
+        if ranged:
+            w.open("if (lane == 0)")
+            for n, name in enumerate(INTERVALS):
+                w.line(f"shared.met[held.index][{n}] = {name};")
         w.line(f"barrier_expect({full}, {s.height * row});")
         for (name, number), count in zip(self.held, (self.deep, self.wide)):
             self._load(f"shared.{name}[held.index]", number, count, full, "r0")
+        if ranged:
+            w.close()
         self._tiles()
         w.open("for (int tile = first; tile < last; ++tile, ++stage)")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        if ranged:
+            w.line("if (lane != 0) continue;")
         w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
         for (name, number), count in zip(self.brought, (self.deep, self.wide)):
             place = f"tile * {s.cols}"
@@ -257,6 +271,7 @@ class _Renderer:
         w.close(f"}} else if (threadIdx.x / 32 == {warp}) {{")
         w.depth += 1
         self._work()
+        self.scores.intervals()
         self._tiles()
         w.open("for (int tile = first; tile < last; ++tile, ++stage)")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
@@ -299,6 +314,9 @@ class _Renderer:
         if spec.queries:
             self.scores.row_numbers(self.shift, self.delta)
         w.line("barrier_wait(shared.held_full[held.index], held.parity);")
+        if self.scores.ranged:
+            every = (f"{name} = shared.met[held.index][{n}]" for n, name in enumerate(INTERVALS))
+            w.line(f"const int {', '.join(every)};")
         self._tiles()
         self.scores.define()
         w.line(f"Ring<{s.stages}> previous = stage;")

@@ -7,6 +7,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.attention.backward_fragments import random_registers
+from codegen.attention.backward_scores import own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
@@ -55,7 +56,8 @@ class AttentionBackwardWgmmaSchedule:
 def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> int:
     row = 2 * PANEL * (panels(spec.attention.depth) + panels(spec.attention.width))
     numbers = 0 if spec.queries else 8 * s.stages * s.cols
-    return row * (s.ahead * s.height + s.stages * s.cols) + numbers + 16 * (s.stages + s.ahead) + 128
+    met = 16 * s.ahead if own_ranges(spec) else 0
+    return row * (s.ahead * s.height + s.stages * s.cols) + numbers + met + 16 * (s.stages + s.ahead) + 128
 
 
 def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
@@ -112,8 +114,10 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
         cols = min(cols, max(16, -(-spec.cols // 16) * 16))
         for stages in (3, 2) if tall <= 64 else (2,):
             s = AttentionBackwardWgmmaSchedule(groups, cols, stages, heads)
+            # Whoever brings tiles looks at ranges, too, which takes more registers.
+            most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
             if (
-                registers_held(spec, cols, apart=s.apart) <= HELD[groups]
+                registers_held(spec, cols, apart=s.apart) <= most
                 and shared_bytes(spec, s) <= arch.shared_bytes_per_block
             ):
                 found.append(s)

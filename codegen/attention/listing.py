@@ -22,7 +22,7 @@ class Listing:
 
     def rows(self) -> None:
         """Writes the extents of the block's queries, which begin at ``m0``."""
-        self.ranges.rows(self.block_rows)
+        self.ranges.tile("m0", self.block_rows)
 
     def open(self) -> None:
         """Opens the loop over tiles that are met, in lane 0: ``tile``, and ``whole``, whether no range is broken."""

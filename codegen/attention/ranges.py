@@ -53,11 +53,15 @@ class Ranges:
             self._which[of_keys] = {n: (distinct.index(number), sign) for n, (number, sign) in parts.items()}
 
     @staticmethod
-    def intervals(spec: AttentionSpec) -> list[int]:
-        """The numbers of the ranges that leave an interval of keys to each query, whatever the keys."""
-        loads = spec.program.loads
+    def intervals(spec: AttentionSpec, *, of_queries: bool = False) -> list[int]:
+        """The numbers of the ranges that leave an interval of keys to each query, whatever the keys; or one of queries
+        to each key, whatever the queries.
+        """
+        loads, other = spec.program.loads, -2 if of_queries else -1
         return [
-            n for n, b in enumerate(spec.ranges) if b.key and not any(loads[load].strides[-1] for load, _ in b.loads)
+            n
+            for n, b in enumerate(spec.ranges)
+            if (b.row if of_queries else b.key) and not any(loads[load].strides[other] for load, _ in b.loads)
         ]
 
     def _part(self, bound: Bound, *, of_keys: bool) -> tuple[Number, int]:
@@ -109,9 +113,11 @@ class Ranges:
         terms += [(f"int64({self._at(x, position, axis)})", c) for x, c in number.loads]
         return linear(terms)
 
-    def _extents(self, name: str, start: str, stop: str, *, of_keys: bool) -> None:
-        """Writes the extents of the numbers from position start to stop - 1; of queries a lane looks at each 32nd."""
-        w, axis, letter = self.w, (-1 if of_keys else -2), "n" if of_keys else "m"
+    def _extents(self, start: str, stop: str, *, of_keys: bool, lanes: bool) -> None:
+        """Writes the extents of the numbers from position start to stop - 1, of which a lane looks at all, or at each
+        32nd.
+        """
+        w, (axis, letter, name) = self.w, (-1, "n", "keys") if of_keys else (-2, "m", "rows")
         looped = []
         for k, number in enumerate(self._numbers[of_keys]):
             if number.loads or number.position:
@@ -123,8 +129,8 @@ class Ranges:
                     w.line(f"{name}{k}.add({linear([(f'int64({position})', number.position)])});")
         if not looped:
             return
-        vectors = of_keys and self._vectors()
-        first, step = (start, VECTOR if vectors else 1) if of_keys else (f"{start} + lane", LANES)
+        vectors = of_keys and not lanes and self._vectors()
+        first, step = (f"{start} + lane", LANES) if lanes else (start, VECTOR if vectors else 1)
         w.line(f"#pragma unroll {UNROLL}")
         w.open(f"for (int {letter} = {first}; {letter} < {stop}; {letter} += {step})")
         for k, number in looped:
@@ -138,14 +144,14 @@ class Ranges:
                 w.line(f"{name}{k}.add({self._value(number, letter, axis)});")
         w.close()
 
-    def rows(self, count: int) -> None:
-        """Writes the extents of ``count`` queries, which begin at ``m0``; all lanes of a warp look at some."""
-        w, spec = self.w, self.spec
-        end = f"min(m0 + {count}, {spec.rows})" if spec.rows % count else f"m0 + {count}"
-        self._extents("rows", "m0", end, of_keys=False)
-        for k, number in enumerate(self._numbers[False]):
+    def tile(self, start: str, count: int, *, of_keys: bool = False) -> None:
+        """Writes the extents of ``count`` queries, or keys, from ``start`` on; all lanes of a warp look at some."""
+        w, (total, name) = self.w, (self.spec.keys, "keys") if of_keys else (self.spec.rows, "rows")
+        end = f"min({start} + {count}, {total})" if total % count else f"{start} + {count}"
+        self._extents(start, end, of_keys=of_keys, lanes=True)
+        for k, number in enumerate(self._numbers[of_keys]):
             if number.loads:
-                w.line(f"rows{k}.over_lanes();")
+                w.line(f"{name}{k}.over_lanes();")
         for n, bound in self.ranges.items():
             rest = self._rest(bound)
             if rest != "0":
@@ -153,7 +159,7 @@ class Ranges:
 
     def keys(self, start: str, stop: str) -> None:
         """Writes the extents of the keys from start to stop - 1, which one lane looks at."""
-        self._extents("keys", start, stop, of_keys=True)
+        self._extents(start, stop, of_keys=True, lanes=False)
 
     def end(self, n: int, keys: int) -> str:
         """Of an interval, the first tile of ``keys`` keys that queries meet, or the one behind the last."""
@@ -162,10 +168,12 @@ class Ranges:
             return f"int(min(max(-({furthest}), int64(0)), int64({every}))) / {keys}"
         return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
 
-    def sum(self, n: int, *, most: bool = True, keys: bool = True) -> str:
-        """The largest (or least) that the sum of a range can be; without ``keys``, that of its other parts."""
+    def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:
+        """The largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its other
+        parts.
+        """
         parts = [f"rest{n}"] if self._rest(self.ranges[n]) != "0" else []
-        for name, of_keys in (("rows", False), ("keys", True))[: 1 + keys]:
+        for name, of_keys in [("rows", False)] * rows + [("keys", True)] * keys:
             k, sign = self._which[of_keys][n]
             number = self._numbers[of_keys][k]
             if number.loads or number.position:

@@ -197,12 +197,8 @@ class Scores:
 
         starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
         stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
-        intervals = [] if self.listed else Ranges.intervals(spec)
-        ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads, intervals)
-        if intervals:
-            ranges.rows(rows)
-        for n in intervals:
-            (starts if spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
+        if not self.listed:
+            self.of_ranges(rows, starts, stops)
         first, last = "0", str(tiles)
         for text in starts:
             first = f"max({first}, {text})" if first != "0" else text
@@ -221,6 +217,15 @@ class Scores:
             first = f"min({first}, {tiles - 1})" if starts else first
             last = f"max(first + 1, {last})"
         w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
+
+    def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
+        """Adds the first tiles of keys that ranges let queries meet, and those behind the last ones."""
+        intervals = Ranges.intervals(self.spec)
+        ranges = Ranges(self.w, self.spec, self.batch, self.edge.pointers.loads, intervals)
+        if intervals:
+            ranges.tile("m0", rows)
+        for n in intervals:
+            (starts if self.spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
 
     def inside(self, m0: str, rows: int, n0: str) -> str:
         """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""

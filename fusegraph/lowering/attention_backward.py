@@ -91,7 +91,9 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         node.attributes["guarded"],
     )
     if results.by_scores is not None:  # every score's is written, those where no query meets a key, too
-        spec = replace(spec, bounds=(), inside=spec.program, inside_loads=tuple(range(len(spec.program.loads))))
+        every = tuple(range(len(spec.program.loads)))
+        spec = replace(spec, bounds=(), inside=spec.program, inside_loads=every)
+        spec = replace(spec, ranges=(), within=spec.program, within_loads=every)
         results = replace(results, attention=spec)
     return results, (*node.inputs[:6], *reads[3:])
 
