@@ -1,4 +1,4 @@
-"""Tensors of more than 4 GiB on a real GPU: offsets of more than 32 bits."""
+"""Large problems on a real GPU: tensors of more than 4 GiB, with offsets of more than 32 bits, and long attention."""
 
 from __future__ import annotations
 
@@ -110,3 +110,50 @@ def _over_ones(weights: np.ndarray[Any, Any], height: int, width: int, last: int
     result[:, -1, 0] = wide[:, :, :2, 1:].sum((1, 2, 3))
     result[:, -1, -1] += (last - 1) * wide[:, -1, 1, 1]
     return result
+
+
+def test_attention_of_65536_queries_and_keys():
+    """Scores would take 16 GiB a head in float32; some rows of each result against float64."""
+    length, heads, depth = 2**16, 2, 64
+    shape, scale = (1, heads, length, depth), depth**-0.5
+    forward, backward = (fg.Graph(name, io_dtype="bfloat16") for name in ("long", "long_gradients"))
+    tensors = [forward.tensor(name, shape) for name in "qkv"]
+    result, stats = forward.sdpa(*tensors, use_causal_mask=True, generate_stats=True)
+    forward.output(result, name="o")
+    forward.output(stats, name="stats")
+    given = [backward.tensor(name, shape) for name in ("q", "k", "v", "o", "dO")]
+    given.append(backward.tensor("stats", (1, heads, length, 1), "float32"))
+    for name, tensor in zip(("dQ", "dK", "dV"), backward.sdpa_backward(*given, use_causal_mask=True), strict=True):
+        backward.output(tensor, name=name)
+    kernels = [graph.compile("cuda") for graph in (forward, backward)]
+    assert all(k.workspace_bytes < 20 * heads * length * depth for k in kernels), "more than a few tensors like q"
+
+    rng = np.random.default_rng(0)
+    q, k, v, loss = (rng.standard_normal(shape).astype(fg.bfloat16.numpy) for _ in range(4))
+    on_gpu = [to_device(x) for x in (q, k, v)]
+    o, logs = kernels[0](*on_gpu)
+    gradients = [to_numpy(x)[0] for x in kernels[1](*on_gpu, o, to_device(loss), logs)]
+    o, logs = to_numpy(o)[0], to_numpy(logs)[0, :, :, 0]
+    q, k, v, loss, o = (x.reshape(heads, length, depth).astype(np.float64) for x in (q, k, v, loss, o))
+    delta = (loss * o).sum(-1)
+    rows = [0, 1, 127, 128, 4095, 2**15, 2**15 + 1, length - 129, length - 1]
+    for head in range(heads):
+        scores = np.where(np.arange(length) <= np.array(rows)[:, None], q[head, rows] @ k[head].T * scale, -np.inf)
+        top = scores.max(-1, keepdims=True)
+        sums = np.exp(scores - top).sum(-1, keepdims=True)
+        probabilities = np.exp(scores - top) / sums
+        np.testing.assert_allclose(logs[head, rows], (top + np.log(sums))[:, 0], rtol=0, atol=1e-3)
+        _near(o[head, rows], probabilities @ v[head])
+        slopes = probabilities * (loss[head, rows] @ v[head].T - delta[head, rows, None])
+        _near(gradients[0][head, rows], slopes @ k[head] * scale)
+        scores = np.where(np.arange(length)[:, None] >= rows, q[head] @ k[head, rows].T * scale, -np.inf)
+        probabilities = np.exp(scores - logs[head].astype(np.float64)[:, None])
+        _near(gradients[2][head, rows], probabilities.T @ loss[head])
+        slopes = probabilities * (loss[head] @ v[head, rows].T - delta[head, :, None])
+        _near(gradients[1][head, rows], slopes.T @ q[head] * scale)
+
+
+def _near(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    """Each row within three roundings to bfloat16 of its largest element, or, where terms cancel, of float32."""
+    error = np.abs(got.astype(np.float64) - expected).max(-1)
+    assert np.all(error <= 3 * 2.0**-9 * np.abs(expected).max(-1) + 1e-5), (error, np.abs(expected).max(-1))
