@@ -11,8 +11,8 @@ What is found in a Python file, in the order of its definition:
   operators that torch has to compute, if there are any, which are named on stderr.
 
 A graph found twice is listed once: the same object under two names, or a function whose graph equals one found before
-(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, and a function needs no annotation and
-may return an ``nn.Module`` with a tuple of example inputs.
+(``graph = build()``).  ``FILE:name`` selects one name; it may then be private, a function needs no annotation, and
+what it names or the function returns may be an ``nn.Module`` with a tuple of example inputs.
 
 The file runs as ``python FILE`` would run it, its folder first on ``sys.path``, but ``__name__`` is not ``"__main__"``.
 What it prints goes to stderr, as stdout is the command's own.
@@ -48,6 +48,10 @@ _LOOKED_FOR = (
     "looked for module-level names bound to a fusegraph.Graph, and for public functions without required parameters "
     "annotated '-> Graph' or returning a Graph that they make"
 )
+_WANTED = (
+    "wanted is a fusegraph.Graph, a cudnn.pygraph, a program of torch.export, or a torch.nn.Module with a tuple of "
+    "example inputs"
+)
 _numbers = itertools.count()
 
 
@@ -79,6 +83,9 @@ def load_graphs(file: str) -> list[Graph]:
         if fingerprint not in seen:
             seen.add(fingerprint)
             found.append(graph)
+    if not found and candidates:
+        labels = ", ".join(label for label, _ in candidates)
+        raise FileError(f"{path}: torch has to compute all of {labels}; there is nothing to compile")
     if not found:
         raise FileError(f"{path} holds no graph: {_LOOKED_FOR}{_near_misses(module)}")
     return found
@@ -224,9 +231,9 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
         known = ", ".join(label for label, _ in _candidates(module)) or "none"
         raise FileError(f"{path} has no name {name!r}; graphs in it: {known}")
     value = vars(module)[name]
-    if not _is_made(value) and not _is_function(value):
+    if not _is_made(value) and not is_model(value) and not _is_function(value):
         raise FileError(
-            f"{name!r} of {path} has type {type(value).__name__}; a Graph, or a function that returns one, is wanted"
+            f"{name!r} of {path} has type {type(value).__name__}; {_WANTED}, or a function that returns one"
         )
     if required := _required(value):
         raise FileError(
@@ -236,13 +243,13 @@ def _selected(path: Path, module: ModuleType, name: str) -> tuple[str, Any]:
 
 
 def _graphs_of(path: Path, name: str, value: Any) -> list[Graph]:
-    result = value if _is_made(value) else value()
+    result = value if _is_made(value) or is_model(value) else value()
     if is_pygraph(result):
         return [from_cudnn(result)]
     if is_program(result) or is_model(result):
         return graphs_of(name, result)
     if not isinstance(result, Graph):
-        raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; a fusegraph.Graph is wanted")
+        raise FileError(f"function {name!r} of {path} returned {type(result).__name__}; {_WANTED}")
     return [result]
 
 
@@ -312,7 +319,7 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def _required(value: Any) -> list[str]:
     """Parameters without a default of a function; none for a graph."""
-    if _is_made(value):
+    if not _is_function(value):
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

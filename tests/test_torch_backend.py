@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
-from fusegraph.errors import ArgumentError  # noqa: E402
+from fusegraph.errors import ArgumentError, FileError  # noqa: E402
 from fusegraph.frontends.torch import backend  # noqa: E402
 from fusegraph.frontends.torch.exported import import_module  # noqa: E402
 from fusegraph.frontends.torch.table import Precision  # noqa: E402
@@ -214,10 +214,18 @@ def test_files_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "    return torch.export.export(Model(), (torch.zeros(3),))\n"
         "def pair():\n"
         "    return torch.nn.ReLU(), (torch.zeros(3),)\n"
+        "named = pair()\n"
+        "bare = torch.nn.ReLU(), torch.zeros(3)\n"
     )
     assert [_ops(g) for g in load_graphs(str(file))] == [["relu"], ["tanh"]]
     assert "torch has to compute" in capsys.readouterr().err
-    assert [g.name for g in load_graphs(f"{file}:pair")] == ["pair"]
+    for name in ("pair", "named"):
+        assert [g.name for g in load_graphs(f"{file}:{name}")] == [name]
+    with pytest.raises(FileError, match=r"type tuple; wanted is .*with a tuple of example inputs"):
+        load_graphs(f"{file}:bare")
+    file.write_text(file.read_text().replace("(x.relu()).tanh()", "(x)"))
+    with pytest.raises(FileError, match="torch has to compute all of program; there is nothing to compile"):
+        load_graphs(str(file))
 
 
 @pytest.mark.slow

@@ -151,6 +151,10 @@ POINTWISE: list[Case] = [
     ("logical_or", lambda x, y, p, n, b: torch.logical_or(n, b)),
     ("where", lambda x, y, p, n, b: (torch.where(b, x, y), torch.where(x > 0, x, -1.5), x.masked_fill(b, -torch.inf))),
     ("to", lambda x, y, p, n, b: (x.to(torch.bfloat16).float(), n.float(), x.bool(), y.to(torch.int32), b.long())),
+    (
+        "to 8 bits",
+        lambda x, y, p, n, b: ((x * 300).to(torch.uint8), (x * 300).to(torch.int8), (y * 1e5).to(torch.uint8)),
+    ),
     ("clone", lambda x, y, p, n, b: x.clone()),
     ("lerp", lambda x, y, p, n, b: torch.lerp(x, y, 0.3)),
     ("addcmul", lambda x, y, p, n, b: torch.addcmul(x, y, p, value=0.5)),
