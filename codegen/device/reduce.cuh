@@ -85,6 +85,34 @@ __device__ __forceinline__ T take(const T* parts) {
     return lanes<Op, Warps>(parts[threadIdx.x % Warps]);
 }
 
+// ---- sums of exponentials of elements whose maximum is not known yet
+//
+// A thread has `most`, the greatest of its elements x, and `sum`, that of exp(x - shift(most)); of none, minus infinity
+// and 0.  Combined, the two are of all elements (Milakov and Gimelshein, 2018).
+
+// What is taken off before the exponential: the greatest element, or 0 where that is infinite, for infinity less infinity
+// would be NaN.
+template <class T>
+__device__ __forceinline__ T shift(T most) { return math::abs(most) < infinity<T>() ? most : T(0); }
+
+// Over Lanes neighbouring lanes, as `lanes`.
+template <int Lanes, class T>
+__device__ __forceinline__ void exp_lanes(T& most, T& sum) {
+    const T all = lanes<Max, Lanes>(most);
+    sum = lanes<Add, Lanes>(sum * math::exp(most - shift(all)));
+    most = all;
+}
+
+// Over all threads of a block, as `block`, with Warps elements of shared memory for each of the two.
+template <int Warps, class T>
+__device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum_parts) {
+    exp_lanes<32>(most, sum);
+    if (threadIdx.x % 32 == 0) most_parts[threadIdx.x / 32] = most, sum_parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    most = most_parts[threadIdx.x % Warps], sum = sum_parts[threadIdx.x % Warps];
+    exp_lanes<Warps>(most, sum);
+}
+
 // Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in place.
 // Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for every warp,
 // or for every Side threads if those are more; one array may serve several reductions.

@@ -20,4 +20,22 @@ __device__ __forceinline__ T cluster(T value, T* parts) {
     return lanes<Op, (count < 32 ? count : 32)>(total);
 }
 
+// Sums of exponentials (reduce.cuh) over the same threads: Warps * Blocks elements of shared memory for each of the two.
+template <int Warps, int Blocks, class T>
+__device__ __forceinline__ void exp_cluster(T& most, T& sum, T* most_parts, T* sum_parts) {
+    exp_lanes<32>(most, sum);
+    const int lane = threadIdx.x % 32, place = cluster_rank() * Warps + threadIdx.x / 32;
+    if (lane < Blocks) *cluster_map(most_parts + place, lane) = most, *cluster_map(sum_parts + place, lane) = sum;
+    cluster_sync();
+    constexpr int count = Warps * Blocks;
+    most = most_parts[lane % count], sum = sum_parts[lane % count];
+#pragma unroll
+    for (int i = 32; i < count; i += 32) {
+        const T before = most;
+        most = math::maximum(most, most_parts[i + lane]);
+        sum = sum * math::exp(before - shift(most)) + sum_parts[i + lane] * math::exp(most_parts[i + lane] - shift(most));
+    }
+    exp_lanes<(count < 32 ? count : 32)>(most, sum);
+}
+
 }  // namespace reduce

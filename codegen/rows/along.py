@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 
-from codegen.expr import Load, Reduced, Reduction, Value, ctype_of
+from codegen.expr import Load, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import signature
 from codegen.pointwise.body import vector_type
 from codegen.rows.renderer import RowsRenderer, combiner, identity
 from codegen.rows.schedule import RowsSchedule
+from codegen.rows.stages import Running
 from codegen.spec import RowsSpec
 
 #: Narrow elements of a row that a thread has, from which on registers matter that the converted ones would take.
@@ -33,6 +34,8 @@ class AlongRenderer(RowsRenderer):
         #: whether a loop over the row is spelled out: what a thread has of it is in registers
         self.unrolled = schedule.form == "registers"
         self._waits = schedule.cluster > 1
+        #: instructions of rows that were needed before others of their stage
+        self._early: set[int] = set()
         #: loads in registers that a loop has read
         self._converted: set[int] = set()
 
@@ -162,7 +165,7 @@ class AlongRenderer(RowsRenderer):
     # ---- once a row
 
     def _scalars(self, stage: int) -> None:
-        chosen = self._of_row(stage)
+        chosen = [k for k in self._of_row(stage) if k not in self._early]
         if chosen:
             self.emitter.statements(self.w, self.terms, lambda k: k in chosen)
 
@@ -176,7 +179,11 @@ class AlongRenderer(RowsRenderer):
         if self._waits:
             w.line("cluster_wait();  // all blocks have begun: their shared memory can be written")
             self._waits = False
+        running = {k: self.stages.running[k] for k in parts if k in self.stages.running}
+        together = {*running, *(one.most for one in running.values())}
         for k, part in parts.items():
+            if k in together:
+                continue
             reduction = self.program.reductions[k]
             op, ctype = combiner(reduction), reduction.ctype
             if s.lanes == 1 and s.cluster == 1:
@@ -192,6 +199,43 @@ class AlongRenderer(RowsRenderer):
                 how = f"block<{op}, {warps}>" if s.cluster == 1 else f"cluster<{op}, {warps}, {s.cluster}>"
                 w.line(f"const {ctype} {name} = reduce::{how}({part}, {shared});")
             self.terms[Reduced(k)] = name
+
+        for k, one in running.items():
+            self._run_out(k, one, parts[k], parts[one.most])
+
+    def _run_out(self, k: int, running: Running, part: str, most: str) -> None:
+        """Combines a running sum, and the maximum that goes with it, of all threads of a row; then takes off what the
+        sum's elements are to have taken off.
+        """
+        w, s = self.w, self.s
+        reduction = self.program.reductions[k]
+        warps = s.lanes // 32
+        if s.lanes <= 32 and s.cluster == 1:
+            if s.lanes > 1:
+                w.line(f"reduce::exp_lanes<{s.lanes}>({most}, {part});")
+        else:
+            names = [self.names.unique(self.program.reductions[n].name, "_parts") for n in (running.most, k)]
+            size = warps * s.cluster
+            w.line(f"__shared__ {reduction.ctype} {names[0]}[{size}], {names[1]}[{size}];")
+            how = f"exp_block<{warps}>" if s.cluster == 1 else f"exp_cluster<{warps}, {s.cluster}>"
+            w.line(f"reduce::{how}({most}, {part}, {', '.join(names)});")
+        name = self.names.unique(self.program.reductions[running.most].name)
+        w.line(f"const {reduction.ctype} {name} = {most};")
+        self.terms[Reduced(running.most)] = name
+        early = [n for n in self._of_row(self.stages.stage(running.shift)) if Result(n) in self._row_results(running.shift)]
+        self.emitter.statements(w, self.terms, lambda n: n in early)
+        self._early.update(early)
+        shift = self.emitter.term(running.shift, self.terms)
+        total = self.names.unique(reduction.name)
+        w.line(f"const {reduction.ctype} {total} = {part} * math::exp(reduce::shift({name}) - {shift});")
+        self.terms[Reduced(k)] = total
+
+    def _row_results(self, value: Value) -> set[Value]:
+        """The results that a value of the row takes, itself included."""
+        if not isinstance(value, Result):
+            return set()
+        args = self.program.instructions[value.instruction].args
+        return {value}.union(*(self._row_results(v) for v in args))
 
     def _row_stores(self, stage: int) -> None:
         n = len(self.space.outer)

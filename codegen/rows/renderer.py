@@ -11,7 +11,8 @@ from codegen.kernel import Pointers, converted, headers, heading
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.rows.schedule import RowsSchedule
-from codegen.rows.space import Stages, normalize
+from codegen.rows.space import normalize
+from codegen.rows.stages import Running, Stages, stages_along
 from codegen.spec import KernelSource, RowsSpec
 
 
@@ -33,7 +34,8 @@ class RowsRenderer(ABC):
         self.spec, self.s = spec, schedule
         self.space = normalize(spec)
         self.program = self.space.program
-        self.stages = Stages(self.space)
+        across = schedule.across
+        self.stages = Stages(self.space) if across else stages_along(self.space, schedule.form, schedule.vector)
         self.count, self.length = prod(self.space.outer), self.space.length
         dims = range(max(len(self.space.outer), len(self.space.row)))
         self.names = Names({spec.name, *self.taken, *(f"{p}{d}" for p in self.positions for d in dims)})
@@ -134,7 +136,7 @@ class RowsRenderer(ABC):
         """The loop over the row, and the reductions it makes."""
         if not self.stages.ends(stage):
             return
-        reductions = [k for k, r in enumerate(self.program.reductions) if self.stages.stage(r.value) == stage]
+        reductions = [k for k in range(len(self.program.reductions)) if self.stages.made(k) == stage]
         parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
         self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
         self._open_vectors()
@@ -263,19 +265,24 @@ class RowsRenderer(ABC):
         w, s, program = self.w, self.s, self.program
         held = {n: self._held(n) for n in range(len(program.loads)) if Load(n) in needed}
         stores = [(k, program.stores[k]) for k in self.stages.stored(stage)]
+        running = {k: self.stages.running[k] for k in parts if k in self.stages.running}
         results = {k: self.names.unique(store.operand.name, "_v") for k, store in stores} if s.vector > 1 else {}
         for k, name in results.items():
             w.line(f"{vector_type(program.stores[k].operand, s.vector)} {name};")
         # Offsets are the same for all elements of a vector.
         places = {k: self._offset(store.operand.strides) for k, store in stores}
         indices = {k: self._offset(strides) for k, strides in enumerate(program.indices) if Index(k) in needed}
-        if s.vector > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {s.vector}; ++e)")
+        before = {}
+        for k, one in running.items():
+            before[k] = self.names.unique(program.reductions[one.most].name, "_before")
+            w.line(f"const {program.reductions[k].ctype} {before[k]} = {parts[one.most]};")
+        self._open_elements()
         terms = self._element_terms(held, indices, needed)
         self.emitter.statements(w, terms, lambda k: Result(k) in needed)
         guard = "if (inside) " if self._has_inside else ""
         for k, part in parts.items():
+            if k in running:
+                continue
             reduction = program.reductions[k]
             statement = accumulate(reduction, part, self.emitter.term(reduction.value, terms))
             w.line(f"{guard}{statement}" if k in self.columns else statement)
@@ -287,6 +294,31 @@ class RowsRenderer(ABC):
             w.close()
             for k, _ in stores:
                 self._write(k, results[k], places[k], guard)
+        for k, one in running.items():
+            self._run(one, parts[k], parts[one.most], before[k], held, indices)
+
+    def _open_elements(self) -> None:
+        """A loop over the elements of a vector."""
+        if self.s.vector > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
+
+    def _run(
+        self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
+    ) -> None:
+        """Adds the elements of a vector to a running sum, of which the greatest element was another before."""
+        w, reduction = self.w, self.program.reductions[running.most]
+        needed = self.stages.behind([running.value])
+        shift = self.names.unique(reduction.name, "_shift")
+        w.line(f"const {reduction.ctype} {shift} = reduce::shift({most});")
+        w.line(f"{part} *= math::exp({before} - {shift});")
+        if self.s.vector == 1:
+            w.open("")
+        self._open_elements()
+        terms = {**self._element_terms(held, indices, needed), running.shift: shift}
+        self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+        w.line(f"{part} += {self.emitter.term(running.value, terms)};")
+        w.close()
 
     def _held(self, n: int) -> str:
         """Makes sure that a vector of a load is in registers; returns the C expression of its element."""

@@ -10,7 +10,8 @@ from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
 from codegen.iteration import index_type
-from codegen.rows.space import Space, Stages, normalize, segments_of_block, widest
+from codegen.rows.space import Space, normalize, segments_of_block, widest
+from codegen.rows.stages import Stages, stages_along
 from codegen.spec import RowsSpec
 
 MAX_THREADS = 1024
@@ -96,10 +97,10 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
 def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     program = space.program
     kept = [program.loads[n] for n in Stages(space).kept()]
-    shared = [program.loads[n] for n in Stages(space).kept("shared")]
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
+    shared = [program.loads[n] for n in stages_along(space, "shared", vector).kept("shared")]
     clusters = _clusters(arch) if space.chunk is None else [1]
     count = prod(space.outer)
     once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]

@@ -1,11 +1,11 @@
-"""The space that a rows kernel walks: its dimensions as they lie in memory, and when its values are known."""
+"""The space that a rows kernel walks: its dimensions as they lie in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
+from codegen.expr import Operand, Program, Reduced, Store
 from codegen.iteration import collapse, extent, memory_order
 from codegen.spec import RowsSpec, Segments, Walk
 
@@ -113,80 +113,6 @@ def normalize(spec: RowsSpec) -> Space:
         walk,
         segments,
     )
-
-
-class Stages:
-    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 those of values of stage n."""
-
-    def __init__(self, space: Space) -> None:
-        self._space, program, self._sums = space, space.program, space.sums
-        self._stage: list[int] = []
-        self._varies: list[bool] = []
-        for instruction in program.instructions:
-            self._stage.append(max((self.stage(v) for v in instruction.args), default=0))
-            self._varies.append(any(self.varies(v) for v in instruction.args))
-        self.last = max((self.stage(v) for v in self._ends()), default=0)
-
-    def _ends(self) -> list[Value]:
-        """What is stored; of a column's reduction, what it combines."""
-        program, sums = self._space.program, self._sums
-        return [program.reductions[sums[n]].value if n in sums else s.value for n, s in enumerate(program.stores)]
-
-    def stage(self, value: Value) -> int:
-        """The first stage in which a value is known."""
-        if isinstance(value, Result):
-            return self._stage[value.instruction]
-        if isinstance(value, Reduced):
-            return self.stage(self._space.program.reductions[value.reduction].value) + 1
-        return 0
-
-    def varies(self, value: Value) -> bool:
-        """Whether a value differs from element to element of a row."""
-        if isinstance(value, Result):
-            return self._varies[value.instruction]
-        if isinstance(value, Load):
-            return self._space.varies(self._space.program.loads[value.operand])
-        if isinstance(value, Index):
-            return any(self._space.program.indices[value.index][len(self._space.outer) :])
-        return False
-
-    def ends(self, stage: int) -> list[Value]:
-        """The values that the loop over the row of a stage is for: what is reduced, and what is stored for each
-        element.
-        """
-        program = self._space.program
-        reduced = [r.value for r in program.reductions if self.stage(r.value) == stage]
-        return reduced + [program.stores[n].value for n in self.stored(stage)]
-
-    def stored(self, stage: int) -> list[int]:
-        """The stores of a stage with a value for each element."""
-        stores = enumerate(self._space.program.stores)
-        elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
-        return [n for n, value in elements if self.stage(value) == stage]
-
-    def needed(self, stage: int) -> set[Value]:
-        """All varying values that the loop of a stage computes or reads."""
-        needed: set[Value] = set()
-        stack = self.ends(stage)
-        while stack:
-            value = stack.pop()
-            if value not in needed and self.varies(value):
-                needed.add(value)
-                if isinstance(value, Result):
-                    stack += self._space.program.instructions[value.instruction].args
-        return needed
-
-    def kept(self, form: str = "registers", *, early: bool = False) -> list[int]:
-        """The loads that more than one stage needs, and that had better stay on the chip between them: not those of
-        which many elements are the same, in shared memory, where they would take the place of all.
-
-        early  also those of later stages, so that all are under way at once.
-        """
-        uses = [self.needed(stage) for stage in range(self.last + 1)]
-        loads = self._space.program.loads
-        whole = [n for n, op in enumerate(loads) if form == "registers" or op.strides[-1] != 0]
-        late = {n for n in whole if early and any(Load(n) in needed for needed in uses[1:])}
-        return [n for n in whole if n in late or sum(Load(n) in needed for needed in uses) > 1]
 
 
 def segments_of_block(segments: int, lanes: int, cluster: int) -> int:

@@ -9,7 +9,8 @@ from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREA
 from codegen.dtypes import SIZE_OF
 from codegen.iteration import index_type
 from codegen.rows.schedule import MAX_THREADS, MOST_TRIED, RowsSchedule
-from codegen.rows.space import Space, Stages, normalize, repeated, streamed, widest
+from codegen.rows.space import Space, normalize, repeated, streamed, widest
+from codegen.rows.stages import Stages
 from codegen.spec import RowsSpec
 
 #: Registers that a thread needs beside what it keeps; the most elements of a row that it should have, and the most

@@ -18,29 +18,27 @@ extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
     const uint32 row = blockIdx.x;
     const uint32 lane = threadIdx.x;
     float y_max_part = -infinity<float>();
-    #pragma unroll 4
-    for (uint32 col = lane * 4; col < 1048576; col += 2048) {
-        const Vector<float, 4> x_v = load<4>(x + row * 1048576 + col);
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            y_max_part = math::maximum(y_max_part, x_v[e]);
-        }
-    }
-    __shared__ float y_max_parts[16];
-    const float y_max = reduce::block<reduce::Max, 16>(y_max_part, y_max_parts);
     float y_sum_part = 0.0f;
     #pragma unroll 4
     for (uint32 col = lane * 4; col < 1048576; col += 2048) {
         const Vector<float, 4> x_v = load<4>(x + row * 1048576 + col);
+        const float y_max_before = y_max_part;
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float y_shifted = x_v[e] - y_max;
+            y_max_part = math::maximum(y_max_part, x_v[e]);
+        }
+        const float y_max_shift = reduce::shift(y_max_part);
+        y_sum_part *= math::exp(y_max_before - y_max_shift);
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float y_shifted = x_v[e] - y_max_shift;
             const float y_exp = math::exp(y_shifted);
             y_sum_part += y_exp;
         }
     }
-    __shared__ float y_sum_parts[16];
-    const float y_sum = reduce::block<reduce::Add, 16>(y_sum_part, y_sum_parts);
+    __shared__ float y_max_parts[16], y_sum_parts[16];
+    reduce::exp_block<16>(y_max_part, y_sum_part, y_max_parts, y_sum_parts);
+    const float y_sum = y_sum_part * math::exp(reduce::shift(y_max_part) - y_max_part);
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll 4
     for (uint32 col = lane * 4; col < 1048576; col += 2048) {
@@ -48,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
         Vector<float, 4> y_v;
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float y_shifted = x_v[e] - y_max;
+            const float y_shifted = x_v[e] - y_max_part;
             const float y_exp = math::exp(y_shifted);
             y_v[e] = y_exp * y_scale;
         }

@@ -1,0 +1,159 @@
+"""The stages of a rows kernel: when its values are known, and what is made in one loop over the row.
+
+A softmax wants the maximum of its row first, m, then the sum of exp(x - m).  Both can be made in one loop: with the
+greatest element so far instead of m; where that grows, what there is of the sum shrinks by exp(smaller - greater)
+(Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).  Such a sum is a running one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from codegen.expr import Index, Load, Reduced, Result, Value
+from codegen.rows.space import Space
+
+#: Neighbours in a vector that are worth an exponential more, to look at shared memory once less.
+LEAST_NEIGHBOURS = 4
+
+
+@dataclass(frozen=True)
+class Running:
+    """The sum of exp(x - shift), made in the loop of the maximum of x.
+
+    most   the number of that reduction.
+    value  what is summed.
+    shift  a value of the row that follows from its maximum.
+    """
+
+    most: int
+    value: Value
+    shift: Value
+
+
+class Stages:
+    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 those of values of stage n.
+
+    running  the reductions that are running sums, by number.
+    """
+
+    def __init__(self, space: Space, running: dict[int, Running] | None = None) -> None:
+        self._space, program, self._sums = space, space.program, space.sums
+        self.running = running or {}
+        self._stage: list[int] = []
+        self._varies: list[bool] = []
+        for instruction in program.instructions:
+            self._stage.append(max((self.stage(v) for v in instruction.args), default=0))
+            self._varies.append(any(self.varies(v) for v in instruction.args))
+        self.last = max((self.stage(v) for v in self._ends()), default=0)
+
+    def _ends(self) -> list[Value]:
+        """What is stored; of a column's reduction, what it combines."""
+        program, sums = self._space.program, self._sums
+        return [program.reductions[sums[n]].value if n in sums else s.value for n, s in enumerate(program.stores)]
+
+    def stage(self, value: Value) -> int:
+        """The first stage in which a value is known."""
+        if isinstance(value, Result):
+            return self._stage[value.instruction]
+        if isinstance(value, Reduced):
+            return self.made(value.reduction) + 1
+        return 0
+
+    def made(self, reduction: int) -> int:
+        """The stage whose loop makes a reduction."""
+        if reduction in self.running:
+            reduction = self.running[reduction].most
+        return self.stage(self._space.program.reductions[reduction].value)
+
+    def varies(self, value: Value) -> bool:
+        """Whether a value differs from element to element of a row."""
+        if isinstance(value, Result):
+            return self._varies[value.instruction]
+        if isinstance(value, Load):
+            return self._space.varies(self._space.program.loads[value.operand])
+        if isinstance(value, Index):
+            return any(self._space.program.indices[value.index][len(self._space.outer) :])
+        return False
+
+    def ends(self, stage: int) -> list[Value]:
+        """The values that the loop over the row of a stage is for: what is reduced, and what is stored for each
+        element; but not what running sums are of, which follows from the value whose maximum is made.
+        """
+        program = self._space.program
+        made = [k for k in range(len(program.reductions)) if k not in self.running and self.made(k) == stage]
+        return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
+
+    def stored(self, stage: int) -> list[int]:
+        """The stores of a stage with a value for each element."""
+        stores = enumerate(self._space.program.stores)
+        elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
+        return [n for n, value in elements if self.stage(value) == stage]
+
+    def needed(self, stage: int) -> set[Value]:
+        """All varying values that the loop of a stage computes or reads, but for running sums."""
+        return self.behind(self.ends(stage))
+
+    def behind(self, ends: Iterable[Value]) -> set[Value]:
+        """All varying values that some values take, themselves included."""
+        found: set[Value] = set()
+        stack = list(ends)
+        while stack:
+            value = stack.pop()
+            if value not in found and self.varies(value):
+                found.add(value)
+                if isinstance(value, Result):
+                    stack += self._space.program.instructions[value.instruction].args
+        return found
+
+    @property
+    def loops(self) -> int:
+        """How often the row is looked at."""
+        return sum(bool(self.ends(stage)) for stage in range(self.last + 1))
+
+    def kept(self, form: str = "registers", *, early: bool = False) -> list[int]:
+        """The loads that more than one stage needs, and that had better stay on the chip between them: not those of
+        which many elements are the same, in shared memory, where they would take the place of all.
+
+        early  also those of later stages, so that all are under way at once.
+        """
+        uses = [self.needed(stage) for stage in range(self.last + 1)]
+        loads = self._space.program.loads
+        whole = [n for n, op in enumerate(loads) if form == "registers" or op.strides[-1] != 0]
+        late = {n for n in whole if early and any(Load(n) in needed for needed in uses[1:])}
+        return [n for n in whole if n in late or sum(Load(n) in needed for needed in uses) > 1]
+
+
+def stages_along(space: Space, form: str, vector: int) -> Stages:
+    """The stages of a kernel whose threads have vectors of a row, with running sums where these save a look at it:
+    another look at registers costs less than the exponentials of the sums' scales.
+    """
+    plain = Stages(space)
+    again = form == "memory" or (form == "shared" and vector >= LEAST_NEIGHBOURS)
+    if not again or space.walk is not None or space.segments is not None:
+        return plain
+    found = Stages(space, _running(space, plain))
+    return found if found.loops < plain.loops else plain
+
+
+def _running(space: Space, plain: Stages) -> dict[int, Running]:
+    """The reductions that can be running sums, of each maximum one at most."""
+    program, found = space.program, dict[int, Running]()
+    for k, reduction in enumerate(program.reductions):
+        value = reduction.value
+        if reduction.combine != "add" or not isinstance(value, Result):
+            continue
+        power = program.instructions[value.instruction]
+        if power.template != "math::exp({0})" or not isinstance(power.args[0], Result):
+            continue
+        difference = program.instructions[power.args[0].instruction]
+        if difference.template != "{0} - {1}":
+            continue
+        x, shift = difference.args
+        for m, most in enumerate(program.reductions):
+            same = most.combine == "max" and most.value == x and most.ctype == reduction.ctype == power.ctype
+            known = not plain.varies(shift) and plain.stage(shift) == plain.stage(Reduced(m))
+            if same and known and all(running.most != m for running in found.values()):
+                found[k] = Running(m, value, shift)
+                break
+    return found
