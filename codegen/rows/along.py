@@ -222,7 +222,8 @@ class AlongRenderer(RowsRenderer):
         name = self.names.unique(self.program.reductions[running.most].name)
         w.line(f"const {reduction.ctype} {name} = {most};")
         self.terms[Reduced(running.most)] = name
-        early = [n for n in self._of_row(self.stages.stage(running.shift)) if Result(n) in self._row_results(running.shift)]
+        wanted = self._row_results(running.shift)
+        early = [n for n in self._of_row(self.stages.stage(running.shift)) if Result(n) in wanted]
         self.emitter.statements(w, self.terms, lambda n: n in early)
         self._early.update(early)
         shift = self.emitter.term(running.shift, self.terms)

@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     cluster_wait();  // all blocks have begun: their shared memory can be written
     __shared__ float y_max_parts[64], y_sum_parts[64];
     reduce::exp_cluster<16, 4>(y_max_part, y_sum_part, y_max_parts, y_sum_parts);
-    const float y_sum = y_sum_part * math::exp(reduce::shift(y_max_part) - y_max_part);
+    const float y_max = y_max_part;
+    const float y_sum = y_sum_part * math::exp(reduce::shift(y_max) - y_max);
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll 4
     for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
         Vector<float, 4> y_v;
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const float y_shifted = x_v[e] - y_max_part;
+            const float y_shifted = x_v[e] - y_max;
             const float y_exp = math::exp(y_shifted);
             y_v[e] = y_exp * y_scale;
         }
