@@ -42,6 +42,8 @@ def _method(op: Op) -> Callable[..., Any]:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
+            if (key := next((key for key in kwargs if key in op.absent), None)) is not None:
+                raise GraphError(f"{op.name} has no {key}: {op.absent[key]}") from None
             raise GraphError(f"{op.name}{str(signature).replace('self, ', '')}: {error}") from None
         given = dict(bound.arguments)
         del given["self"]

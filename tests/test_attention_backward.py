@@ -17,7 +17,7 @@ from graphs import check_all, check_on_gpu
 import fusegraph as fg
 from codegen.arch import arch as arch_of
 from fusegraph.engines.reference import evaluate
-from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.errors import DTypeError, GraphError, ShapeError
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
@@ -40,11 +40,13 @@ def made(
     width: int | None = None,
     layout: str = "BHSD",
     extra: Extra | None = None,
-    sink: bool = False,
+    sink: str = "",
     forward: bool = True,
     **attributes: Any,
 ) -> fg.Graph:
-    """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too."""
+    """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of sdpa", or
+    "of both" if the gradients have it as well.
+    """
     g = fg.Graph(name, io_dtype=dtype)
     keys, width = rows if keys is None else keys, depth if width is None else width
 
@@ -64,13 +66,16 @@ def made(
     )
     loss = tensor("dO", heads, rows, width)
     more = extra(g) if extra else {}
+    token = {"sink_token": g.tensor("sink", (1, heads, 1, 1), "float32")} if sink else {}
     if forward:
-        token = {"sink_token": g.tensor("sink", (1, heads, 1, 1), "float32")} if sink else {}
         o, stats = g.sdpa(q, k, v, **more, **token, generate_stats=True, **attributes)
     else:
         o = tensor("o", heads, rows, width)
         stats = g.tensor("stats", (batch, heads, rows, 1), "float64" if dtype == "float64" else "float32")
-    for key, t in zip(("dQ", "dK", "dV", "dBias"), g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)):
+    if sink == "of both":
+        more = {**more, **token}
+    results = g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)
+    for key, t in zip(("dQ", "dK", "dV", "dBias", "dSink"), results):
         g.output(t, name=key)
     return g
 
@@ -80,6 +85,10 @@ def lengths(g: fg.Graph) -> dict[str, Any]:
         "seq_len_q": g.constant(np.array([65, 7], np.int32)),
         "seq_len_kv": g.constant(np.array([130, 33], np.int32)),
     }
+
+
+def lengths_of(*numbers: int) -> Extra:
+    return lambda g: {"seq_len_q": g.constant(np.array(numbers, np.int32))}
 
 
 def bias(*shape: int, dtype: str | None = None) -> Extra:
@@ -116,7 +125,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "extra": lambda g: {"mask": g.tensor("m", (65, 65), "bool")},
     },
     {"name": "lengths", "keys": 130, "batch": 2, "extra": lengths, **BOTTOM},
-    {"name": "sunk", "heads": 4, "shared": 2, "sink": True, **CAUSAL},
+    {"name": "sunk", "heads": 4, "shared": 2, "sink": "of sdpa", **CAUSAL},
+    {"name": "by sink", "batch": 2, "heads": 4, "shared": 2, "rows": 20, "sink": "of both", "extra": lengths_of(20, 3)},
     {"name": "single", "dtype": "float32", "heads": 4, "shared": 2, "rows": 20, "extra": bias(4, 20, 1), **CAUSAL},
     {"name": "single capped", "dtype": "float32", "rows": 20, "keys": 33, "depth": 40, "soft_cap": 3.0, **BOTTOM},
     {"name": "double", "dtype": "float64", "rows": 9, "depth": 7, "width": 5, "heads": 1},
@@ -192,7 +202,7 @@ def test_reference() -> None:
     """Differences of the forward pass's reference in float64."""
     how: dict[str, Any] = {"rows": 5, "keys": 6, "depth": 3, "width": 2, "heads": 4, "shared": 2, "dtype": "float64"}
     given: dict[str, Any] = {"extra": lambda g: {**bias(1, 4, 1, 6)(g), **dropout(g)}, "soft_cap": 2.0, **BOTTOM}
-    given["dropout_probability"] = 0.4
+    given |= {"dropout_probability": 0.4, "sink": "of both"}
     graph = made(**how, **given)
     forward = graph.nodes[0]
     inputs = random_inputs(graph)
@@ -204,7 +214,7 @@ def test_reference() -> None:
         return float((forward.op.reference(*operands, **forward.attributes)[0] * values["dO"]).sum())
 
     rng = np.random.default_rng(1)
-    for key, gradient in (("q", "dQ"), ("k", "dK"), ("v", "dV"), ("bias", "dBias")):
+    for key, gradient in (("q", "dQ"), ("k", "dK"), ("v", "dV"), ("bias", "dBias"), ("sink", "dSink")):
         direction = rng.standard_normal(inputs[key].shape)
         ends = [loss({**inputs, key: inputs[key] + step * direction}) for step in (1e-5, -1e-5)]
         assert np.isclose((ends[0] - ends[1]) / 2e-5, (found[gradient] * direction).sum(), rtol=1e-6), key
@@ -238,3 +248,12 @@ def test_errors() -> None:
         g.sdpa_backward(g.tensor("q0", (1, 2, 5, 0)), g.tensor("k0", (1, 1, 6, 0)), k, o, o, stats)
     with pytest.raises(DTypeError, match="stats is of floats, got int32"):
         g.sdpa_backward(q, k, k, o, o, g.tensor("i", (1, 2, 5, 1), "int32"))
+    small = g.cast(q, "float8_e4m3")
+    with pytest.raises(DTypeError, match="q is float8_e4m3: attention of 8-bit floats is for inference"):
+        g.sdpa_backward(small, small, small, o, o, stats)
+    with pytest.raises(GraphError, match="no descale_k: attention of 8-bit floats is for inference"):
+        g.sdpa_backward(q, k, k, o, o, stats, descale_k=1.0)
+    with pytest.raises(GraphError, match="no page_table_v: attention to pages is for inference"):
+        g.sdpa_backward(q, k, k, o, o, stats, page_table_v=g.tensor("t", (1, 2), "int32"))
+    with pytest.raises(ShapeError, match=r"sink_token \[1, 3, 1, 1\] does not broadcast"):
+        g.sdpa_backward(q, k, k, o, o, stats, sink_token=g.tensor("three", (1, 3, 1, 1)))

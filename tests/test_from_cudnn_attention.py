@@ -42,6 +42,19 @@ def test_gradients():
     assert [t.shape for t in graph.outputs] == [(2, 4, 6, 16), (2, 2, 10, 16), (2, 2, 10, 16)]
 
 
+def test_the_gradient_by_a_sink():
+    g = pygraph(DATA.BFLOAT16)
+    q, loss, o = (g.tensor([2, 4, 6, 16], name=n) for n in ("q", "dO", "o"))
+    stats = g.tensor([2, 4, 6, 1], name="stats", data_type=DATA.FLOAT)
+    sink, by_sink = (g.tensor([1, 4, 1, 1], name=n, data_type=DATA.FLOAT) for n in ("sink", "dSink"))
+    found = g.sdpa_backward(q, q, q, o, loss, stats, sink_token=sink, dSink_token=by_sink, attn_scale=0.25)
+    for t in (*found, by_sink):
+        t.set_output(True)
+    graph = from_cudnn(g)
+    assert graph.nodes[0].inputs[-1].name == "sink"
+    assert [t.shape for t in graph.outputs] == [(1, 4, 1, 1), *[(2, 4, 6, 16)] * 3]  # as they were made
+
+
 def test_rotary_embeddings():
     g = pygraph(DATA.HALF)
     q, k, v = (g.tensor([2, h, 6, 16], name=n) for n, h in (("q", 4), ("k", 2), ("v", 2)))

@@ -9,11 +9,10 @@ from typing import Any
 from fusegraph.graph import Node
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS
-from fusegraph.ops.attention_backward import OPERANDS
+from fusegraph.ops.attention_backward import FIRST, OPERANDS
 from fusegraph.ops.attention_packed import OFFSETS
 
 NAME = "sdpa_backward"
-FIRST = 6  # operands that there always are
 
 
 def given(node: Node) -> dict[str, int]:
@@ -35,6 +34,8 @@ def check(node: Node) -> None:
         raise Refusal(f"cuDNN's sdpa_backward draws other random numbers than rng_uniform for dropout ({node.name!r})")
     if OFFSETS[0] in has:
         raise Refusal(f"cuDNN's sdpa_backward has packed batches of tensors that are padded by shape ({node.name!r})")
+    if "sink_token" in has:
+        raise Refusal(f"cuDNN's sdpa_backward has a sink in some dtypes only ({node.name!r})")
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa_backward has no mask of booleans ({node.name!r})")
     if len(node.outputs) > 3:

@@ -16,6 +16,7 @@ from fusegraph.dtypes import DType, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention as forward
 from fusegraph.ops import attention_packed as packed
+from fusegraph.ops import attention_paged as paged
 from fusegraph.ops.attention import (
     LENGTHS,
     NEUTRAL,
@@ -34,13 +35,21 @@ from fusegraph.ops.random import kept_scale, threshold, uniform
 
 Array = np.ndarray[Any, Any]
 
-OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS)
+OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
+#: Operands that there always are.
+FIRST = len(OPERANDS) - len(OPTIONAL)
+DESCALES = ("descale_q", "descale_k", "descale_v")
+#: What attention has at inference only, and why not here.
+ABSENT = {
+    **dict.fromkeys(paged.TABLES, "attention to pages is for inference, it has no gradient"),
+    **dict.fromkeys(DESCALES, "attention of 8-bit floats is for inference, it has no gradient"),
+}
 
 
 def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
-    given = dict(zip(OPTIONAL, types[6:]))
+    given = dict(zip(OPTIONAL, types[FIRST:]))
     rest = [given.get(key, TensorType((), _kind(key))) for key in forward.OPERANDS[3:]]
     return (*types[:3], *rest), {**values, "generate_stats": True}
 
@@ -54,6 +63,9 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     for key, t in zip(OPERANDS[3:6], types[3:6]):
         if not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
+    for key, t in zip(OPERANDS[:5], types[:5]):
+        if t.dtype.itemsize == 1:
+            raise DTypeError(f"{key} is {t.dtype}: {ABSENT[DESCALES[0]]}")
     result = normalize(*_forward(types, values))
     del result["generate_stats"]
     probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
@@ -71,7 +83,7 @@ def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[Te
     for key, t, wanted in zip(OPERANDS[3:6], types[3:6], (out, out, stats)):
         if t.shape != wanted.shape:
             raise ShapeError(f"{key} {list(t.shape)} has not the shape {list(wanted.shape)}")
-    return (*types[:3], *types[6:7])
+    return (*types[:3], *types[FIRST : FIRST + 1], *types[FIRST + OPTIONAL.index("sink_token") :])
 
 
 def _summed(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,18 +163,31 @@ def _expand(
         by_q = write("reshape", "by q", by_q, shape=q.shape)
     if packed.OFFSETS[0] in given:  # of each key it is an interval of queries that matters
         dropped, _, by_product = weights(scored(write, q, k, v, given, of_keys=True, **attributes))
-    results = (by_q, shared("by keys", by_product, made.q, k), shared("by values", dropped, gradient, v))
-    if not others:
-        return results
-    bias = others[0]
-    if bias.size == 0 or "bias" not in given:  # a number that adds nothing
-        by_bias = write("reduction", "sum of scores", by_score, mode="add", axes=tuple(range(rank)), keepdims=False)
-        return (*results, write("reshape", "by bias", by_bias, shape=bias.shape))
-    own = made.headed(bias, "shape of bias").shape
-    own = (1,) * (rank - len(own)) + tuple(own)
-    axes = _summed(by_score.shape, own)
-    by_bias = write("reduction", "sums by scores", by_score, mode="add", axes=axes) if axes else by_score
-    return (*results, write("reshape", "by bias", by_bias, shape=bias.shape) if own != bias.shape else by_bias)
+    results: tuple[Any, ...] = (
+        by_q,
+        shared("by keys", by_product, made.q, k),
+        shared("by values", dropped, gradient, v),
+    )
+
+    def added(part: str, x: Any, target: Any, key: str) -> Any:
+        """The sums of x over what a tensor of that shape is repeated along."""
+        if target.size == 0 or key not in given:  # a number that changes nothing
+            total = write("reduction", f"sum {part}", x, mode="add", axes=tuple(range(rank)), keepdims=False)
+            return write("reshape", part, total, shape=target.shape)
+        own = made.headed(target, f"shape of {key}").shape
+        own = (1,) * (rank - len(own)) + tuple(own)
+        axes = _summed(x.shape, own)
+        total = write("reduction", f"sums {part}", x, mode="add", axes=axes) if axes else x
+        return write("reshape", part, total, shape=target.shape) if own != target.shape else total
+
+    if others:
+        results = (*results, added("by bias", by_score, others[0], "bias"))
+    if len(others) == len(OPTIONAL):
+        sink = widened(made.headed(others[-1], "sink"), "wide sink")
+        weight = write("exp", "probability of sink", write("sub", "sink shifted", sink, shift))
+        by_sink = write("neg", "by each sink", write("mul", "sink by delta", weight, delta))
+        results = (*results, added("by sink", by_sink, others[-1], "sink_token"))
+    return results
 
 
 def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
@@ -192,11 +217,15 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
             np.matmul(weights.swapaxes(-1, -2), x).reshape(batch, k.shape[1], group, *like.shape[2:]).sum(axis=2)
             for weights, x, like in ((by_product, q, k), (kept * p, loss, v))
         )
-    if not others:
-        return by_q, by_k, by_v
-    own = (1,) * (4 - others[0].ndim) + others[0].shape
-    by_bias = by_score.sum(axis=_summed(by_score.shape, own), keepdims=True)
-    return by_q, by_k, by_v, by_bias.reshape(others[0].shape)
+        by_sink = -np.exp(given.get("sink_token", -inf) - np.where(stats == -inf, inf, stats)) * delta
+
+    def added(x: Array, target: Array) -> Array:
+        own = (1,) * (4 - target.ndim) + target.shape
+        return np.asarray(x.sum(axis=_summed(x.shape, own), keepdims=True)).reshape(target.shape)
+
+    more = [added(by_score, others[0])] if others else []
+    more += [added(by_sink, others[-1])] if "sink_token" in given else []
+    return by_q, by_k, by_v, *more
 
 
 register(
@@ -218,20 +247,21 @@ register(
         },
         normalize=_normalize,
         expand=_expand,
-        results=("", "dK", "dV", "dBias"),
+        results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),
         neutral={key: NEUTRAL[key] for key in OPTIONAL},
+        absent=ABSENT,
         as_stored=True,
         masks=("mask",),
-        integers=("stats", "bias", *LENGTHS, *NUMBERS, *packed.OFFSETS),
+        integers=("stats", "bias", "sink_token", *LENGTHS, *NUMBERS, *packed.OFFSETS),
         keeps_layout=True,
         cudnn="sdpa_backward",
-        doc="""The gradients of sdpa by q, k and v, and by a bias if any operand follows stats.
+        doc="""The gradients of sdpa by q, k and v, by a bias if any operand follows stats, and by a sink_token.
 
         o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,
         v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
-        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what is needed of it; the
-        gradient by the sink itself is -sum(exp(sink_token - stats) * sum(o * dO, -1)) over batches and queries.
+        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what the others need of
+        it: it may be left out, as its own gradient then is.
 
         A packed batch is said as in sdpa; tokens of no sequence have the gradient 0.  As everything masked, they
         are multiplied with 0 unless their whole tile is masked: they have to be finite.

@@ -66,6 +66,7 @@ class Op:
                 the node and these.
     optional    how many of the last operands may be left out.
     neutral     what stands for an operand that is left out in front of one that is not.
+    absent      operands that a related op has and this one has not, and why: the error for who gives one.
     cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int",
                 "bool"), with {operand} and {attribute} placeholders; operands and attributes are identifiers or
                 literals of the promoted compute type.  A function of the attributes where the expression depends on
@@ -111,6 +112,7 @@ class Op:
     results: tuple[str, ...] = ("",)
     optional: int = 0
     neutral: Mapping[str, Any] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
     as_stored: bool = False
     keeps_layout: bool = False
     variadic: bool = False
