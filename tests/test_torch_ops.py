@@ -153,7 +153,7 @@ POINTWISE: list[Case] = [
     ("to", lambda x, y, p, n, b: (x.to(torch.bfloat16).float(), n.float(), x.bool(), y.to(torch.int32), b.long())),
     (
         "to 8 bits",
-        lambda x, y, p, n, b: ((x * 300).to(torch.uint8), (x * 300).to(torch.int8), (y * 1e5).to(torch.uint8)),
+        lambda x, y, p, n, b: ((y * 300).to(torch.uint8), (y * 300).to(torch.int8), (y * 1e5).to(torch.uint8)),
     ),
     ("clone", lambda x, y, p, n, b: x.clone()),
     ("lerp", lambda x, y, p, n, b: torch.lerp(x, y, 0.3)),
