@@ -71,11 +71,6 @@ class Arch:
         return (self.major, self.minor)
 
     @property
-    def cuda_arch(self) -> int:
-        """The value of ``__CUDA_ARCH__`` in device code, 900 for 9.0."""
-        return self.major * 100 + self.minor * 10
-
-    @property
     def max_warps_per_sm(self) -> int:
         return self.max_threads_per_sm // WARP
 

@@ -6,8 +6,6 @@ Management"), for tensors that are not interleaved.
 
 from __future__ import annotations
 
-from math import prod
-
 from codegen.dtypes import ALL
 from codegen.spec import TensorMap
 
@@ -23,11 +21,6 @@ SWIZZLES = (0, 32, 64, 128)
 
 #: Bits of a corner of im2col by the number of spatial dimensions: 16 for one, 8 for two, 5 for three.
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
-
-
-def box_bytes(described: TensorMap) -> int:
-    """Bytes that one load brings and reports to its barrier, those outside the tensor included."""
-    return prod(described.box) * ELEMENT_BYTES[described.element]
 
 
 def corner_limit(spatial: int) -> int:

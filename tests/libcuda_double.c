@@ -139,9 +139,8 @@ CUresult cuPointerGetAttribute(void *out, int attribute, void *p) {
   NEED_CONTEXT;
   int i = find(p, 0);
   if (i < 0) return INVALID_VALUE;
-  if (attribute == 1) *(void **)out = &contexts[blocks[i].device];
-  else if (attribute == 9) *(int *)out = blocks[i].device;
-  else return INVALID_VALUE;
+  if (attribute != 9) return INVALID_VALUE;
+  *(int *)out = blocks[i].device;
   return OK;
 }
 

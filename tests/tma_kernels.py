@@ -19,7 +19,6 @@ from codegen import dtypes
 from codegen.spec import KernelSource, TensorMap
 
 Array = NDArray[Any]
-FILL = 0xAB
 
 
 @dataclass(frozen=True)

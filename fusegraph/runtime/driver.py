@@ -373,26 +373,15 @@ def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int =
 
 def pointer_device(pointer: int) -> int | None:
     """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA."""
-    value = _pointer_attribute(pointer, "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
-    return None if value is None or int(value) < 0 else int(value)
-
-
-def pointer_context(pointer: int) -> int | None:
-    """The CUcontext (its address) in which the memory at ``pointer`` was allocated; None if none is associated."""
-    value = _pointer_attribute(pointer, "CU_POINTER_ATTRIBUTE_CONTEXT")
-    return None if value is None else int(value) or None
-
-
-def _pointer_attribute(pointer: int, name: str) -> Any:
     cuda = bindings()
-    attribute = getattr(cuda.CUpointer_attribute, name)
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     with using(0):  # the query needs some context; which one does not matter, addresses are unified
         code, value = cuda.cuPointerGetAttribute(attribute, pointer)
     if code == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
         return None
     if code:
         raise error("cuPointerGetAttribute", code, f"look up the address {pointer:#x}")
-    return value
+    return None if int(value) < 0 else int(value)
 
 
 # --- streams and events --------------------------------------------------------------------------------------------
