@@ -1,4 +1,4 @@
-"""An attention node (`ops.attention.ATTENTION`) -> an `AttentionSpec`."""
+"""An attention node (`ops.attention_nodes.ATTENTION`) -> an `AttentionSpec`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
-from fusegraph.ops.attention import Score, Weight
+from fusegraph.ops.attention_nodes import Score, Weight
 from fusegraph.ops.base import Kind
 
 #: Queries of a tile; operations of an H200's tensor cores, at two thirds of their peak, in the time of moving a byte.

@@ -1,4 +1,4 @@
-"""A node of attention's gradients (`ops.attention_backward.ATTENTION_BACKWARD`) -> an `AttentionBackwardSpec`."""
+"""A node of attention's gradients (`ops.attention_nodes.ATTENTION_BACKWARD`) -> an `AttentionBackwardSpec`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import broadcast_strides
-from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 
 

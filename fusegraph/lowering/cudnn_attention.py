@@ -1,8 +1,8 @@
-"""sdpa in cuDNN's words: what its method has a word for, and what it is told."""
+"""Attention in cuDNN's words: what its methods have a word for, and what they are told; and of these sdpa."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -16,31 +16,57 @@ from fusegraph.ops.attention_paged import TABLES
 NAME = "sdpa"
 
 
-def given(node: Node) -> dict[str, int]:
-    """The optional operands that a node has, and their places among its inputs."""
+def given(node: Node, operands: Sequence[str]) -> dict[str, int]:
+    """The optional operands that a node has, whose ``operands`` are called so, and their places among its inputs."""
 
     def neutral(key: str, tensor: Tensor) -> bool:
         return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == NEUTRAL[key]
 
-    every = zip(OPERANDS[3:], node.inputs[3:])
-    return {key: 3 + n for n, (key, tensor) in enumerate(every) if key not in NUMBERS and not neutral(key, tensor)}
+    every = enumerate(zip(operands, node.inputs))
+    return {key: n for n, (key, t) in every if key in NEUTRAL and key not in NUMBERS and not neutral(key, t)}
+
+
+def check_scores(node: Node, has: Collection[str]) -> None:
+    """Raises Refusal for what no attention of cuDNN can be told."""
+    name, at = f"cuDNN's {node.op.name}", node.attributes
+    if at["soft_cap"] is not None:
+        raise Refusal(f"{name} has no soft_cap ({node.name!r})")
+    if at.get("dropout_probability"):
+        raise Refusal(f"{name} draws other random numbers than rng_uniform for dropout ({node.name!r})")
+    if OFFSETS[0] in has:
+        raise Refusal(f"{name} has packed batches of tensors that are padded by shape ({node.name!r})")
+    if at["use_alibi_mask"] and at["diagonal_band_right_bound"] is None:
+        raise Refusal(f"{name} has alibi with a causal mask only ({node.name!r})")
+    if len(present := [key for key in LENGTHS if key in has]) == 1:
+        raise Refusal(f"{name} takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
+
+
+def scores_told(node: Node, has: Mapping[str, int], operands: Sequence[Any]) -> dict[str, Any]:
+    """The keywords of every attention: the optional operands, and how scores are scaled."""
+    keywords: dict[str, Any] = {key: operands[place] for key, place in has.items()}
+    if LENGTHS[0] in has:
+        keywords["use_padding_mask"] = True
+    scale = node.attributes["attn_scale"]
+    keywords["attn_scale"] = 1 / sqrt(node.inputs[0].shape[-1]) if scale is None else scale
+    return keywords
+
+
+def mask_told(node: Node, alignments: Any) -> dict[str, Any]:
+    """The keywords of alibi and of the band around the diagonal."""
+    at = node.attributes
+    bounds = {key: at[key] for key in ("diagonal_band_left_bound", "diagonal_band_right_bound") if at[key] is not None}
+    alignment = getattr(alignments, at["diagonal_alignment"])
+    return {"use_alibi_mask": at["use_alibi_mask"], "diagonal_alignment": alignment, **bounds}
 
 
 def check(node: Node) -> None:
     """Raises Refusal for what cuDNN's sdpa cannot be told."""
-    has, at = given(node), node.attributes
-    if at["soft_cap"] is not None:
-        raise Refusal(f"cuDNN's sdpa has no soft_cap ({node.name!r})")
-    if at["dropout_probability"]:
-        raise Refusal(f"cuDNN's sdpa draws other random numbers than rng_uniform for dropout ({node.name!r})")
-    if OFFSETS[0] in has:
-        raise Refusal(f"cuDNN's sdpa has packed batches of tensors that are padded by shape ({node.name!r})")
+    has = given(node, OPERANDS)
+    check_scores(node, has)
     if "mask" in has:
         raise Refusal(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
     if "sink_token" in has:
         raise Refusal(f"cuDNN's sdpa has a sink in training of some dtypes only ({node.name!r})")
-    if at["use_alibi_mask"] and at["diagonal_band_right_bound"] is None:
-        raise Refusal(f"cuDNN's sdpa has alibi with a causal mask only ({node.name!r})")
     if TABLES[0] in has:
         tables = [node.inputs[has[key]] for key in TABLES]
         if any(t.rank != 4 or t.dtype != int32 for t in tables):
@@ -49,31 +75,20 @@ def check(node: Node) -> None:
             )
         if any(key not in has for key in LENGTHS):
             raise Refusal(f"cuDNN's sdpa has pages with lengths of queries and keys only ({node.name!r})")
-    if len(present := [key for key in LENGTHS if key in has]) == 1:
-        raise Refusal(f"cuDNN's sdpa takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
 
 
 def describe(
     node: Node, method: Callable[..., Any], operands: list[Any], alignments: Any, **how: Any
 ) -> tuple[Any, ...]:
     """Adds the node by cuDNN's method for it; returns its results."""
-    has, at = given(node), node.attributes
+    has, at = given(node, OPERANDS), node.attributes
     q, k, v = operands[:3]
-    keywords: dict[str, Any] = {key: operands[place] for key, place in has.items()}
+    keywords = scores_told(node, has, operands) | mask_told(node, alignments)
     if TABLES[0] in has:
         for key, word in zip(TABLES, ("paged_attention_k_table", "paged_attention_v_table")):
             keywords[word] = keywords.pop(key)
         longest = at["paged_attention_max_seq_len_kv"]
         table, container = node.inputs[has[TABLES[0]]], node.inputs[1]
         keywords["paged_attention_max_seq_len_kv"] = longest or table.shape[2] * container.shape[2]
-    if "seq_len_q" in keywords:
-        keywords["use_padding_mask"] = True
-    scale = at["attn_scale"]
-    keywords["attn_scale"] = 1 / sqrt(node.inputs[0].shape[-1]) if scale is None else scale
-    keywords["use_alibi_mask"] = at["use_alibi_mask"]
-    keywords["diagonal_alignment"] = getattr(alignments, at["diagonal_alignment"])
-    for key in ("diagonal_band_left_bound", "diagonal_band_right_bound"):
-        if at[key] is not None:
-            keywords[key] = at[key]
     found = method(q=q, k=k, v=v, generate_stats=at["generate_stats"], **keywords, **how)
     return tuple(result for result in found if result is not None)

@@ -1,8 +1,8 @@
 """What can be known of attention's scores: a scale of all of them, and where a mask rules them out.
 
-A score graph (`ops.attention.Score`) is looked at from its end: masks are selections of minus infinity, a scale is a
-product with a positive number.  Conditions that compare positions, sums of positions, numbers and integers of a batch
-become `Bound`s; whatever else there is stays part of the program.
+A score graph (`ops.attention_nodes.Score`) is looked at from its end: masks are selections of minus infinity, a scale
+is a product with a positive number.  Conditions that compare positions, sums of positions, numbers and integers of a
+batch become `Bound`s; whatever else there is stays part of the program.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
 from fusegraph.ops.random import kept_scale, threshold, uniform
@@ -39,6 +39,16 @@ NEUTRAL = {
     "seed": 0,
     "offset": 0,
     **dict.fromkeys((*packed.OFFSETS, *paged.TABLES), -1),
+}
+#: Attributes of every attention: what becomes of products of queries and keys.
+SCORES: dict[str, Any] = {
+    "attn_scale": None,
+    "diagonal_alignment": "TOP_LEFT",
+    "diagonal_band_left_bound": None,
+    "diagonal_band_right_bound": None,
+    "use_causal_mask": False,
+    "use_alibi_mask": False,
+    "soft_cap": None,
 }
 
 
@@ -383,13 +393,7 @@ register(
         infer=infer,
         reference=_reference,
         attributes={
-            "attn_scale": None,
-            "diagonal_alignment": "TOP_LEFT",
-            "diagonal_band_left_bound": None,
-            "diagonal_band_right_bound": None,
-            "use_causal_mask": False,
-            "use_alibi_mask": False,
-            "soft_cap": None,
+            **SCORES,
             "dropout_probability": 0.0,
             "paged_attention_max_seq_len_kv": None,
             "generate_stats": False,
@@ -419,7 +423,6 @@ register(
         (blocks, Hk, keys of a block, elements), and the keys of a batch those of the blocks whose numbers are in its
         row, one after the other (up to paged_attention_max_seq_len_kv); seq_len_kv says how many there are by now.
 
-
         A packed batch: q, k and v have B = 1 and as lengths the tokens of all sequences, of which those from
         ragged_offset_q[n] to ragged_offset_q[n + 1] - 1 (tokens, (sequences + 1,)) are the queries of sequence n, and
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
@@ -433,69 +436,4 @@ register(
         its whole tile is masked: it has to be finite.  The probabilities are rounded to v's dtype before they are
         multiplied.""",
     )
-)
-
-
-class Score:
-    """The scores of an attention node as a graph of their own: the product of queries and keys, and pointwise nodes.
-
-    graph     its inputs are the operands, its only output is the score.
-    operands  the graph's inputs that stand for the node's inputs, in order, beginning with queries and keys.
-    notes     the nodes that the attention stands for, as lines of text.
-    """
-
-    def __init__(self, graph: Any, operands: tuple[Any, ...], notes: tuple[str, ...]) -> None:
-        self.graph, self.operands, self.notes = graph, operands, notes
-
-    @property
-    def anchor(self) -> Any:
-        """The product of queries and keys."""
-        return next(n for n in self.graph.nodes if n.kind is Kind.CONTRACTION)
-
-    def __repr__(self) -> str:
-        return f"{len(self.graph.nodes)} nodes"
-
-
-class Weight:
-    """What becomes of an attention node's probabilities before they are multiplied with the values, as a graph of its
-    own: pointwise nodes that are linear in them.
-
-    anchor    the node whose result stands for the probabilities.
-    operands  the graph's inputs that stand for the node's inputs, in order, after those of the score.
-    """
-
-    def __init__(self, graph: Any, anchor: Any, operands: tuple[Any, ...]) -> None:
-        self.graph, self.anchor, self.operands = graph, anchor, operands
-
-    def __repr__(self) -> str:
-        return f"{len(self.graph.nodes) - 1} nodes"
-
-
-def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
-    raise NotImplementedError("attention nodes are made by a pass")
-
-
-#: (q, k turned, v[, tables of k and v][, sink], others of the score, those of the weight) -> the result, and the
-#: logarithms of the sums of exponentials if they are wanted.  probabilities names the tensor that the values are
-#: multiplied with, rounded says whether it has their dtype.  If paged, k and v are the containers, k as it is.  With
-#: parts, results have one dimension more, the first: each is the attention to a part of the keys.  Not in the op table:
-#: `passes.attention` makes it of products and a softmax.
-ATTENTION = Op(
-    name="attention",
-    kind=Kind.ATTENTION,
-    operands=("operand",),
-    variadic=True,
-    attributes={
-        "score": REQUIRED,
-        "probabilities": REQUIRED,
-        "sink": False,
-        "zero": False,
-        "rounded": False,
-        "weight": None,
-        "paged": False,
-        "parts": 1,
-    },
-    infer=_no_shape,
-    reference=_no_shape,
-    results=("", "stats"),
 )

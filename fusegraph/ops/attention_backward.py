@@ -21,6 +21,7 @@ from fusegraph.ops.attention import (
     LENGTHS,
     NEUTRAL,
     NUMBERS,
+    SCORES,
     Scored,
     infer,
     normalize,
@@ -28,7 +29,7 @@ from fusegraph.ops.attention import (
     scored,
     scores_reference,
 )
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
 from fusegraph.ops.random import kept_scale, threshold, uniform
@@ -236,13 +237,7 @@ register(
         infer=_infer,
         reference=_reference,
         attributes={
-            "attn_scale": None,
-            "diagonal_alignment": "TOP_LEFT",
-            "diagonal_band_left_bound": None,
-            "diagonal_band_right_bound": None,
-            "use_causal_mask": False,
-            "use_alibi_mask": False,
-            "soft_cap": None,
+            **SCORES,
             "dropout_probability": 0.0,
         },
         normalize=_normalize,
@@ -269,34 +264,4 @@ register(
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
         The gradients by scores are rounded to q's dtype, the probabilities to dO's, before they are multiplied.""",
     )
-)
-
-
-def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
-    raise NotImplementedError("the nodes of attention's gradients are made by a pass")
-
-
-#: (q, k turned, v, dO, shift, delta, others of the score, those of the weight) -> what is wanted of the gradients.
-#: score's graph has a second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first",
-#: "second" and "by_scores" as in `codegen.attention.backward_spec`, as is ``guarded``; rounded are the names of the
-#: tensors that are rounded before they are multiplied.  Not in the op table: `passes.attention_backward` makes it of
-#: products and exponentials.
-ATTENTION_BACKWARD = Op(
-    name="attention_backward",
-    kind=Kind.ATTENTION_BACKWARD,
-    operands=("operand",),
-    variadic=True,
-    attributes={
-        "score": REQUIRED,
-        "weight": None,
-        "factor": REQUIRED,
-        "sloped": REQUIRED,
-        "over": REQUIRED,
-        "results": REQUIRED,
-        "rounded": REQUIRED,
-        "guarded": REQUIRED,
-    },
-    infer=_no_shape,
-    reference=_no_shape,
-    results=("", "second"),
 )

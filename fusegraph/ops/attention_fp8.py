@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.ops.attention import LENGTHS, NEUTRAL, infer, normalize, present, scored, scores_reference
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, SCORES, infer, normalize, present, scored, scores_reference
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 
@@ -98,13 +98,7 @@ register(
         infer=_infer,
         reference=_reference,
         attributes={
-            "attn_scale": None,
-            "diagonal_alignment": "TOP_LEFT",
-            "diagonal_band_left_bound": None,
-            "diagonal_band_right_bound": None,
-            "use_causal_mask": False,
-            "use_alibi_mask": False,
-            "soft_cap": None,
+            **SCORES,
             "generate_stats": False,
             "dtype": None,
         },

@@ -17,7 +17,7 @@ from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.views import divided
-from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
 from fusegraph.passes.attention_parts import No, Part, repeated, weight_of

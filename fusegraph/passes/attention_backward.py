@@ -19,8 +19,7 @@ from fusegraph.lowering import attention_backward
 from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.scores import constant, readers
-from fusegraph.ops.attention import Score
-from fusegraph.ops.attention_backward import ATTENTION_BACKWARD
+from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention import LINEAR, Matcher, Recognised
 from fusegraph.passes.attention_parts import No, Part, repeated, weight_of

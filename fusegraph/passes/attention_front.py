@@ -18,7 +18,7 @@ from fusegraph.lowering.base import Options, Refusal
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.prologue import SIMPLE
 from fusegraph.lowering.views import view
-from fusegraph.ops.attention import ATTENTION
+from fusegraph.ops.attention_nodes import ATTENTION
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention import Recognised
 from fusegraph.passes.attention_parts import Part

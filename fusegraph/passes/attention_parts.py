@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.attention import Weight
+from fusegraph.ops.attention_nodes import Weight
 from fusegraph.ops.base import Kind
 
 #: Ops that are done again for every score rather than read; others only where they would be as many as the scores.

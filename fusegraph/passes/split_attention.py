@@ -15,7 +15,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.ops import TABLE
-from fusegraph.ops.attention import ATTENTION, Score
+from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
