@@ -17,6 +17,7 @@ import copy
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,8 +29,10 @@ from typing import Any
 import torch
 
 from benchmarks.torch_models import MODELS, Model
+from fusegraph.errors import FileError
 from fusegraph.frontends.torch.exported import explain
 from fusegraph.frontends.torch.report import FunctionReport
+from fusegraph.report import artifacts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ENGINES = ("fusegraph", "eager", "compile")
@@ -183,14 +186,44 @@ def measure(model: Model, dtype: str, engines: list[str], cache: str) -> Iterato
                 yield Row(model.name, dtype, engine, note=f"{type(failure).__name__}: {failure}"[:500])
 
 
-def main() -> int:
+def earlier(file: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a file has of another run on the device and commit of ``now``.
+
+    Raises FileError for a file that cannot be read or is of no such run.
+    """
+    try:
+        before = json.loads(file.read_text("utf-8"))
+        rows = [asdict(Row(**row)) for row in before["rows"]]
+        same = (before["device"], before["commit"]) == (now["device"], now["commit"])
+        known = {row["model"] for row in rows} <= {model.name for model in MODELS}
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, LookupError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise FileError(f"{file} is no run of benchmarks.torch_bench: {reason}; give another name") from None
+    if same and not known:
+        raise FileError(f"{file} has models that benchmarks.torch_bench has not; give another name")
+    return rows if same else []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does what the module's text says; returns 2 for a --json file that is of no run or cannot be written."""
+    try:
+        return _run(arguments)
+    except FileError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--fusion", action="store_true")
     options.add_argument("--json", type=Path)
     options.add_argument("--only", default="")
     options.add_argument("--dtypes", default="bf16,fp32")
     options.add_argument("--engines", default=",".join(ENGINES))
-    given = options.parse_args()
+    given = options.parse_args(arguments)
+    target = None if given.json is None else artifacts.prepare_file(given.json)
     began = time.perf_counter()
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {"arch": ARCH, "torch": torch.__version__, "rows": rows}
@@ -199,18 +232,19 @@ def main() -> int:
 
         document = {**environment(), "complete": False, "rows": rows}
 
-        if given.json and given.json.exists():  # what another run of the same has measured is kept
-            before = json.loads(given.json.read_text())
-            if (before["device"], before["commit"]) == (document["device"], document["commit"]):
-                rows += before["rows"]
+        if target is not None and target.exists():
+            rows += earlier(target, document)
+
+    def save() -> None:
+        if target is not None:
+            artifacts.write_file(target, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
     def keep(row: dict[str, Any]) -> None:
         rows[:] = [r for r in rows if given.fusion or any(r[k] != row[k] for k in ("model", "dtype", "engine"))]
         rows.append(row)
         rows.sort(key=lambda r: ([m.name for m in MODELS].index(r["model"]), r.get("dtype", "")))
         print(f"{time.perf_counter() - began:.0f} s: {json.dumps(row)}", flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        save()
 
     if given.fusion:
         for row in fusion():
@@ -227,8 +261,7 @@ def main() -> int:
                 for result in measure(model, dtype, engines, cache):
                     keep(asdict(result))
     document["complete"] = True
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    save()
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fusegraph.torch  # noqa: E402
 from benchmarks import torch_bench  # noqa: E402
 from benchmarks import torch_models as models  # noqa: E402
+from fusegraph.errors import FileError  # noqa: E402
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 CHANNELS_LAST = torch.channels_last
@@ -136,3 +138,29 @@ def test_what_is_fused_is_what_was_recorded() -> None:
     recorded = [row for row in told["rows"] if row["model"].endswith("block")]
     chosen = [model for model in models.MODELS if model.name.endswith("block")]
     assert list(torch_bench.fusion(chosen)) == recorded, "run python -m benchmarks.torch_bench --fusion"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": 3}', '{"rows": [{"name": 1}]}', '{"rows": []}', "\xff", None])
+def test_a_file_of_no_run_is_left_alone(text: str | None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fusegraph.report.bench.environment", lambda: {"device": "a GPU", "commit": "abc"})
+    path = tmp_path / "run.json"
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text, "latin-1")
+    assert torch_bench.main(["--json", str(path), "--only", "no such model"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"{path} is ")
+    assert text is None or path.read_text("latin-1") == text
+
+
+def test_rows_of_the_same_device_and_commit_are_kept(tmp_path: Path) -> None:
+    here, path = {"device": "a GPU", "commit": "abc"}, tmp_path / "run.json"
+    rows = [asdict(torch_bench.Row(models.MODELS[0].name, "bf16", "eager", 10.0))]
+    path.write_text(json.dumps({**here, "rows": rows}))
+    assert torch_bench.earlier(path, here) == rows
+    assert torch_bench.earlier(path, {**here, "commit": "def"}) == []
+    path.write_text(json.dumps({**here, "rows": [{**rows[0], "model": "another"}]}))
+    with pytest.raises(FileError, match="has models that"):
+        torch_bench.earlier(path, here)
