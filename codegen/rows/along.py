@@ -17,6 +17,8 @@ from codegen.spec import RowsSpec
 
 #: Narrow elements of a row that a thread has, from which on registers matter that the converted ones would take.
 MANY_ELEMENTS = 32
+#: Passes of a loop that is not spelled out which are unrolled; a thread's copies to shared memory that are.
+PASSES, MOST_COPIES = 4, 16
 
 
 class AlongRenderer(RowsRenderer):
@@ -36,6 +38,9 @@ class AlongRenderer(RowsRenderer):
         self._waits = schedule.cluster > 1
         #: instructions of rows that were needed before others of their stage
         self._early: set[int] = set()
+        #: of a loop that is open: the lines that say where a vector is, and whether the rest is under a condition
+        self._positions: dict[str, int] = {}
+        self._guarded = False
         #: loads in registers that a loop has read
         self._converted: set[int] = set()
 
@@ -265,30 +270,35 @@ class AlongRenderer(RowsRenderer):
         """
         w, s = self.w, self.s
         several = s.lanes * s.cluster > 1
-        lane = "lane" if several else "0"
-        start = lane if s.vector == 1 else f"{lane} * {s.vector}" if several else "0"
-        if not self.unrolled:
-            if self.length // self.step >= 4:
-                w.line("#pragma unroll 4")
-            first, more = self._from(start), ""
-            if s.form == "shared" and s.cluster > 1:
-                first += f", at = threadIdx.x{f' * {s.vector}' if s.vector > 1 else ''}"
-                more = f", at += {s.lanes * s.vector}"
+        beside = s.form == "shared" and s.cluster > 1 and not self.unrolled
+        many = f" * {s.vector}" if s.vector > 1 else ""
+        if not self.unrolled and (self.ragged or not self.unroll):
+            if self.length // self.step >= PASSES:
+                w.line(f"#pragma unroll {PASSES}")
+            first = self._from(f"lane{many}" if several else "0")
+            first += f", at = threadIdx.x{many}" if beside else ""
+            more = f", at += {s.lanes * s.vector}" if beside else ""
             w.open(f"for ({s.itype} col = {first}; col < {self.end}; col += {self.step}{more})")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
             return
+        start = f"lane{many}" if several else "0"
         if self.unroll > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int u = 0; u < {self.unroll}; ++u)")
+            spelled = self.unrolled or self.unroll <= (MOST_COPIES if loading else PASSES)
+            w.line("#pragma unroll" if spelled else f"#pragma unroll {PASSES}")
+            w.open(f"for ({'int' if self.unrolled else s.itype} u = 0; u < {self.unroll}; ++u)")
             inner = f"u * {s.lanes * s.cluster} + lane" if several else "u"
-            start = inner if s.vector == 1 else f"({inner}) * {s.vector}" if several else f"u * {s.vector}"
+            start = f"({inner}){many}" if several and many else f"{inner}{many}"
         else:
             w.open("")
         start = self._from(start)
         if self.ragged and loading:
             start = at_most(start, self.space.total - s.vector, s.itype)
-        self._col = len(w.lines)
+        self._positions = {"col": len(w.lines)}
         w.line(f"const {s.itype} col = {start};")
+        if beside:
+            self._positions["at"] = len(w.lines)
+            inner = f"(u * {s.lanes} + threadIdx.x)" if self.unroll > 1 else "threadIdx.x"
+            w.line(f"const uint32 at = {inner}{many};")
         self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
         self._guarded = self.ragged and not loading
         if self._guarded:
@@ -304,9 +314,10 @@ class AlongRenderer(RowsRenderer):
         return start if self.begin == "0" else self.begin if start == "0" else f"{self.begin} + {start}"
 
     def _close_vectors(self) -> None:
-        if self.unrolled:
-            if self._guarded:
-                self.w.close()
-            if not any(re.search(r"\bcol\b", line) for line in self.w.lines[self._col + 1 :]):
-                del self.w.lines[self._col]
+        if self._guarded:
+            self.w.close()
+        for name, line in reversed(self._positions.items()):
+            if not any(re.search(rf"\b{name}\b", text) for text in self.w.lines[line + 1 :]):
+                del self.w.lines[line]
+        self._positions, self._guarded = {}, False
         self.w.close()

@@ -24,8 +24,10 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     FUSEGRAPH_DYNAMIC_SHARED(shared);
     float* const x_s = reinterpret_cast<float*>(shared);
     // A thread reads back what it wrote itself.
-    #pragma unroll 4
-    for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
+    #pragma unroll
+    for (uint32 u = 0; u < 8; ++u) {
+        const uint32 col = (u * 2048 + lane) * 4;
+        const uint32 at = (u * 512 + threadIdx.x) * 4;
         copy_async<16>(x_s + at, x + row * 65536 + col);
     }
     copy_async_commit();
@@ -33,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     float y_max_part = -infinity<float>();
     float y_sum_part = 0.0f;
     #pragma unroll 4
-    for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
+    for (uint32 u = 0; u < 8; ++u) {
+        const uint32 at = (u * 512 + threadIdx.x) * 4;
         const Vector<float, 4> x_v = load_shared<4>(x_s + at);
         const float y_max_before = y_max_part;
         #pragma unroll
@@ -56,7 +59,9 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     const float y_sum = y_sum_part * math::exp(reduce::shift(y_max) - y_max);
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll 4
-    for (uint32 col = lane * 4, at = threadIdx.x * 4; col < 65536; col += 8192, at += 2048) {
+    for (uint32 u = 0; u < 8; ++u) {
+        const uint32 col = (u * 2048 + lane) * 4;
+        const uint32 at = (u * 512 + threadIdx.x) * 4;
         const Vector<float, 4> x_v = load_shared<4>(x_s + at);
         Vector<float, 4> y_v;
         #pragma unroll

@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
     float y_max_part = -infinity<float>();
     float y_sum_part = 0.0f;
     #pragma unroll 4
-    for (uint32 col = lane * 4; col < 1048576; col += 2048) {
+    for (uint32 u = 0; u < 512; ++u) {
+        const uint32 col = (u * 512 + lane) * 4;
         const Vector<float, 4> x_v = load<4>(x + row * 1048576 + col);
         const float y_max_before = y_max_part;
         #pragma unroll
@@ -42,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
     const float y_sum = y_sum_part * math::exp(reduce::shift(y_max) - y_max);
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll 4
-    for (uint32 col = lane * 4; col < 1048576; col += 2048) {
+    for (uint32 u = 0; u < 512; ++u) {
+        const uint32 col = (u * 512 + lane) * 4;
         const Vector<float, 4> x_v = load<4>(x + row * 1048576 + col);
         Vector<float, 4> y_v;
         #pragma unroll
