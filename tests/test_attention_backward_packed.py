@@ -41,7 +41,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", FORMS)
 def test_packed(arch: str) -> None:
-    graphs = [packed(**how) for how in VARIANTS]
+    graphs = [packed(**how) for how in (VARIANTS[::2] if arch == "sm_80" else VARIANTS[:4])]
     for g in graphs:
         assert [x.family for x in plan(g).partition.groups].count("attention_backward") == 2, g.name
     check_all(graphs, arch=arch, inputs=inputs)
@@ -78,9 +78,10 @@ def test_the_reference_is_that_of_each_sequence() -> None:
 @pytest.mark.parametrize("arch", FORMS)
 def test_tiles_of_other_sequences_are_not_read(arch: str) -> None:
     """They are NaN, in tiles that no row of a tile meets."""
-    numbers = {"rows": 512, "keys": 512, "heads": 2, "shared": 1, "layout": "BHSD"}
+    numbers: dict[str, Any] = {"rows": 512, "keys": 512, "heads": 2, "shared": 1, "layout": "BHSD"}
     half, single = packed(name="half", depth=64, **numbers, **CAUSAL), packed(name="single", dtype="float32", **numbers)
-    for g, executable in zip((half, single), executables([half, single], arch=arch)):
+    graphs = [half, single] if arch == "sm_80" else [half]
+    for g, executable in zip(graphs, executables(graphs, arch=arch)):
         for key, results in (("v", ("dQ",)), ("dO", ("dK", "dV"))):
             given = random_inputs(g)
             for offset in OFFSETS:
