@@ -33,7 +33,7 @@ RESERVED = frozenset(
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
     fragment_at fragment_at_across load_fragment load_fragment_across load_columns load_column_pairs put_fragment
     Fragment Pair PairOf load_results carry_row fetch_row winograd FragmentWords store_fragments
-    store_fragments_turned store_row Barrier TensorMap Ring Tile
+    store_fragments_turned store_row prefetch Barrier TensorMap Ring Tile
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
 

@@ -4,11 +4,13 @@ of, a vector of neighbouring elements at a time, and store the result where a co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
-from codegen.expr import Operand
-from codegen.iteration import coordinate, linear
+from codegen.expr import Index, Operand, Pointer, TableRead
+from codegen.iteration import coordinate, linear, packed
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import Elements, plus, vector_type
 from codegen.pointwise.schedule import aligned
@@ -17,6 +19,41 @@ from codegen.spec import ComputedRows
 
 #: The most bytes of a vector of results, and vectors that a thread has on their way.
 MOST_BYTES, IN_FLIGHT = 16, 4
+#: The most bytes, and vectors, of results that a thread keeps in registers; bytes of a line of the L2 cache.
+MOST_HELD, MOST_ROUNDS, LINE = 256, 16, 128
+
+
+#: Writes the store of a vector, by its C expression, at (r, d).
+Store: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tile of rows.
+
+    first    the C expression of its first row; last is that of all rows, which stands for those behind it, or None if
+             there are none.
+    size     rows of the tile.
+    padded   elements of its rows, 0 behind their own.
+    thread   the C expression of a thread's number, of so many ``threads``.
+    batch    C expressions of the coordinates of the batch.
+    itype    the C type of coordinates, element that of what is stored.
+    """
+
+    first: str
+    last: int | None
+    size: int
+    padded: int
+    thread: str
+    threads: int
+    batch: Sequence[str]
+    itype: str
+    element: str
+
+    def row(self, number: str) -> str:
+        """The C expression of a row by its number in the tile."""
+        text = f"{self.first} + {number}"
+        return text if self.last is None else f"min({self.itype}({text}), {self.itype}({self.last}))"
 
 
 class Computed(Elements):
@@ -36,41 +73,108 @@ class Computed(Elements):
         # A vector is a part of the last dimension, or several times all of it.
         self.vector = next(n for n in fits if last % n == 0 or (n % last == 0 and self._sizes[-2] % (n // last) == 0))
 
-    def fill(
-        self,
-        first: str,
-        size: int,
-        last: int | None,
-        padded: int,
-        thread: str,
-        threads: int,
-        batch: Sequence[str],
-        itype: str,
-        element: str,
-        store: Callable[[str], None],
-    ) -> None:
-        """Writes what makes ``size`` rows from ``first`` on, of ``padded`` elements, 0 behind their own.  With ``last``
-        there may be no more rows than that one, which stands for those behind it.  ``store`` writes the store of a
-        vector, by its name, at (r, d); its elements are of the C type ``element``.  A thread of so many has the number
-        ``thread``.
-        """
-        w, count = self.w, self.vector
-        pieces = -(-padded // count)
-        name = self.names.unique(self.program.stores[0].operand.name, "_v")
+    def fill(self, tile: Rows, store: Store) -> None:
+        """Writes what makes a tile."""
+        w = self.w
         w.line(f"#pragma unroll {IN_FLIGHT}")
-        w.open(f"for (int i = {thread}; i < {size * pieces}; i += {threads})")
-        w.line(f"const int r = i / {pieces}, d = i % {pieces}{f' * {count}' if count > 1 else ''};")
-        row = f"{first} + r" if first != "0" else "r"
-        w.line(f"const {itype} m = {row if last is None else f'min({itype}({row}), {itype}({last}))'};")
-        partial = pieces * count != self._depth
-        w.line(f"Vector<{element}, {count}> {name}{' = {}' if partial else ''};")
-        if partial:
-            w.open(f"if (d < {self._depth})")
-        self._vector(name, [*batch, "m"], element)
-        if partial:
-            w.close()
+        w.open(f"for (int i = {tile.thread}; i < {tile.size * self._pieces(tile)}; i += {tile.threads})")
+        name = self._piece(tile)
         store(name)
         w.close()
+
+    def hold(self, tile: Rows) -> str | None:
+        """Writes what makes a thread's vectors of a tile and keeps them in registers; returns their C name.  None if
+        they are too many.
+        """
+        w, count = self.w, self._rounds(tile)
+        if count * self.vector * self.dtype.itemsize > MOST_HELD or count > MOST_ROUNDS:
+            return None
+        held = self.names.unique(self.program.stores[0].operand.name, "_held")
+        w.line(f"Vector<{tile.element}, {self.vector}> {held}[{count}];")
+        w.line("#pragma unroll")
+        w.open(f"for (int u = 0; u < {count}; ++u)")
+        w.line(f"const int i = {tile.thread} + u * {tile.threads};")
+        w.line(f"{held}[u] = {self._piece(tile)};")
+        w.close()
+        return held
+
+    def put(self, tile: Rows, held: str, store: Store) -> None:
+        """Writes the stores of what `hold` has made."""
+        w = self.w
+        w.line("#pragma unroll")
+        w.open(f"for (int u = 0; u < {self._rounds(tile)}; ++u)")
+        w.line(f"const int i = {tile.thread} + u * {tile.threads};")
+        self._place(tile)
+        store(f"{held}[u]")
+        w.close()
+
+    def prefetch(self, tile: Rows) -> None:
+        """Writes what brings most of what a tile is made of to the L2 cache, if it is rows of neighbours."""
+        w = self.w
+        for op, pointer, strides, start in self._read():
+            steps = [step for text, step in zip((*tile.batch, "m"), strides) if text != "0"]
+            if not all(steps) or not self._dense(strides) or start < 0:
+                continue
+            each = LINE // op.dtype.itemsize
+            lines = -(-self._depth // each)
+            w.open(f"for (int i = {tile.thread}; i < {tile.size * lines}; i += {tile.threads})")
+            w.line(f"const {tile.itype} m = {tile.row(f'i / {lines}' if lines > 1 else 'i')};")
+            within = [(f"i % {lines}", each)] if lines > 1 else []
+            w.line(f"prefetch({plus(pointer, linear([*zip((*tile.batch, 'm'), strides), *within], start))});")
+            w.close()
+            return
+
+    def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
+        """What is read at places that coordinates say: operand, C name, steps along the space, and the first place."""
+        program = self.program
+        for n in self.varying_loads():
+            yield program.loads[n], self.pointers.loads[n], program.loads[n].strides, 0
+        for read in program.instructions:
+            if isinstance(read, TableRead) and read.indexed and len(read.multiples) == 1:
+                pointer, index = read.args[:2]
+                assert isinstance(pointer, Pointer)
+                assert isinstance(index, Index)
+                yield (
+                    program.tables[pointer.table],
+                    self.pointers.tables[pointer.table],
+                    program.indices[index.index],
+                    read.multiples[0],
+                )
+
+    def _dense(self, strides: Sequence[int]) -> bool:
+        """Whether the elements of a row are neighbours, as far as they are told apart."""
+        own = strides[len(strides) - len(self._sizes) :]
+        return all(step in (0, whole) for step, whole in zip(own, packed(self._sizes)))
+
+    def _pieces(self, tile: Rows) -> int:
+        """Vectors of a row."""
+        return -(-tile.padded // self.vector)
+
+    def _rounds(self, tile: Rows) -> int:
+        """Vectors of a thread."""
+        rounds, left = divmod(tile.size * self._pieces(tile), tile.threads)
+        assert not left
+        return rounds
+
+    def _place(self, tile: Rows) -> None:
+        """Writes the place of the i-th vector."""
+        count, pieces = self.vector, self._pieces(tile)
+        self.w.line(f"const int r = i / {pieces}, d = i % {pieces}{f' * {count}' if count > 1 else ''};")
+
+    def _piece(self, tile: Rows) -> str:
+        """Writes the i-th vector; returns its C name."""
+        w, count = self.w, self.vector
+        name = self.names.unique(self.program.stores[0].operand.name, "_v")
+        self._place(tile)
+        w.line(f"const {tile.itype} m = {tile.row('r')};")
+        partial = self._pieces(tile) * count != self._depth
+        w.line(f"Vector<{tile.element}, {count}> {name}{' = {}' if partial else ''};")
+        if partial:
+            w.open(f"if (d < {self._depth})")
+        self._vector(name, [*tile.batch, "m"], tile.element)
+        if partial:
+            w.close()
+        return name
 
     def _vector(self, name: str, outer: Sequence[str], element: str) -> None:
         """Writes the elements from d on of a row of the coordinates ``outer``."""

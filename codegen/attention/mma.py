@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.arch import Arch
-from codegen.attention.computed import Computed
+from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, check_types, random_headers
 from codegen.attention.scores import (
     NUMBERED,
@@ -256,8 +256,9 @@ class _Renderer:
                 value = f"kept({name}, {first} + r < {total})"
             w.line(f"store_shared(&shared.{what}[r][d], {value});")
 
-        where = first, size, total - 1 if total % size else None, padded, "t", self.threads, scores.batch, scores.t
-        computed.fill(*where, self.element, store)
+        last = total - 1 if total % size else None
+        tile = Rows(first, last, size, padded, "t", self.threads, scores.batch, scores.t, self.element)
+        computed.fill(tile, store)
 
     def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
         """Writes a piece of a row in the type in which it is multiplied."""

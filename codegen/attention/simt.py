@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.attention.computed import Computed
+from codegen.attention.computed import Computed, Rows
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
     NUMBERED,
@@ -180,8 +180,9 @@ class _Renderer:
 
         elements = self.spec.width if what == "values" else self.spec.depth
         scores = self.scores
-        where = first, size, total - 1 if total % size else None, elements, "t", WARPS * LANES, scores.batch, scores.t
-        computed.fill(*where, self.real, store)
+        last = total - 1 if total % size else None
+        tile = Rows(first, last, size, elements, "t", WARPS * LANES, scores.batch, scores.t, self.real)
+        computed.fill(tile, store)
 
     def _state(self) -> None:
         w, s, real, spec = self.w, self.s, self.real, self.spec

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from codegen.attention.computed import Computed
+from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, random_headers
 from codegen.attention.listing import Listing
 from codegen.attention.scores import NUMBERED, approximated, argument_names, kernel_details, merged
@@ -45,6 +45,7 @@ TAKEN = frozenset(
     inverse inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
     mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
+    prefetch_queries u
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -245,6 +246,8 @@ class _Renderer(Producer):
             if not self.listing:
                 w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             self._first_product("query")
+        if self.front is not None and self._goes_on:
+            w.line(f"prefetch_queries({self._following()});")
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else "last - 1")
@@ -315,36 +318,47 @@ class _Renderer(Producer):
             self.w.line(f"compute_queries({work}, {query}.index);")
 
     def _define_queries(self, front: Computed) -> None:
-        """Writes the function that computes a consumer's part of a tile of queries."""
-        w, s, spec = self.w, self.s, self.spec
+        """Writes the functions that compute a consumer's part of a tile of queries, and prefetch what that takes."""
+        w, s, spec, scores = self.w, self.s, self.spec, self.scores
         part = f"group * {ROWS}" if s.groups > 1 else "0"
         meet = f"named_barrier_sync({s.groups + 1} + group, {GROUP});"
+        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        last = spec.rows - 1 if spec.rows % s.rows else None
+        padded = -(-spec.depth // self.step) * self.step
+        rows = Rows(first, last, ROWS, padded, "t", GROUP, scores.batch, scores.t, self.element)
+        tile = f"const Tile at = tile_at<{self.batches}, {self.tiles}, {min(s.heads, self.batches)}>(work);"
+
+        def store(name: str) -> None:
+            place = f"&shared.queries[index][d / {self.panel}][{part}][0], r, d % {self.panel}"
+            w.line(f"store_row<{self.panel}>({place}, {name});")
+
         w.open("const auto compute_queries = [&](int work, int index)")
+        w.line(tile)
+        scores.begin("at.row", "at.col")
+        held = front.hold(rows)
         if self.out_map is not None:
             # What was stored last may lie in the other place.
             w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
         w.line(f"{meet}  // and has been multiplied by all warps")
-        heads = min(s.heads, self.batches)
-        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
-        self.scores.begin("at.row", "at.col")
-        last = spec.rows - 1 if spec.rows % s.rows else None
-        padded = -(-spec.depth // self.step) * self.step
-        place = f"&shared.queries[index][d / {self.panel}][{part}][0], r, d % {self.panel}"
-        front.fill(
-            linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)]),
-            ROWS,
-            last,
-            padded,
-            "t",
-            GROUP,
-            self.scores.batch,
-            self.scores.t,
-            self.element,
-            lambda name: w.line(f"store_row<{self.panel}>({place}, {name});"),
-        )
+        if held is None:
+            front.fill(rows, store)
+        else:
+            front.put(rows, held, store)
         w.line("fence_async_shared();")
         w.line(f"{meet}  // the consumer's rows are there")
         w.close("};")
+        if self._goes_on:
+            w.open("const auto prefetch_queries = [&](int work)")
+            w.line(f"if (work >= {self.tiles * self.batches}) return;")
+            w.line(tile)
+            scores.begin("at.row", "at.col")
+            front.prefetch(rows)
+            w.close("};")
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a block has several tiles of queries."""
+        return self.tiles * self.batches > self.s.blocks
 
     def _registers(self) -> None:
         """Writes what holds the scores of a tile and, rounded, its probabilities."""
