@@ -34,17 +34,22 @@ VECTOR = 8  # elements of 16 bytes
 #: Registers of a thread that scores, probabilities and results may take.
 HELD = 200
 CHAINS = 2  # of maxima and sums
+FILLERS = 7  # warps that compute keys or values
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 16 << 20
 
 
 @dataclass(frozen=True)
 class AttentionMmaSchedule:
-    """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together."""
+    """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together.
+
+    fillers  more warps, which bring the tiles of keys and values, while the others multiply; 0: all do both.
+    """
 
     warps: int
     keys: int
     heads: int
+    fillers: int = 0
 
     @property
     def rows(self) -> int:
@@ -74,11 +79,15 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
         preferred = [(1, 64), (1, 32), (1, 16), *preferred]
     elif spec.rows <= 32:
         preferred = [(2, 32), (2, 64), (2, 16), *preferred]
+    fillers = 0
+    if any(spec.computed[1:]):  # nothing is on its way while it is computed: other warps multiply meanwhile
+        warps = next((n for n in (1, 2, 4) if WARP_ROWS * n >= spec.rows), 8)
+        preferred, fillers = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(FILLERS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // each))
     found = []
     for warps, keys in preferred:
-        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads)
+        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, fillers)
         held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
         if held <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
             found.append(s)
@@ -114,7 +123,10 @@ class _Renderer:
         self.element = self.scores.element
         self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
         self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
-        self.threads = 32 * schedule.warps
+        self.threads = 32 * (schedule.warps + schedule.fillers)
+        #: the number of a thread that brings keys and values, and how many do
+        first, bringing = (32 * schedule.warps, 32 * schedule.fillers) if schedule.fillers else (0, self.threads)
+        self.bringing = f"t - {first}" if first else "t", bringing
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
@@ -165,26 +177,45 @@ class _Renderer:
         w.open("const auto fill = [&](int tile, int stage)")
         w.line(f"const int n0 = tile * {s.keys};")
         pages = spec.pages or (None, None)
-        self._fill("keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0])
-        self._fill("values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1])
+        keys = "keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0]
+        values = "values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1]
+        for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
+            self._fill(*tensor)
         w.close("};")
         self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
-        w.line("if (first < last) fill(last - 1, 0);" if spec.some_meet_none else "fill(last - 1, 0);")
+        tests = [f"warp >= {s.warps}"] if s.fillers else []
+        tests += ["first < last"] if spec.some_meet_none else []
+        condition = f"if ({' && '.join(tests)}) " if tests else ""
+        w.line(f"{condition}fill(last - 1, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
+        if s.fillers:
+            w.line("copy_async_wait<0>();")
         w.open("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)")
-        w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
-        w.line("copy_async_commit();")
-        w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
-        w.line("__syncthreads();")
+        if s.fillers:
+            w.line("__syncthreads();  // this tile is there, that before has been multiplied")
+            w.open(f"if (warp >= {s.warps})")
+            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+            w.line("copy_async_commit();")
+            w.line("copy_async_wait<0>();")
+            w.line("continue;  // others multiply")
+            w.close()
+        else:
+            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+            w.line("copy_async_commit();")
+            w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+            w.line("__syncthreads();")
         self._multiply_keys()
         self.scores.make("tile")
         self.scores.softmax(CHAINS)
         w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         self._multiply_values()
-        w.line("__syncthreads();  // the tile has been used")
+        if not s.fillers:
+            w.line("__syncthreads();  // the tile has been used")
         w.close()
+        if s.fillers:
+            w.line(f"if (warp >= {s.warps}) return;")
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
         w.close()
@@ -223,7 +254,8 @@ class _Renderer:
         aligned = aligned and (pages is None or pages.step % VECTOR == 0)
         each = VECTOR if aligned else 1
         pieces = padded // each
-        w.open(f"for (int i = t; i < {size * pieces}; i += {self.threads})")
+        thread, threads = self.bringing if number else ("t", self.threads)
+        w.open(f"for (int i = {thread}; i < {size * pieces}; i += {threads})")
         times = f" * {each}" if each > 1 else ""
         w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
         tests = [] if whole else [f"{first} + r < {total}"]
@@ -257,7 +289,16 @@ class _Renderer:
             w.line(f"store_shared(&shared.{what}[r][d], {value});")
 
         last = total - 1 if total % size else None
-        tile = Rows(first, last, size, padded, "t", self.threads, scores.batch, scores.t, self.element)
+        tile = Rows(
+            first,
+            last,
+            size,
+            padded,
+            *(self.bringing if number else ("t", self.threads)),
+            scores.batch,
+            scores.t,
+            self.element,
+        )
         computed.fill(tile, store)
 
     def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
