@@ -248,14 +248,15 @@ class Emitter:
             return self.names[value.instruction] or self.expression(value.instruction, terms)
         return terms[value]
 
-    def read(self, number: int, vector: int, terms: Mapping[Value, str]) -> str:
-        """The C expression of a vector of a table, for that of its first element."""
+    def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
+        """The C expression of a vector of a table, for that of its first element; ``packed``: as `Packed` words."""
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
         table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
         texts = [self.term(value, terms) for value in read.args]
-        text = f"load<{vector}>({texts[0]} + {fill(read.position, texts)})"
-        return f"{texts[-1]} ? {text} : Vector<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
+        load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
+        text = f"{load}<{vector}>({texts[0]} + {fill(read.position, texts)})"
+        return f"{texts[-1]} ? {text} : {kind}<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
 
     def expression(self, number: int, terms: Mapping[Value, str]) -> str:
         """The C expression of an instruction."""

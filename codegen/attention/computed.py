@@ -12,7 +12,7 @@ from typing import TypeAlias
 from codegen.expr import Index, Operand, Pointer, TableRead
 from codegen.iteration import coordinate, linear, packed
 from codegen.naming import Names, Writer
-from codegen.pointwise.body import Elements, plus, vector_type
+from codegen.pointwise.body import Elements, kept_type, packs, plus
 from codegen.pointwise.schedule import aligned
 from codegen.pointwise.tables import ahead
 from codegen.spec import ComputedRows
@@ -199,7 +199,8 @@ class Computed(Elements):
             op, pointer, register = self.program.loads[n], self.pointers.loads[n], self.register(n)
             place, step = at(op.strides), each(op.strides)
             if step and self._wide(op):
-                w.line(f"const {vector_type(op, count)} {register} = load<{count}>({plus(pointer, place)});")
+                load = "load_packed" if packs(op, count, True) else "load"
+                w.line(f"const {kept_type(op, count, True)} {register} = {load}<{count}>({plus(pointer, place)});")
                 loaded[n] = f"{register}[e]"
             elif step:
                 loaded[n] = f"{pointer}[{' + '.join(t for t in (place, step) if t != '0')}]"
@@ -209,7 +210,7 @@ class Computed(Elements):
         positions = [at(strides) for strides in self.program.indices]
         done = ahead(self.program, sizes, count)
         if done.reads:
-            self.ahead(done, count, same, positions)
+            self.ahead(done, count, same, positions, packed=True)
         if count > 1:
             w.line("#pragma unroll")
             w.open(f"for (int e = 0; e < {count}; ++e)")

@@ -89,7 +89,8 @@ __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& va
 
 // N elements in the words they came in, to be kept in registers for a while.  Of a Vector of elements of 1 or 2 bytes that
 // is loaded under a condition the compiler keeps every element in a register of its own: it takes the words apart before
-// it issues the next load, and so waits for each.
+// it issues the next load, and so waits for each.  An element is a shift of its word, so that widening a bfloat16 in an
+// upper half is a mask.
 template <class T, int N>
 struct Packed {
     static constexpr int each = sizeof(T) * N % 4 ? N : sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // elements of a word
@@ -103,9 +104,9 @@ struct Packed {
         for (int i = 0; i < N / each; ++i) words[i] = w[i];
     }
     __device__ __forceinline__ T operator[](int i) const {
-        union { word w; T t[each]; };
-        w = words[i / each];
-        return t[i % each];
+        union { typename PackedWord<sizeof(T)>::type bits; T t; };
+        bits = words[i / each] >> i % each * 8 * int(sizeof(T));
+        return t;
     }
 };
 

@@ -67,8 +67,12 @@ class Elements:
         """Names for the vectors of results, one a store."""
         return [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
 
-    def ahead(self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str]) -> None:
-        """Reads vectors of tables, for which loaded and indices have what is needed of the first element."""
+    def ahead(
+        self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
+    ) -> None:
+        """Reads vectors of tables, for which loaded and indices have what is needed of the first element; ``packed``:
+        small elements as `Packed` words.
+        """
         terms = dict(self.terms)
         for n, text in loaded.items():
             terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
@@ -79,7 +83,8 @@ class Elements:
             read = self.program.instructions[k]
             table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
             name = self._vectors[k] = self.names.unique(table.name, "_v")
-            self.w.line(f"const {vector_type(table, vector)} {name} = {self._emitter.read(k, vector, terms)};")
+            kind, words = kept_type(table, vector, packed), packs(table, vector, packed)
+            self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
 
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
         """The statements of one element; returns what to store, one text a store.
