@@ -172,7 +172,19 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
             if _is_computed(graph, large) and not _behind_another(graph, large):
                 raise Refusal(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
         else:
-            return members
+            return _needed(graph, members, tensor)
+
+
+def _needed(graph: Graph, members: Set[Node], tensor: Tensor) -> set[Node]:
+    """Those of the members that a tensor is computed by through members alone."""
+    found: set[Node] = set()
+    stack = [tensor]
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is not None and node in members and node not in found:
+            found.add(node)
+            stack += node.inputs
+    return found
 
 
 def _is_view(node: Node) -> bool:
