@@ -216,7 +216,7 @@ def test_pages_and_parts(arch: str) -> None:
     g.output(g.sdpa(q, k, v, **tables, seq_len_kv=g.tensor("seq_len_kv", (2,), "int32")), name="o")
     assert families(g) == ["attention"]
     check_all([g], arch=arch, inputs=paged_inputs)
-    how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1, "keys": 1200, "depth": 16}
+    how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1, "keys": 2100, "depth": 16}
     parts = [built("parts", **how), built("all in parts", k=turned, dtype="float32", **how)]
     assert [families(x) for x in parts] == [["attention", "rows"]] * 2
     check_all(parts, arch=arch)
