@@ -5,6 +5,7 @@ from __future__ import annotations
 from codegen import attention, contraction, pointwise, pool, rows, scan, window, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
+from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
@@ -74,7 +75,11 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
     ):
         return attention.render(spec, s)
     if isinstance(spec, AttentionBackwardSpec) and isinstance(
-        s, AttentionBackwardWgmmaSchedule | AttentionBackwardMmaSchedule | AttentionBackwardSimtSchedule
+        s,
+        AttentionBackwardJoinedSchedule
+        | AttentionBackwardWgmmaSchedule
+        | AttentionBackwardMmaSchedule
+        | AttentionBackwardSimtSchedule,
     ):
         return attention_backward.render(spec, s)
     raise TypeError(f"{s} is no schedule of a {type(spec).__name__}")

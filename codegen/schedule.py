@@ -14,6 +14,7 @@ from codegen import arch as archs
 from codegen import attention, contraction, pointwise, rows, scan, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
+from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
@@ -60,6 +61,7 @@ Schedule: TypeAlias = (
     | AttentionWgmmaSchedule
     | AttentionMmaSchedule
     | AttentionSimtSchedule
+    | AttentionBackwardJoinedSchedule
     | AttentionBackwardWgmmaSchedule
     | AttentionBackwardMmaSchedule
     | AttentionBackwardSimtSchedule

@@ -55,6 +55,8 @@ class KernelSource:
                           addresses of all arguments in order.
     cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
     dependent             whether it may be launched before the kernel before it is done: it waits for that itself.
+    zeroed                arguments, and bytes of each from its first on, that are zero when the kernel is launched: who
+                          launches it sees to that.
     """
 
     name: str
@@ -66,6 +68,7 @@ class KernelSource:
     parameters: tuple[int | TensorMap, ...] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)
     dependent: bool = False
+    zeroed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import TypeAlias
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.anonymous import anonymous
 from codegen.arch import Arch
+from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
 from codegen.spec import KernelSource
+from codegen.tiles import Unsupported
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options, Refusal
@@ -22,6 +24,7 @@ from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_front import compute_in_front
 from fusegraph.passes.decompose import decompose
 from fusegraph.passes.fuse import fuse
+from fusegraph.passes.join_gradients import join_gradients
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.partition import Group, Partition
@@ -146,7 +149,24 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     `by_cost_model`).  Raises GraphError if the graph has no outputs.
     """
     check_outputs(graph)
-    options = options or Options()
+    apart: dict[str, str] = {}
+    while True:
+        try:
+            return _plan(graph, options or Options(), fusion, choose or by_cost_model(), apart)
+        except _Apart as found:
+            apart |= found.reasons
+
+
+class _Apart(Exception):
+    """Gradients of attention were joined that no kernel makes together: why, by the name of a result."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
+
+
+def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: Mapping[str, str]) -> Plan:
+    """`plan`; gradients of attention with a result that is called as in ``apart`` stay kernels of their own."""
     written_out = decompose(graph)
     simplified = simplify(written_out.graph, enabled=fusion)
     nothing = Recognised(same(simplified.graph), ())
@@ -154,7 +174,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     recognised = recognise(gradients.simplified.graph, options) if fusion else nothing
     computed = compute_in_front(recognised.simplified.graph, options) if fusion else nothing
     attended = computed.simplified
-    in_parts = split_products(attended.graph) if fusion else same(attended.graph)
+    joined = join_gradients(attended.graph, options, apart) if fusion else Recognised(same(attended.graph), ())
+    in_parts = split_products(joined.simplified.graph) if fusion else same(attended.graph)
     side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
     moved = move_reshapes(side_by_side.graph) if fusion else same(side_by_side.graph)
     if fusion:
@@ -166,6 +187,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         gradients.simplified.counterpart,
         recognised.simplified.counterpart,
         attended.counterpart,
+        joined.simplified.counterpart,
         in_parts.counterpart,
         side_by_side.counterpart,
         moved.counterpart,
@@ -180,9 +202,9 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         partition, copies = recomputed.partition, recomputed.copies
         alive = recomputed.counterpart
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
-    early_decisions = gradients.decisions + recognised.decisions + computed.decisions
+    early_decisions = gradients.decisions + recognised.decisions + computed.decisions + joined.decisions
     partition = replace(partition, decisions=early_decisions + partition.decisions)
-    kernels = _rendered(partition, choose or by_cost_model(), order.from_the_end(partition) if fusion else frozenset())
+    kernels = _rendered(partition, choose, order.from_the_end(partition) if fusion else frozenset())
     memory = plan_memory(partition)
     alike = namesakes(simplified)
     return Plan(graph, partition.graph, counterpart, partition, kernels, memory, chosen.algorithms, copies, alike)
@@ -198,12 +220,19 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
     names = Names()
     choices: dict[str, Choice] = {}
     sources: dict[tuple[str, bool, bool, bool], KernelSource] = {}
+    refused: dict[str, str] = {}
     kernels = []
     for number, group in enumerate(groups):
         spec = group.lowered.spec
         alike = repr(anonymous(spec))
         if alike not in choices:
-            choices[alike] = choose(spec, group)
+            try:
+                choices[alike] = choose(spec, group)
+            except Unsupported as reason:
+                if not (isinstance(spec, AttentionBackwardSpec) and spec.joined):
+                    raise
+                refused[group.writes[0].name] = str(reason)
+                continue
         choice = choices[alike]
         early = number + 1 < len(groups) and order.may_come_in_early(groups[number + 1])
         key = alike, group in turned, number == 0, early
@@ -212,4 +241,6 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
             source = from_the_end(source) if group in turned else source
             sources[key] = in_sequence(source, first=number == 0, early=early)
         kernels.append(Kernel(group, sources[key], choice))
+    if refused:
+        raise _Apart(refused)
     return tuple(kernels)

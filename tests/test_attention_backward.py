@@ -42,6 +42,7 @@ def made(
     extra: Extra | None = None,
     sink: str = "",
     forward: bool = True,
+    results: int = 4,
     **attributes: Any,
 ) -> fg.Graph:
     """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of sdpa", or
@@ -74,8 +75,8 @@ def made(
         stats = g.tensor("stats", (batch, heads, rows, 1), "float64" if dtype == "float64" else "float32")
     if sink == "of both":
         more = {**more, **token}
-    results = g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)
-    for key, t in zip(("dQ", "dK", "dV", "dBias", "dSink"), results):
+    every = g.sdpa_backward(q, k, v, o, loss, stats, **more, **attributes)
+    for key, t in zip(("dQ", "dK", "dV", "dBias", "dSink")[:results], every):
         g.output(t, name=key)
     return g
 
@@ -169,7 +170,8 @@ def test_variants(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_golden_source(arch: str) -> None:
-    graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **CAUSAL)
+    how: dict[str, Any] = {"soft_cap": 30.0} if arch == "sm_90a" else {}  # one kernel does not make its gradients
+    graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **how, **CAUSAL)
     kernels = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
     sources = [k.source.code for k in kernels if k.group.family == "attention_backward"]
     for over, source in zip(("queries", "keys"), sources, strict=True):
@@ -188,7 +190,8 @@ def test_registers() -> None:
         name = f"d{depth}s{shared}"
         graph = made(name=name, rows=4096, heads=16, shared=shared, depth=depth, forward=False, **CAUSAL)
         kernels = [k for k in plan(graph, choose=chosen).kernels if k.group.family == "attention_backward"]
-        assert all(type(k.choice.schedule).__name__ == "AttentionBackwardWgmmaSchedule" for k in kernels)
+        form = "Wgmma" if depth > 128 else "Joined"
+        assert all(type(k.choice.schedule).__name__ == f"AttentionBackward{form}Schedule" for k in kernels)
         sources += [k.source for k in kernels]
     for source, compiled in zip(sources, nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()), strict=True):
         assert compiled.spill_bytes == 0, compiled.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from typing import Any
@@ -248,6 +249,22 @@ def double_launch() -> None:
     for cluster in ((3, 1, 1), (0, 1, 1), (1, 4, 1)):
         with raises(DeviceError, f"kernel mixed cannot run a grid of (8, 2, 1) in clusters of {cluster}"):
             launch.Launch(function, (8, 2, 1), (32, 1, 1), 0, 2, cluster=cluster)
+
+    # What is to be zero is set to that before the kernel.
+    with driver.using(0):
+        block = driver.allocate(64, 0)
+        driver.memset(block.pointer, 1, 64, 0)
+        add_one = module.function("add_one")
+        clear = launch.Launch(add_one, (1, 1, 1), (4, 1, 1), 0, 2, zeroed=[(0, 16)], dependent=True)
+        assert not clear.dependent
+        clear([block.pointer, block.pointer + 32], 0)
+        values = (ctypes.c_float * 16).from_address(block.pointer)
+        assert values[:4] == [0] * 4
+        assert values[8:12] == [1] * 4
+        assert values[4] == values[12] != 0
+        with raises(DeviceError, "launch add_one", "INVALID_VALUE"):
+            clear([block.pointer + 56, block.pointer], 0)
+    del add_one, clear
 
     # Shared memory above 48 KB, the kernel's own 1000 bytes included, is asked for once; it never shrinks.
     lib.double_clear()

@@ -55,6 +55,8 @@ class BackwardScores(Scores):
 
     def __init__(self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
         self.whole, self.height, self.width = spec, height, width
+        #: whether keys that do not exist count as well where it is asked which tiles meet
+        self.whole_tiles = False
         super().__init__(w, spec.attention, names, width if spec.queries else height)
         if not spec.queries:
             self.ragged = False  # what becomes of keys that do not exist is not stored
@@ -119,7 +121,8 @@ class BackwardScores(Scores):
             return
         a, w = self.spec, self.w
         tiles = -(-a.rows // self.width)
-        ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if a.keys % self.height else f"r0 + {self.height - 1}"
+        ragged = a.keys % self.height and not self.whole_tiles
+        ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if ragged else f"r0 + {self.height - 1}"
 
         def most(number: int, sign: int = 1) -> str:
             """The largest key * j + start of the keys, or what is to be added to it for 0."""

@@ -22,6 +22,9 @@ class AttentionBackwardSpec:
                store, the slope, unless that is 1.
     over       "queries" or "keys".
     shift      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
+    by_queries  None, or where the sums over keys go as well, less the factor: float32, strides over batch + (query,
+               element of a key), packed.  Only the form that computes all gradients by one kernel has it.
+    order      beside them: int32 in which blocks count (`backward_joined`), one more than there are tiles of queries.
     guarded    whether p is 0 where the shift is minus infinity, which is the logarithm of no sum.
     delta      strides over batch + (row,).
     factor     any number.
@@ -42,6 +45,8 @@ class AttentionBackwardSpec:
     by_scores: Operand | None = None
     shared: bool = False
     guarded: bool = True
+    by_queries: Operand | None = None
+    order: Operand | None = None
 
     @property
     def program(self) -> Program:
@@ -50,6 +55,11 @@ class AttentionBackwardSpec:
     @property
     def loss(self) -> Operand:
         return self.attention.out
+
+    @property
+    def joined(self) -> bool:
+        """Whether there are sums of queries and of keys."""
+        return self.by_queries is not None
 
     @property
     def queries(self) -> bool:
@@ -90,7 +100,14 @@ class AttentionBackwardSpec:
 
     @property
     def written(self) -> tuple[Operand, ...]:
-        return tuple(op for op in (self.first, self.second, self.by_scores) if op is not None)
+        return tuple(
+            op for op in (self.first, self.second, self.by_scores, self.by_queries, self.order) if op is not None
+        )
+
+    @property
+    def rounded(self) -> tuple[Operand, ...]:
+        """What is written but for what is rounded later."""
+        return tuple(op for op in self.written if op not in (self.by_queries, self.order))
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -110,4 +127,4 @@ class AttentionBackwardSpec:
     @property
     def approximate(self) -> bool:
         """Whether approximate instructions cannot be seen in the results."""
-        return not self.program.exact and all(op.dtype.itemsize <= 2 for op in self.written)
+        return not self.program.exact and all(op.dtype.itemsize <= 2 for op in self.rounded)

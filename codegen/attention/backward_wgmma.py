@@ -37,7 +37,7 @@ TAKEN = frozenset(
 
 
 @dataclass(frozen=True)
-class _Result:
+class Result:
     """A result: the C variable of its sums, their factor, where it goes, and elements of a row."""
 
     sums: str
@@ -51,16 +51,18 @@ class _Result:
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
-    return _Renderer(without_places(spec), schedule).render()
+    return Renderer(without_places(spec), schedule).render()
 
 
-class _Renderer:
+class Renderer:
+    """Writes a kernel of warpgroups."""
+
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         #: of a thread of the producer and of a consumer
         self.registers = registers(spec, schedule)
         a = self.a
-        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
+        taken = [spec.name, *TAKEN, *INTERVALS, *self.more_taken, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
         self.names, self.w = Names(taken), Writer()
         self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
         self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments[4:])
@@ -79,7 +81,7 @@ class _Renderer:
         self.deep, self.wide = panels(a.depth), panels(a.width)
         #: whether products with the loss are needed
         self.with_loss = spec.first is not None or spec.by_scores is not None
-        self.results: list[_Result] = []
+        self.results: list[Result] = []
         number = len(spec.arguments) + len(a.loads)
         for sums, factor, op, elements, tile in (
             ("by_s", spec.factor, spec.first, a.depth, self.held[0][0]),
@@ -93,7 +95,7 @@ class _Renderer:
                 except Unsupported:
                     pass
                 name = self.names.unique(op.name, "_map" if found else "")
-                self.results.append(_Result(sums, factor, op, elements, tile, name, found))
+                self.results.append(Result(sums, factor, op, elements, tile, name, found))
                 number += 1
         self.mapped = [r for r in self.results if r.map is not None]
         self.by_scores = self.names.unique(spec.by_scores.name) if spec.by_scores is not None else ""
@@ -104,14 +106,14 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec, a = self.w, self.s, self.spec, self.a
         program = a.program
-        shapes = dict.fromkeys((s.cols, *(columns(r.elements) for r in self.results)))
+        shapes = dict.fromkeys(self._shapes())
         details = [
             *kernel_details(a),
             f"for {s.height} {spec.over} a block, tiles of {s.cols} of the others in {s.stages} stages filled by TMA, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, "attention.cuh", *random_headers(a), programs=[a.weight])
+        needed = headers(program, *more, *self.more_headers, "attention.cuh", *random_headers(a), programs=[a.weight])
         heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
         for n in shapes:
             w.line(f"FUSEGRAPH_WGMMA({n})")
@@ -123,6 +125,7 @@ class _Renderer:
         parameters += [constant + r.name if r.map else parameter(r.op, r.name, written=True) for r in self.results]
         if spec.by_scores is not None:
             parameters.append(parameter(spec.by_scores, self.by_scores, written=True))
+        parameters += self._more_parameters()
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         w.open("if (group < 0)")
@@ -147,6 +150,29 @@ class _Renderer:
             parameters=tuple(passed),
         )
 
+    # ---- what a kernel has that does more (`codegen.attention.backward_joined`)
+
+    more_taken: tuple[str, ...] = ()
+    more_headers: tuple[str, ...] = ()
+
+    def _shapes(self) -> list[int]:
+        """Columns of products."""
+        return [self.s.cols, *(columns(r.elements) for r in self.results)]
+
+    def _more_parameters(self) -> list[str]:
+        return []
+
+    def _more_shared(self) -> None:
+        pass
+
+    def _more_barriers(self) -> None:
+        pass
+
+    def _more_warps(self) -> None:
+        pass
+
+    # ---- the block
+
     def _shared(self) -> None:
         w, s, spec, t = self.w, self.s, self.spec, self.element
         panel = (self.deep, self.wide)
@@ -157,6 +183,7 @@ class _Renderer:
             )
         for (name, _), count in zip(self.brought, panel):
             w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
+        self._more_shared()
         if not spec.queries:
             w.line(f"alignas(16) float shift[{s.stages}][{s.cols}], delta[{s.stages}][{s.cols}];")
         if self.scores.ranged:
@@ -175,6 +202,7 @@ class _Renderer:
         w.line(f"barrier_init(shared.full[i], {1 if spec.queries else 33 + 32 * self.with_loss});")
         w.line(f"barrier_init(shared.empty[i], {s.groups});")
         w.close()
+        self._more_barriers()
         w.line("barrier_fence_init();")
         w.close()
         w.line("__syncthreads();")
@@ -190,6 +218,9 @@ class _Renderer:
         growing = spec.queries and any(b.key < 0 and b.row > 0 for b in self.a.bounds)
         w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
         self.scores.coordinates("at.row", spec.batch)
+
+    def _end_work(self) -> None:
+        self.w.close()
 
     def _tiles(self) -> None:
         """Opens the loop over the heads that share keys, and writes which tiles are met."""
@@ -258,11 +289,12 @@ class _Renderer:
             self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
         w.close()
         self._end_tiles()
-        w.close()
+        self._end_work()
         if not spec.queries:
             self._numbers(1, "shift", self.scores.shift_of, self.shift)
             if self.with_loss:
                 self._numbers(2, "delta", self.scores.delta_of, self.delta)
+        self._more_warps()
         w.close()
 
     def _numbers(self, warp: int, name: str, text: Callable[[str, str, str], str], source: str) -> None:
@@ -284,7 +316,7 @@ class _Renderer:
         w.line("barrier_arrive(shared.full[stage.index]);")
         w.close()
         self._end_tiles()
-        w.close()
+        self._end_work()
 
     # ---- the consumers
 
@@ -344,7 +376,7 @@ class _Renderer:
             self._sum("by_s", factors[1], 0)
         w.line("previous = stage;")
         w.line("++stage;")
-        w.close()
+        self._end_work()
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")
         self._end_tiles()

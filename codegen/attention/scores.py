@@ -179,12 +179,23 @@ class Scores:
         """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
         from first to last - 1.  With ``some`` there is one, if need be one in which no query meets a key.
         """
-        w, spec = self.w, self.spec
+        first, last = self.keys_range(m0, rows)
+        if some and self.spec.bounds:
+            # Where a bound rules all tiles out it rules out each one.
+            first = f"min({first}, {-(-self.spec.keys // self.keys) - 1})" if first != "0" else first
+            last = f"max(first + 1, {last})"
+        self.w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
+
+    def keys_range(self, m0: str, rows: int, *, whole: bool = False) -> tuple[str, str]:
+        """C expressions of the first tile of keys that these queries may meet, and of the one after the last.  With
+        ``whole`` queries that do not exist count, too.
+        """
+        spec = self.spec
         tiles = -(-spec.keys // self.keys)
         lower = [x for x in enumerate(spec.bounds) if x[1].key > 0]
         upper = [x for x in enumerate(spec.bounds) if x[1].key < 0]
         rest = [x for x in enumerate(spec.bounds) if x[1].key == 0]
-        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
+        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows and not whole else f"{m0} + {rows - 1}"
         if rows == 1:
             ends = m0
 
@@ -212,11 +223,7 @@ class Scores:
         if rest:
             none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
             last = f"{none} ? 0 : {last}"
-        if some and self.spec.bounds:
-            # Where a bound rules all tiles out it rules out each one.
-            first = f"min({first}, {tiles - 1})" if starts else first
-            last = f"max(first + 1, {last})"
-        w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
+        return first, last
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         """Adds the first tiles of keys that ranges let queries meet, and those behind the last ones."""

@@ -135,6 +135,19 @@ __device__ __forceinline__ float (&part(float (&sum)[N], int first))[4] {
     return *reinterpret_cast<float(*)[4]>(&sum[first]);
 }
 
+// Writes sums to a tile of rows of 32 floats, swizzled by 128 bytes, turned: a column of the sums is a row of the tile, from
+// `row`, the place of the thread's first row of the sums, on.
+template <int N>
+__device__ __forceinline__ void store_turned(float* tile, int row, const float (&sum)[N]) {
+    const int column = threadIdx.x % 4 * 2;
+    int first = column * 32 + (row ^ column * 4);
+#ifndef FUSEGRAPH_CPU
+    asm volatile("" : "+r"(first));  // the places are not kept in registers from one time to the next
+#endif
+#pragma unroll
+    for (int i = 0; i < N; ++i) tile[(first ^ (i / 2 % 2 * 8 + i % 2 * 36)) + i / 4 * 256] = sum[i];
+}
+
 // Multiplies the sums of two rows.
 template <int N>
 __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {

@@ -110,6 +110,16 @@ __device__ __forceinline__ void store_fragments(T* tile, int row, int column, co
 }
 
 // The same with the tile turned: Rows results of a column are neighbours, rows of the tile are columns of the results.
+// The four pairs are words, of 16-bit elements.
+template <int Rows>
+__device__ __forceinline__ void store_words_turned(void* tile, int row, int column, const uint32 (&words)[4]) {
+    constexpr int bytes = Rows * 2;
+    const int lane = threadIdx.x % 32;
+    const int part = lane / 8;  // the fragment whose rows the lane's address is one of
+    const int offset = (part / 2 * 8 + lane % 8) * bytes + (row + part % 2 * 8) * 2;
+    store_matrices_transposed(static_cast<unsigned char*>(tile) + column * bytes + swizzle<bytes>(offset), words);
+}
+
 template <int Rows, class T>
 __device__ __forceinline__ void store_fragments_turned(T* tile, int row, int column, const Vector<T, 2> (&v)[4]) {
     constexpr int bytes = Rows * sizeof(T);
@@ -117,11 +127,8 @@ __device__ __forceinline__ void store_fragments_turned(T* tile, int row, int col
     unsigned char* const base = reinterpret_cast<unsigned char*>(tile);
 #if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ >= 900
     if (sizeof(T) == 2) {
-        const int part = lane / 8;  // the fragment whose rows the lane's address is one of
-        const int offset = (column + part / 2 * 8 + lane % 8) * bytes + (row + part % 2 * 8) * int(sizeof(T));
         const FragmentWords<T> registers(v);
-        store_matrices_transposed(base + swizzle<bytes>(offset), registers.words);
-        return;
+        return store_words_turned<Rows>(base, row, column, registers.words);
     }
 #endif
 #pragma unroll

@@ -118,6 +118,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
                 source.parameters,
                 cluster=source.cluster,
                 dependent=source.dependent and has_pdl,
+                zeroed=source.zeroed,
             )
             steps.append((launch, positions))
         constants = tuple(to_device(t.value, index) for t in slots.constants)

@@ -76,7 +76,8 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     queries = node.attributes["over"] == "queries"
     made = dict(zip(node.attributes["results"], node.outputs))
     count = rows if queries else keys
-    shared = _shared(node, made, batch) if not queries else False
+    sums = {key: t for key, t in made.items() if key in ("first", "second")}
+    shared = _shared(node, sums, batch) if not queries else False
     results = AttentionBackwardSpec(
         name,
         spec,
@@ -89,6 +90,8 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         over(made["by_scores"], rows, keys) if "by_scores" in made else None,
         shared,
         node.attributes["guarded"],
+        over(made["by_queries"], rows, spec.depth) if "by_queries" in made else None,
+        over(made["order"], 1, 1) if "order" in made else None,
     )
     if results.by_scores is not None:  # every score's is written, those where no query meets a key, too
         every = tuple(range(len(spec.program.loads)))

@@ -248,6 +248,7 @@ class DeviceStopwatch:
             len(pointers),
             source.parameters,
             cluster=source.cluster,
+            zeroed=source.zeroed,
         )
         return lambda: self._timer.once(lambda: launch(pointers))
 

@@ -372,6 +372,8 @@ class CpuModule:
         _check_dimensions(source, grid, block, shared_bytes)
         if 0 in grid:
             return
+        for argument, nbytes in source.zeroed:
+            ctypes.memset(args[argument], 0, nbytes)
         args = _parameters(source, args)
         values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))

@@ -106,6 +106,8 @@ class Launch:
     cluster       blocks of a cluster (x, y, z).
     dependent     may start before the kernel queued before it is done (programmatic dependent launch): it waits itself
                   before it touches memory.
+    zeroed        arguments, and bytes of each, that are set to zero before the kernel.  It then starts when that is
+                  done, whatever ``dependent`` says.
 
     Raises DeviceError if the GPU cannot run it.
     """
@@ -120,6 +122,7 @@ class Launch:
         "n_pointers",
         "parameters",
         "shared_bytes",
+        "zeroed",
     )
 
     def __init__(
@@ -133,6 +136,7 @@ class Launch:
         *,
         cluster: tuple[int, int, int] = (1, 1, 1),
         dependent: bool = False,
+        zeroed: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.function, self.grid, self.block, self.shared_bytes = function, grid, block, shared_bytes
         self.n_pointers = n_pointers
@@ -150,7 +154,8 @@ class Launch:
         function.reserve_shared(shared_bytes)
         if blocks > _PORTABLE_CLUSTER:
             function.allow_large_clusters()
-        self.cluster, self.dependent = cluster, dependent
+        self.zeroed = tuple(zeroed)
+        self.cluster, self.dependent = cluster, dependent and not self.zeroed
         self._alone: LaunchSequence | None = None
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:
@@ -265,9 +270,26 @@ class _Slot:
         self._keep: list[object] = []
         self.configs = [_config(launch) for launch, _ in sequence.steps]
         self.launches = [
-            _prepared(config, launch.function.handle, self._parameters(launch, positions))
+            self._prepared(config, launch, positions)
             for config, (launch, positions) in zip(self.configs, sequence.steps)
         ]
+
+    def _prepared(self, config: Any, launch: Launch, positions: tuple[int, ...]) -> Callable[[], tuple[Any]]:
+        """What queues a kernel, after its arguments that are to be zero are set to that."""
+        kernel = _prepared(config, launch.function.handle, self._parameters(launch, positions))
+        if not launch.zeroed:
+            return kernel
+        memset, table = driver.bindings().cuMemsetD8Async, self._table
+        places = [(positions[argument], nbytes) for argument, nbytes in launch.zeroed]
+
+        def both() -> tuple[Any]:
+            for position, nbytes in places:
+                code: tuple[Any] = memset(table[position], 0, nbytes, config.hStream)
+                if code[0]:
+                    return code
+            return kernel()
+
+        return both
 
     def _parameters(self, launch: Launch, positions: tuple[int, ...]) -> int:
         """The address of an array with the address of every parameter of a kernel."""

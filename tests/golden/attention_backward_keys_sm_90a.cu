@@ -1,16 +1,22 @@
-// gradients_dQ_rounded_by_values_kernel: 23 nodes
+// gradients_dQ_rounded_by_values_kernel: 29 nodes
 //     dQ products = matmul(dQ queries, dQ keys turned, dtype='float32')
 //     dQ scaled = mul(dQ products, 0.125)
-//     dQ row = gen_index(dQ scaled, axis=3)
-//     dQ key = gen_index(dQ scaled, axis=4)
+//     dQ share = mul(dQ scaled, 0.03333333507180214)
+//     dQ tanh = tanh(dQ share)
+//     dQ capped = mul(dQ tanh, 30.0)
+//     dQ row = gen_index(dQ capped, axis=3)
+//     dQ key = gen_index(dQ capped, axis=4)
 //     dQ right of band = cmp_le(dQ key, dQ row)
-//     dQ masked = binary_select(dQ scaled, -inf, dQ right of band)
+//     dQ masked = binary_select(dQ capped, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype='float32')
 //     dQ shifted = sub(dQ masked, dQ shift)
 //     dQ probabilities = exp(dQ shifted)
 //     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
 //     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
-//     dQ by products = mul(dQ by scores, 0.125)
+//     dQ square = mul(dQ tanh, dQ tanh)
+//     dQ slope = sub(1.0, dQ square)
+//     dQ by capped = mul(dQ by scores, dQ slope)
+//     dQ by products = mul(dQ by capped, 0.125)
 //     dQ rounded = narrow(dQ probabilities, dtype=bfloat16)
 //     dQ rounded by products = narrow(dQ by products, dtype=bfloat16)
 //     dQ by queries = matmul(dQ rounded by products, dQ keys, dtype=bfloat16)
@@ -137,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
         registers_increase<232>();
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
-        const float unit = 0.18033688f;  // of a score, to base 2
+        const float unit = 43.28085f;  // of a score, to base 2
         Ring<3> stage;
         Ring<1> held;
         for (int work = blockIdx.x; work < 16; work += gridDim.x, ++held) {
@@ -146,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
             const int32 b1 = at.row;
             float by_s[32] = {};
             float by_p[32] = {};
-            float s[32], d[32];
+            float s[32], d[32], slope[32];
             uint32 factor[4][4];
             barrier_wait(shared.held_full[held.index], held.parity);
             for (int32 b2 = 0; b2 < 2; ++b2) {
@@ -154,21 +160,51 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                 const auto scores = [&](int tile) {
                     const int c0 = tile * 64;
                     if (c0 - (r0 + group * 64) - 63 >= 0) {
-                        return;  // the products are the scores
-                    }
-                    #pragma unroll
-                    for (int j = 0; j < 32; j += 4) {
                         #pragma unroll
-                        for (int f = 0; f < 2; ++f) {
-                            const int32 m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;
-                            Vector<float, 2> score;
+                        for (int j = 0; j < 32; j += 4) {
                             #pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                const bool dQ_right_of_band = int32(m) <= int32(n + e);
-                                score[e] = dQ_right_of_band ? s[j + f * 2 + e] : -infinity<float>();
+                            for (int f = 0; f < 2; ++f) {
+                                const int32 m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;
+                                Vector<float, 2> score;
+                                Vector<float, 2> slope_of;
+                                #pragma unroll
+                                for (int e = 0; e < 2; ++e) {
+                                    const float dQ_scaled_2 = s[j + f * 2 + e] * 0.125f;
+                                    const float dQ_share_2 = dQ_scaled_2 * 0.033333335f;
+                                    const float dQ_tanh_3 = math::tanh(dQ_share_2);
+                                    const float dQ_square_2 = dQ_tanh_3 * dQ_tanh_3;
+                                    score[e] = dQ_tanh_3;
+                                    slope_of[e] = 1.0f - dQ_square_2;
+                                }
+                                s[j + f * 2] = score[0];
+                                s[j + f * 2 + 1] = score[1];
+                                slope[j + f * 2] = slope_of[0];
+                                slope[j + f * 2 + 1] = slope_of[1];
                             }
-                            s[j + f * 2] = score[0];
-                            s[j + f * 2 + 1] = score[1];
+                        }
+                    } else {
+                        #pragma unroll
+                        for (int j = 0; j < 32; j += 4) {
+                            #pragma unroll
+                            for (int f = 0; f < 2; ++f) {
+                                const int32 m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;
+                                Vector<float, 2> score;
+                                Vector<float, 2> slope_of;
+                                #pragma unroll
+                                for (int e = 0; e < 2; ++e) {
+                                    const float dQ_scaled = s[j + f * 2 + e] * 0.125f;
+                                    const float dQ_share = dQ_scaled * 0.033333335f;
+                                    const float dQ_tanh = math::tanh(dQ_share);
+                                    const bool dQ_right_of_band = int32(m) <= int32(n + e);
+                                    const float dQ_square = dQ_tanh * dQ_tanh;
+                                    score[e] = dQ_right_of_band ? dQ_tanh : -infinity<float>();
+                                    slope_of[e] = 1.0f - dQ_square;
+                                }
+                                s[j + f * 2] = score[0];
+                                s[j + f * 2 + 1] = score[1];
+                                slope[j + f * 2] = slope_of[0];
+                                slope[j + f * 2 + 1] = slope_of[1];
+                            }
                         }
                     }
                 };
@@ -218,6 +254,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                         #pragma unroll
                         for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
                     }
+                    #pragma unroll
+                    for (int i = 0; i < 32; ++i) d[i] *= slope[i];
                     wgmma_wait<0>();  // the factors are no longer needed
                     attention::round_to_fragments<bfloat16>(d, factor);
                     wgmma_fence();
