@@ -64,6 +64,7 @@ class Graph:
         #: Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``).
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
+        self._consumers: dict[Tensor, list[Node]] = {}
 
     # ---- tensors
 
@@ -226,8 +227,18 @@ class Graph:
         for tensor in node.inputs:
             if tensor in self._producer:
                 self.network.add_edge(self._producer[tensor], node, tensor=tensor)
+        for tensor in dict.fromkeys(node.inputs):
+            self._consumers.setdefault(tensor, []).append(node)
         self._producer |= dict.fromkeys(node.outputs, node)
         return node
+
+    def remove_node(self, node: Node) -> None:
+        """Removes a node whose results nothing takes any more, and its results.  For passes."""
+        self.network.remove_node(node)
+        for tensor in dict.fromkeys(node.inputs):
+            self._consumers[tensor].remove(node)
+        for tensor in node.outputs:
+            del self.tensors[tensor.name], self._producer[tensor]
 
     @property
     def nodes(self) -> list[Node]:
@@ -240,10 +251,7 @@ class Graph:
 
     def consumers(self, tensor: Tensor) -> list[Node]:
         """The nodes that take a tensor, each once, in the order they were added."""
-        node = self._producer.get(tensor)
-        if node is not None:
-            return [n for n in self.network.successors(node) if tensor in n.inputs]
-        return [n for n in self.network.nodes if tensor in n.inputs]
+        return list(self._consumers.get(tensor, ()))
 
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).

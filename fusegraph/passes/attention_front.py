@@ -8,6 +8,7 @@ and those of angles, the same for all heads, are better tabulated.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -153,14 +154,16 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
     Raises Refusal if such a kernel does all of it as well.
     """
     members: set[Node] = set()
-    for other in reversed(graph.nodes):
-        made = other.outputs
-        if len(members) == MOST_NODES:
-            break
-        if _cheap(other) and not any(t in graph.outputs for t in made):
-            takers = [n for t in made for n in graph.consumers(t)]
-            if takers and all(n in members or (n is node and made == (tensor,)) for n in takers):
+    pending = deque([tensor])
+    while pending and len(members) < MOST_NODES:
+        other = graph.producer(pending.popleft())
+        if other is None or other in members or not _cheap(other):
+            continue
+        if not any(t in graph.outputs for t in other.outputs):
+            takers = [n for t in other.outputs for n in graph.consumers(t)]
+            if all(n in members or (n is node and other.outputs == (tensor,)) for n in takers):
                 members.add(other)
+                pending += other.inputs
     while True:
         for large in _large(graph, members, tensor):
             takers, maker = graph.consumers(large), graph.producer(large)

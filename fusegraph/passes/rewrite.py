@@ -109,11 +109,9 @@ def live_nodes(graph: Graph) -> set[Node]:
 def remove_dead(graph: Graph) -> None:
     """Removes the nodes that no output depends on, and the constants that no node takes."""
     live = live_nodes(graph)
-    for node in graph.nodes:
+    for node in reversed(graph.nodes):
         if node not in live:
-            graph.network.remove_node(node)
-            for tensor in node.outputs:
-                del graph.tensors[tensor.name], graph._producer[tensor]
+            graph.remove_node(node)
     taken = {t for node in live for t in node.inputs}
     for tensor in [t for t in graph.tensors.values() if t.is_constant and t not in taken]:
         del graph.tensors[tensor.name]
