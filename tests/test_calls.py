@@ -9,6 +9,7 @@ import ctypes
 import gc
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,27 @@ def double_workspaces() -> None:
     live = lib.double_live()
     del executable
     assert live - lib.double_live() == 5  # four workspaces and the constant, without the collector's help
+
+
+def double_kernels_of_one_code() -> None:
+    """Kernels that compute the same of other tensors are loaded once, and launched each with its own."""
+    lib = library()
+    lib.double_pointers(2)
+    graph = fg.Graph("alike")
+    y = graph.tensor("x", (8, 64))
+    for _ in range(6):
+        y = graph.exp(y)
+    graph.output(y, name="y")
+    executable = graph.compile("cuda", fusion=False)
+    x, out = (DeviceArray.empty((8, 64), "float32") for _ in range(2))
+    lib.double_clear()
+    executable(x, out=out)
+    loads = log(lib).count("load")
+    ways = [each.split()[1:] for each in launched(lib)]
+    assert (loads, len(ways)) == (len({k.name for k in executable.plan.kernels}), 6)
+    assert loads < 5
+    assert (ways[0][0], ways[-1][-1]) == (f"{x.pointer:x}", f"{out.pointer:x}")
+    assert all(before[-1] == after[0] for before, after in pairwise(ways))
 
 
 def double_recorded() -> None:
