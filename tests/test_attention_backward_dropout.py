@@ -64,6 +64,23 @@ def test_lanes_share_random_words(arch: str) -> None:
             assert ("philox::at_least(" in source) != shared
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FORMS)
+def test_numbers_above_those_of_a_head(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of tensors of 2^31 scores and more, of which this makes small ones."""
+    for module in ("fusegraph.lowering.program", "fusegraph.ops.random"):
+        monkeypatch.setattr(f"{module}.inner_dims", lambda shape: min(2, len(shape)))
+    how: dict[str, Any] = {"batch": 2, "heads": 4, "shared": 2, "rows": 20, "keys": 24}
+    graphs = [dropped(name="half", **how), dropped(name="single", dtype="float32", **how)]
+    (source,) = {
+        k.source.code
+        for k in plan(graphs[0], choose=by_cost_model(arch_of(arch))).kernels
+        if "_columns(" in k.source.code
+    }
+    assert "random_words_of_columns(uint32((c0 + j * 2) * 24" in source
+    check_all(graphs if arch == "sm_80" else graphs[:1], arch=arch)
+
+
 def test_no_score_is_in_memory() -> None:
     memory = [plan(dropped(rows=n, forward=False)).memory.size for n in (1024, 4096)]
     assert memory[1] <= 4 * memory[0] < 1 << 20
