@@ -45,12 +45,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"name": "masked", "keys": 130, "extra": lambda g: {"mask": g.tensor("m", (65, 130), "bool")}, "heads": 1},
     {"name": "sunk", "keys": 130, "shared": 1, "sink": "of sdpa"},
     {"name": "one query", "rows": 1, "keys": 140},
+    {"name": "dropped", "keys": 132, "shared": 1, "extra": dropout, "dropout_probability": 0.3, **CAUSAL},
 )
 #: What is left to two kernels, and why.
 APART: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {"name": "capped", "keys": 130, "soft_cap": 5.0}),
     ("the sums of 192 elements do not fit", {"name": "deep", "keys": 130, "depth": 192, "width": 64}),
-    ("probabilities are weighted", {"name": "dropped", "keys": 130, "extra": dropout, "dropout_probability": 0.3}),
     ("a stride is 70 bytes", {"name": "gaps", "keys": 130, "layout": "gaps"}),
 )
 

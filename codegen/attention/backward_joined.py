@@ -64,14 +64,12 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
     a = spec.attention
     if spec.first is None or spec.second is None or spec.by_scores is not None or spec.sloped:
         raise Unsupported("there are other results than the sums of queries, keys and values")
-    if a.weight is not None:
-        raise Unsupported("probabilities are weighted")
     if max(a.depth, a.width) > 2 * PANEL:
         raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
     # Which keys a tile of queries meets, and which queries a tile of keys, are asked in two places that must agree.
     if a.ranges or any(abs(b.row) > 1 or abs(b.key) > 1 for b in a.bounds):
         raise Unsupported("which tiles meet is not known from either side")
-    preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (32, 2)]
+    preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
     found = []
     for cols, stages in preferred:
         s = AttentionBackwardJoinedSchedule(min(cols, -(-a.rows // 32) * 32), stages)
@@ -246,6 +244,7 @@ class _Joined(Renderer):
             w.line(f"float {r.sums}[{columns(r.elements) // 2}] = {{}};")
         w.line(f"float s[{half}], d[{half}], by_k[{self.part // 2}];")
         w.line(f"uint32 {', '.join(f'{x}[{s.cols // 16}][4]' for x in dict.fromkeys(('factor', gradients)))};")
+        self.scores.random_state()
         w.line("barrier_wait(shared.held_full[held.index], held.parity);")
         self._tiles()
         self.scores.define()
@@ -253,6 +252,7 @@ class _Joined(Renderer):
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
         self._multiply("s", 0)
         self._multiply("d", 1)
+        self.scores.draw("tile")
         w.line("wgmma_wait<1>();  // the products of queries and keys are there")
         w.line("wgmma_hold(s);")
         self.scores.probabilities("tile", "&shared.shift[stage.index][0]")
