@@ -4,6 +4,7 @@ mutation, forward and backward, and each is cut, built and compiled here.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,8 @@ def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
     return x * mask * (1 / (1 - probability)), mask
 
 
-def decompositions() -> dict[Any, Any]:
+@functools.cache
+def decompositions() -> Mapping[Any, Any]:
     """The core ATen decompositions, but for the operators that the table has, and that of dropout."""
     rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
     return {**rules, torch.ops.aten.native_dropout.default: _dropout}
@@ -73,7 +75,7 @@ def backend(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
+        decompositions=dict(decompositions()),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )

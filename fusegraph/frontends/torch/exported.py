@@ -31,7 +31,7 @@ class Imported:
 
 def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
     """A program in pieces, and their graphs."""
-    lowered = program.run_decompositions(decompositions())
+    lowered = program.run_decompositions(dict(decompositions()))
     graph = lowered.graph_module.graph
     signature = lowered.graph_signature
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
