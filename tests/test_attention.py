@@ -1,20 +1,16 @@
 """Attention: the op sdpa, what is recognised as attention, and the kernels of the family on the CPU against the
-reference.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+reference."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, executables
 
 import codegen
@@ -32,7 +28,6 @@ from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
-GOLDEN = Path(__file__).parent / "golden"
 FORMS = ("sm_90a", "sm_80")
 HOPPER = arch_of("sm_90a")
 
@@ -445,10 +440,7 @@ def golden_graphs() -> dict[str, tuple[fg.Graph, str]]:
 def test_golden_source(name: str) -> None:
     graph, arch = golden_graphs()[name]
     (kernel,) = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
-    file = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        file.write_text(kernel.source.code, encoding="utf-8")
-    assert kernel.source.code == file.read_text(encoding="utf-8")
+    check_golden(name, kernel.source.code)
 
 
 # ---- compiled for GPUs, and on one

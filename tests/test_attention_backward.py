@@ -1,17 +1,13 @@
-"""The gradients of attention: the op sdpa_backward, and its kernels on the CPU against the reference.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""The gradients of attention: the op sdpa_backward, and its kernels on the CPU against the reference."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
@@ -23,7 +19,6 @@ from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden"
 Extra = Callable[[fg.Graph], Mapping[str, Any]]
 
 
@@ -175,10 +170,7 @@ def test_golden_source(arch: str) -> None:
     kernels = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
     sources = [k.source.code for k in kernels if k.group.family == "attention_backward"]
     for over, source in zip(("queries", "keys"), sources, strict=True):
-        file = GOLDEN / f"attention_backward_{over}_{arch}.cu"
-        if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-            file.write_text(source, encoding="utf-8")
-        assert source == file.read_text(encoding="utf-8")
+        check_golden(f"attention_backward_{over}_{arch}", source)
 
 
 @pytest.mark.slow

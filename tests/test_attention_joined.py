@@ -1,16 +1,12 @@
-"""Attention's gradients by one kernel (Hopper), on the CPU against the reference.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is written instead of compared.
-"""
+"""Attention's gradients by one kernel (Hopper), on the CPU against the reference."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu
 from test_attention_backward import BOTTOM, CAUSAL, bias, dropout, lengths
 from test_attention_backward import made as made_with_bias
@@ -25,7 +21,6 @@ from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import Order, build
 
-GOLDEN = Path(__file__).parent / "golden" / "attention_backward_joined_sm_90a.cu"
 HOPPER = by_cost_model(arch("sm_90a"))
 BAND: dict[str, Any] = {"diagonal_band_left_bound": 90, "diagonal_band_right_bound": 40}
 
@@ -118,9 +113,7 @@ def test_again() -> None:
 def test_golden_source() -> None:
     graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **CAUSAL)
     (kernel,) = kernels(plan(graph, choose=HOPPER))
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        GOLDEN.write_text(kernel.code, encoding="utf-8")
-    assert kernel.code == GOLDEN.read_text(encoding="utf-8")
+    check_golden("attention_backward_joined_sm_90a", kernel.code)
 
 
 _TURNS = """

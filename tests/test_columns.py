@@ -1,21 +1,17 @@
-"""Columns that the kernel of their rows reduces as well: norms' gradients with those of their weights, and the like.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is written instead of compared.
-"""
+"""Columns that the kernel of their rows reduces as well: norms' gradients with those of their weights, and the like."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, executables
 
 import fusegraph as fg
@@ -33,8 +29,6 @@ from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
@@ -371,10 +365,7 @@ def golden_graph() -> fg.Graph:
 
 def test_golden_source() -> None:
     kernel = plan(golden_graph(), choose=by_cost_model(target("sm_90a"))).kernels[0]
-    path = GOLDEN / "layernorm_backward.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text()
+    check_golden("layernorm_backward", kernel.source.code)
 
 
 def gpu_graphs() -> list[fg.Graph]:

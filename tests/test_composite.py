@@ -1,17 +1,13 @@
-"""Softmax and the norms: what they are made of, one kernel each, right against float64.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""Softmax and the norms: what they are made of, one kernel each, right against float64."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, executables, quick, share
 
 import fusegraph as fg
@@ -24,7 +20,6 @@ from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 
-GOLDEN = Path(__file__).parent / "golden"
 Make = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
 
 
@@ -211,10 +206,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name], choose=by_cost_model(target("sm_90a"))).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"{path.name} differs; FUSEGRAPH_UPDATE_GOLDEN=1 writes it anew"
+    check_golden(name, kernel.source.code)
 
 
 def gpu_graphs() -> list[fg.Graph]:

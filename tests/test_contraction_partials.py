@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import check_golden
 from kernel_cases import Case, check_cases, executable
 from test_contraction import convolution, matmul, transposed
 from test_contraction_products import form, products
@@ -27,7 +26,6 @@ from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime import nvrtc
 
 pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
-GOLDEN = Path(__file__).parent / "golden"
 ROWS, COLUMNS = ("add", "max"), ("min", "norm1")
 
 
@@ -336,10 +334,7 @@ def stem() -> Case:
 
 def test_golden_source():
     kernel = executable(replace(stem(), arch="sm_90a")).plan.kernels[0]
-    path = GOLDEN / "conv_sums_hopper.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden("conv_sums_hopper", kernel.source.code)
 
 
 @pytest.mark.slow

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import check_golden
 from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
 
@@ -24,7 +23,6 @@ from codegen.spec import ContractionSpec
 from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 
-GOLDEN = Path(__file__).parent / "golden"
 Epilogue = Callable[..., None]
 
 
@@ -298,10 +296,7 @@ def large(count: int, dtype: str = "bfloat16", **kind: Any) -> ContractionSpec:
 
 def test_golden_source():
     (kernel,) = executable(replace(products(4096, 14336, 4096, "bfloat16"), arch="sm_90a")).plan.kernels
-    path = GOLDEN / "swiglu_hopper.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden("swiglu_hopper", kernel.source.code)
 
 
 @pytest.mark.slow

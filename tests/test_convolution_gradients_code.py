@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import check_golden
 from graphs import compile_for, share
 from kernel_cases import Case, check_cases
 from test_convolution_gradients import KINDS, LAYOUTS, PROBLEMS, gradient
@@ -21,8 +20,6 @@ from codegen.contraction import simt_schedule as contraction_simt_schedule
 from fusegraph.plan import plan
 
 pytestmark = pytest.mark.slow
-
-GOLDEN = Path(__file__).parent / "golden" / "conv_dgrad_strided.cu"
 
 
 def code(case: Case) -> str:
@@ -61,9 +58,7 @@ def test_golden_source():
     y = g.conv_dgrad(loss, w, size=28, stride=2, padding=1, name="upsampled")
     g.output(g.relu(y + g.tensor("bias", (24, 1, 1))), name="y")
     (kernel,) = plan(g).kernels
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        GOLDEN.write_text(kernel.source.code)
-    assert kernel.source.code == GOLDEN.read_text(), "if this is meant, write it with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden("conv_dgrad_strided", kernel.source.code)
 
 
 def test_gradients_of_the_board_are_for_tensor_cores():

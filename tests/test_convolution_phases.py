@@ -1,15 +1,11 @@
-"""Gradients of strided convolutions on Hopper: phases whose taps are walked one by one by the copy engine.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is written instead of compared.
-"""
+"""Gradients of strided convolutions on Hopper: phases whose taps are walked one by one by the copy engine."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import check_golden
 from kernel_cases import Case, check_cases
 from test_convolution_gradients import gradient
 
@@ -24,7 +20,6 @@ from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden" / "conv_dgrad_phases.cu"
 HOPPER = target("sm_90a")
 
 
@@ -105,9 +100,7 @@ def test_golden_source():
     loss, w = g.tensor("loss", (64, 512, 28, 28), layout="NHWC"), g.tensor("w", (512, 256, 3, 3), layout="KRSC")
     g.output(g.conv_dgrad(loss, w, size=56, stride=2, padding=1, name="dx"), name="dx")
     (kernel,) = plan(g, choose=by_cost_model(HOPPER)).kernels
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        GOLDEN.write_text(kernel.source.code)
-    assert kernel.source.code == GOLDEN.read_text(), "if this is meant, write it with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden("conv_dgrad_phases", kernel.source.code)
 
 
 @pytest.mark.slow

@@ -1,13 +1,9 @@
-"""Movement: shapes and errors of its ops, views without kernels, kernels that move elements, on the CPU and compiled.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""Movement: shapes and errors of its ops, views without kernels, kernels that move elements, on the CPU."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,6 @@ from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeE
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 
-GOLDEN = Path(__file__).parent / "golden"
 ALL = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2", "int32", "int8", "uint8", "int64",
        "bool")  # fmt: skip
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, share
-from test_movement import ALL, CASES, GOLDEN, fused, moved, odd, views, wide
+from test_movement import ALL, CASES, fused, moved, odd, views, wide
 
 import fusegraph as fg
 from codegen.pointwise.tiling import TilesSchedule
@@ -118,10 +117,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"{path.name} differs; FUSEGRAPH_UPDATE_GOLDEN=1 writes it anew"
+    check_golden(name, kernel.source.code)
 
 
 @pytest.mark.slow

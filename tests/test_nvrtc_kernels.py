@@ -1,17 +1,13 @@
-"""Sources of contraction and window kernels: golden files, and NVRTC compiling them for every architecture, no spills.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""Sources of contraction and window kernels: golden files, and compiled for every architecture, no spills."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import check_golden
 from graphs import ARCHS, share
 from kernel_cases import rendered
 
@@ -23,7 +19,6 @@ from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden"
 DTYPES = [d.name for d in ALL]
 
 
@@ -61,10 +56,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden(name, kernel.source.code)
 
 
 def compiled(sources: Sequence[KernelSource], arch: str) -> list[nvrtc.CompiledKernel]:

@@ -1,20 +1,16 @@
-"""The pointwise family: broadcasts, strides, alignment, guards around every array, and the source it emits.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""The pointwise family: broadcasts, strides, alignment, guards around every array, and the source it emits."""
 
 from __future__ import annotations
 
 import itertools
 import mmap
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import QUICK_ARCHS, check_all, check_on_gpu, executables
 
 import fusegraph as fg
@@ -27,7 +23,6 @@ from fusegraph.report.check import check_executable, compare, laid_out, random_i
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden"
 Array = np.ndarray[Any, Any]
 RAGGED = (1, 2, 3, 7, 31, 255, 256, 257, 1023, 1025, 4099)
 
@@ -401,10 +396,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden(name, kernel.source.code)
 
 
 def test_source_names_its_nodes_and_has_no_dead_code() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import QUICK_ARCHS, check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases
 
@@ -31,7 +30,6 @@ from fusegraph.runtime.cache import default_cache
 
 pytestmark = pytest.mark.slow
 
-GOLDEN = Path(__file__).parent / "golden"
 Shape = tuple[int, ...]
 
 
@@ -372,10 +370,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden(name, kernel.source.code)
 
 
 def compiled(sources: Sequence[KernelSource], arch: str) -> list[nvrtc.CompiledKernel]:

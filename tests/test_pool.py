@@ -1,19 +1,17 @@
 """Pooling and what is fused with it: on the CPU against the reference, and compiled for GPUs.
 
-The references are compared with loops over the definition, element by element.  With FUSEGRAPH_UPDATE_GOLDEN=1 in the
-environment the files in tests/golden are written instead of compared.
+The references are compared with loops over the definition, element by element.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, undecided_share
 
 import fusegraph as fg
@@ -29,7 +27,6 @@ from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs
 
 Array = np.ndarray[Any, Any]
-GOLDEN = Path(__file__).parent / "golden"
 SHAPE = (2, 8, 9, 12)
 
 #: Windows of every kind: overlapping or with gaps, padded on either side, hanging over, dilated.
@@ -433,10 +430,7 @@ def golden_graphs(images: int = 64) -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text()
+    check_golden(name, kernel.source.code)
 
 
 def gpu_graphs() -> list[fg.Graph]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_on_gpu
 from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
@@ -27,7 +26,6 @@ from fusegraph.runtime import nvrtc
 
 Front = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
 pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
-GOLDEN = Path(__file__).parent / "golden"
 #: The forms of kernel, and the architecture that each is run for.
 FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
 
@@ -387,7 +385,4 @@ def test_a_factor_is_rounded_as_if_it_were_stored():
 
 def test_golden_source():
     (kernel,) = executable(Case(large("image"), arch="sm_90a")).plan.kernels
-    path = GOLDEN / "prologue_hopper.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden("prologue_hopper", kernel.source.code)

@@ -1,16 +1,12 @@
-"""Running sums: on the CPU against the reference, fused with what surrounds them, and compiled for GPUs.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the file in tests/golden is written instead of compared.
-"""
+"""Running sums: on the CPU against the reference, fused with what surrounds them, and compiled for GPUs."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, executables, share
 
 import fusegraph as fg
@@ -21,8 +17,6 @@ from fusegraph.errors import AttributeValueError, DTypeError
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def cumsum_of(shape: tuple[int, ...], axis: int, dtype: str = "float32", reverse: bool = False, **how: Any) -> fg.Graph:
@@ -135,10 +129,7 @@ def test_refused(how: dict[str, Any], error: type[Exception], text: str) -> None
 
 def test_golden_source() -> None:
     (kernel,) = plan(cumsum_of((64, 10000), 1, "bfloat16")).kernels
-    path = GOLDEN / "cumsum.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"{path.name} differs; FUSEGRAPH_UPDATE_GOLDEN=1 writes it anew"
+    check_golden("cumsum", kernel.source.code)
 
 
 def gpu_graphs() -> list[fg.Graph]:

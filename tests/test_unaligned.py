@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu
 from kernel_cases import Case, check_cases
 
@@ -28,7 +27,6 @@ from fusegraph.plan import plan
 from fusegraph.runtime import host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden"
 SIZES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -301,10 +299,7 @@ def golden_graphs() -> dict[str, fg.Graph]:
 @pytest.mark.parametrize("name", list(golden_graphs()))
 def test_golden_source(name: str) -> None:
     (kernel,) = plan(golden_graphs()[name]).kernels
-    path = GOLDEN / f"{name}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(kernel.source.code)
-    assert kernel.source.code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden(name, kernel.source.code)
 
 
 @pytest.mark.slow

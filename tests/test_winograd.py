@@ -1,17 +1,13 @@
-"""Winograd's convolution: its transforms on the CPU engine, its error bound, when it is chosen, what `explain` says.
-
-With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment the files in tests/golden are written instead of compared.
-"""
+"""Winograd's convolution: its transforms on the CPU engine, its error bound, when it is chosen, what `explain` says."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases, rendered
 
@@ -31,7 +27,6 @@ from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import default_cache
 
-GOLDEN = Path(__file__).parent / "golden"
 TILES = ("winograd_2x2", "winograd_4x4")
 GPU = pytest.mark.skipif(not driver.available(), reason="no GPU")
 
@@ -385,10 +380,7 @@ def golden_kernels() -> dict[str, str]:
 
 @pytest.mark.parametrize("transform", ["filter", "input", "output"])
 def test_golden_source(transform):
-    code, path = golden_kernels()[transform], GOLDEN / f"winograd_{transform}.cu"
-    if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
-        path.write_text(code)
-    assert code == path.read_text(), f"if this is meant, write {path.name} with FUSEGRAPH_UPDATE_GOLDEN=1"
+    check_golden(f"winograd_{transform}", golden_kernels()[transform])
 
 
 @pytest.mark.slow
