@@ -92,6 +92,12 @@ def test_tiles_of_other_sequences_are_not_read(arch: str) -> None:
                 x = found[result].astype(np.float32)
                 assert np.isfinite(np.delete(x, np.s_[256:384], 2)).all(), (g.name, result)
                 assert np.isnan(x[:, :, 256:384]).any(), (g.name, result)
+            # Tokens of no sequence, in the tile of the last one, do not make it meet the first one.
+            for offset in OFFSETS:
+                given[offset][...] = [0, 128, 256, 256, 300]
+            given[key] = np.roll(given[key], -256, 2)
+            found = run(executable, given)
+            assert all(np.isfinite(found[result][:, :, 128:].astype(np.float32)).all() for result in results), g.name
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_keys_of_other_sequences_are_not_read(arch: str) -> None:
     found = run(executable, given)["o"].astype(np.float32)[0, 0]
     assert np.isfinite(np.delete(found, np.s_[256:384], 0)).all()
     assert np.isnan(found[256:384]).all()
+    # Tokens of no sequence, in the tile of the last one, do not make it meet the first one.
+    for key in OFFSETS:
+        given[key][...] = [0, 128, 256, 256, 300]
+    given["v"] = np.roll(given["v"], -256, 2)
+    found = run(executable, given)["o"].astype(np.float32)[0, 0, 128:]
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(

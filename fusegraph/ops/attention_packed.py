@@ -82,14 +82,20 @@ def written(
     begun, lasts = write("cmp_ge", "begun", token, own_ends[0]), write("cmp_lt", "lasts", token, own_ends[1])
     own = write("logical_and", "own sequence", begun, lasts)  # of at most one of them: empty ones have no token
 
-    def of_own(part: str, numbers: Any) -> Any:
-        chosen = write("binary_select", f"{part} of own", numbers, 0, own)
-        found = write("reduction", part, chosen, mode="add", axes=-1)
+    # Tokens of no sequence meet nothing, where the last one before them ends: its tokens meet no more tiles for them.
+    count_own = write("reduction", "sequences", write("binary_select", "counted", 1, 0, own), mode="add", axes=-1)
+    ended = write("logical_and", "ended", write("cmp_eq", "of none", count_own, 0), write("logical_not", "over", lasts))
+
+    def of_own(part: str, numbers: Any, rest: Any, mode: str) -> Any:
+        chosen = write("binary_select", f"{part} of own", numbers, rest, own)
+        found = write("reduction", part, chosen, mode=mode, axes=-1)
         return write("reshape", part, found, shape=(*(1,) * (rank - 1), tokens)) if of_keys else found
 
     diagonal = write("sub", "diagonals", *((k_end, q_end) if bottom else (k_begin, q_begin)))
     first, last = (q_begin, q_end) if of_keys else (k_begin, k_end)
-    return Packed(of_own(f"first {other}", first), of_own(f"last {other}", last), of_own("ahead", diagonal))
+    rest = write("binary_select", "end of others", last, 0, ended)
+    first, last = (of_own(f"{part} {other}", x, rest, "max") for part, x in (("first", first), ("last", last)))
+    return Packed(first, last, of_own("ahead", diagonal, 0, "add"))
 
 
 def reference(given: Mapping[str, Array], rows: int, *, bottom: bool) -> tuple[Array, Array, Array] | None:
