@@ -162,6 +162,14 @@ POINTWISE: list[Case] = [
 ]
 
 MOVEMENT: list[Case] = [
+    (
+        "grid_sample",
+        lambda x, i, y: (
+            *(F.grid_sample(x[None], x[None, :, :, :2], mode, align_corners=False) for mode in ("bilinear", "nearest")),
+            F.grid_sample(x[None], x[None, :, :, 1:3], "bicubic", "border", align_corners=True),
+            F.grid_sample(x[None, None], x[None, None, ..., :3], "bilinear", "reflection", align_corners=False),
+        ),
+    ),
     ("view", lambda x, i, s: (x.view(6, 20) + 1, aten._unsafe_view(x, [24, 5]) + 1, x.reshape(-1) * 2)),
     ("squeeze", lambda x, i, s: (x[:1].squeeze(0) + 1, aten.squeeze(x[:1]) + 1, x.unsqueeze(1) + 1)),
     ("squeeze.dims", lambda x, i, s: x[:1, :1].squeeze((0, 1)) + 1),
@@ -324,6 +332,17 @@ WINDOWS: list[Case] = [
     (
         "adaptive",
         lambda x: (F.adaptive_avg_pool2d(x, 3), F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool3d(x[None], 2)),
+    ),
+    ("adaptive_max_pool", lambda x: (*F.adaptive_max_pool2d(x, 3, True), *F.adaptive_max_pool3d(x[None], 2, True))),
+    (
+        "adaptive_max_pool2d_backward",
+        lambda x: aten.adaptive_max_pool2d_backward(x[..., :3, :2], x, F.adaptive_max_pool2d(x, (3, 2), True)[1]),
+    ),
+    (
+        "adaptive_max_pool3d_backward",
+        lambda x: aten.adaptive_max_pool3d_backward(
+            x[None, :, :2, :3, :2], x[None], F.adaptive_max_pool3d(x[None], (2, 3, 2), True)[1]
+        ),
     ),
     ("adaptive_backward", lambda x: aten._adaptive_avg_pool2d_backward(F.adaptive_avg_pool2d(x, 3), x)),
     ("adaptive3_backward", lambda x: aten._adaptive_avg_pool3d_backward(F.adaptive_avg_pool3d(x[None], 2), x[None])),

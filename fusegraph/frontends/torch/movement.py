@@ -359,3 +359,9 @@ def _upsample_linear(
             positions = np.maximum((np.arange(new) + 0.5) * step - 0.5, 0.0)
         result = resample(c.graph, result, axis, *interpolation(positions, old))
     return c.cast(result)
+
+
+@aten("grid_sampler_2d.default", "grid_sampler_3d.default")
+def _grid_sampler(c: Call, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+    modes, beyond = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    return c.cast(c.graph.grid_sample(x, grid, modes[mode], beyond[padding], align_corners))

@@ -107,5 +107,26 @@ def _adaptive_avg_pool_backward(c: Call, loss: Tensor, x: Tensor) -> Tensor:
     return c.graph.adaptive_avg_pool_backward(loss, size=x.shape[-count:], axes=_spatial(x, count))
 
 
+@aten("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def _adaptive_max_pool(c: Call, x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    how: dict[str, Any] = {"size": tuple(size), "axes": _spatial(x, len(size))}
+    return c.graph.adaptive_max_pool(x, **how), c.graph.adaptive_max_pool_index(x, dtype=int64, **how)
+
+
+@aten("adaptive_max_pool2d_backward.default")
+def _adaptive_max_pool2d_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    return _adaptive_max_pool_backward(c, loss, x, index, 2)
+
+
+@aten("adaptive_max_pool3d_backward.default")
+def _adaptive_max_pool3d_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    return _adaptive_max_pool_backward(c, loss, x, index, 3)
+
+
+def _adaptive_max_pool_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor, count: int) -> Tensor:
+    how: dict[str, Any] = {"size": x.shape[-count:], "axes": _spatial(x, count)}
+    return c.cast(c.graph.adaptive_max_pool_backward_index(loss, index, **how))
+
+
 def _spatial(x: Tensor, count: int) -> tuple[int, ...]:
     return tuple(range(x.rank - count, x.rank))
