@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, compile_for
+from golden_files import check_golden
+from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, CAUSAL, FORMS
 from test_attention_paged import inputs as paged_inputs
 
@@ -20,6 +21,8 @@ from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
 
 Write = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
 HOPPER = arch_of("sm_90a")
@@ -266,11 +269,21 @@ def test_several_tiles_of_queries_read_keys_from_memory() -> None:
     assert families(built("few", q=None, k=turned, v=doubled, rows=100)) == ["attention"]
 
 
+def test_golden_source() -> None:
+    graph = built("turned queries", rows=2048, depth=64, heads=16, shared=4, **CAUSAL)
+    (kernel,) = plan(graph, choose=by_cost_model(HOPPER)).kernels
+    check_golden("attention_turned_hopper", kernel.source.code)
+
+
 @pytest.mark.slow
-def test_nothing_is_spilt() -> None:
+def test_compiles_without_spills() -> None:
     how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1000, **CAUSAL}
     graphs = [built("large", depth=d, q=q, **how) for d, q in ((64, turned), (128, swapped), (256, turned))]
-    assert [k.name for k in compile_for("sm_90a", graphs) if k.spill_bytes] == []
+    graphs.append(built("keys", depth=128, k=turned, **{**how, "rows": 1}))
+    sources = [k.source for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels]
+    for compiled in nvrtc.compile_kernels(sources, HOPPER.name, cache=default_cache()):
+        assert compiled.spill_bytes == 0
+        assert "C75" not in compiled.log  # products are not made one after the other
 
 
 @pytest.mark.gpu
