@@ -12,14 +12,14 @@ from test_attention import BOTTOM, CAUSAL, FORMS
 import fusegraph as fg
 from codegen.arch import arch
 from fusegraph.engines.reference import evaluate
-from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.errors import DTypeError, NotSupportedError, ShapeError
 from fusegraph.lowering import cudnn_attention_fp8
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.passes import operand_layouts
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import by_cost_model, plan
-from fusegraph.report.check import random_inputs
+from fusegraph.report.check import check_executable, random_inputs
 
 E4M3, E5M2 = "float8_e4m3", "float8_e5m2"
 
@@ -154,3 +154,16 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     check_on_gpu([built(**how) for how in VARIANTS], inputs=inputs)
     monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
     check_on_gpu([built(**how) for how in HOPPER], inputs=inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"heads": 4, "generate_stats": True, **CAUSAL}], ids=("full", "causal"))
+def test_on_cudnn(how: dict[str, Any]) -> None:
+    pytest.importorskip("cudnn")
+    g = built(rows=256, keys=256, depth=128, **how)
+    try:
+        executable = g.compile("cudnn")
+    except NotSupportedError as reason:
+        pytest.skip(str(reason))  # there is no such attention before Hopper
+    result = check_executable(executable, inputs(g))
+    assert result.ok, result

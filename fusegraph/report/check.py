@@ -115,7 +115,9 @@ def laid_out(values: Array, tensor: Tensor) -> Array:
 
 
 #: Composites -> the factors of their products, of what they are made of, that cuDNN rounds as our kernels do.
-_FACTORS = {"sdpa": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
+_FACTORS = {"sdpa": ("rounded",), "sdpa_fp8": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
+#: Composites -> the sums of fp8 products that they are made of.
+_SUMS = {"sdpa_fp8": ("products", "attended")}
 
 
 def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
@@ -155,6 +157,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     tiles = {
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))
     }
+    sums |= dict.fromkeys(_parts(plan, [n for g in units for n in g.nodes], _SUMS), 0)
     narrowed = frozenset(_narrowed(plan, [n for g in kernels for n in g.nodes], [n for g in units for n in g.nodes]))
     # What attention computes in front is rounded as if it were stored.
     attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
@@ -173,9 +176,14 @@ def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Ite
             found += node.attributes["rounded"]
     for name in found:
         yield from plan.namesakes.get(name, (name,))
-    for node in foreign:
+    yield from _parts(plan, foreign, _FACTORS)
+
+
+def _parts(plan: Plan, nodes: Iterable[Node], of: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The names of parts of composites."""
+    for node in nodes:
         for name in plan.namesakes.get(node.name, (node.name,)):
-            yield from (f"{name} {part}" for part in _FACTORS.get(node.op.name, ()))
+            yield from (f"{name} {part}" for part in of.get(node.op.name, ()))
 
 
 def _is_fp8(node: Node) -> bool:
