@@ -242,7 +242,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
     if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
-        most = 96 if tall <= 64 else 112 if tall <= 128 else 64 if tall <= 192 else 48
+        most = 128 if tall <= 128 else 64 if tall <= 192 else 48
         preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
     if narrow(spec):
         preferred = [(2, 2 * PANEL)]
