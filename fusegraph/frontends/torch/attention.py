@@ -21,7 +21,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The result, and the logarithms of the sums of exponentials if they are used."""
     if dropout:
-        raise NotSupportedError("attention with dropout")
+        raise NotSupportedError("attention with dropout, whose random numbers are torch's")
     if q.rank != 4:
         raise NotSupportedError(f"attention of rank {q.rank}")
     if c.form.device.startswith("cuda") and q.dtype.itemsize > 2:

@@ -24,7 +24,7 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Those by q, k and v, and by a bias if there is one."""
     if dropout:
-        raise NotSupportedError("the gradient of attention with dropout")
+        raise NotSupportedError("the gradient of attention with dropout, whose random numbers are torch's")
     if q.rank != 4:
         raise NotSupportedError(f"the gradient of attention of rank {q.rank}")
     if c.form.device.startswith("cuda") and q.dtype.itemsize > 2:
