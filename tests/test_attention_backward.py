@@ -37,7 +37,7 @@ def made(
     extra: Extra | None = None,
     sink: str = "",
     forward: bool = True,
-    results: int = 4,
+    results: int = 5,
     **attributes: Any,
 ) -> fg.Graph:
     """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of sdpa", or

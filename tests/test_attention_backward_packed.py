@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,32 @@ def test_tiles_of_other_sequences_are_not_read(arch: str) -> None:
             given[key] = np.roll(given[key], -256, 2)
             found = run(executable, given)
             assert all(np.isfinite(found[result][:, :, 128:].astype(np.float32)).all() for result in results), g.name
+
+
+@pytest.mark.slow
+def test_sizes() -> None:
+    """One token, none, and sequences of a few."""
+
+    def of(sequences: int) -> Callable[[fg.Graph], dict[str, Any]]:
+        return lambda g: {key: g.tensor(key, (sequences + 1,), "int32") for key in OFFSETS}
+
+    def spread(g: fg.Graph) -> dict[str, Any]:
+        given = random_inputs(g)
+        for key, x in zip(OFFSETS, "qk"):
+            given[key][...] = np.linspace(0, g.tensors[x].shape[2], given[key].size).astype(int)
+        return given
+
+    sizes: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
+        (1, 1, 1, {"heads": 1, "depth": 1}),
+        (0, 6, 2, CAUSAL),
+        (5, 7, 1, BOTTOM),
+        (6, 9, 3, {"dtype": "float32", "soft_cap": 2.0}),
+    )
+    graphs = [
+        made(name=f"s{n}", extra=of(count), rows=rows, keys=keys, forward=False, results=3, **how)
+        for n, (rows, keys, count, how) in enumerate(sizes)
+    ]
+    check_all(graphs, arch="sm_90a", inputs=spread)
 
 
 @pytest.mark.parametrize(
