@@ -143,19 +143,17 @@ def test_turns(order: Order) -> None:
 @pytest.mark.gpu
 def test_on_gpu() -> None:
     graphs = [made(**how) for how in (*QUICK, *VARIANTS)]
-    for rows, keys, depth in ((509, 1021, 128), (4097, 1021, 64), (1021, 4097, 96)):
-        graphs += [
-            made(name=f"d{depth}{n}", rows=rows, keys=keys, depth=depth, heads=4, shared=2, **how)
-            for n, how in enumerate((BOTTOM, CAUSAL, {}))
-        ]
+    graphs.append(made(name="more keys", rows=257, keys=509, depth=128, shared=1, forward=False, **BOTTOM))
+    graphs.append(made(name="more rows", rows=509, keys=257, depth=64, forward=False))
     check_on_gpu(graphs)
 
 
 @pytest.mark.gpu
 def test_the_same_bits_on_gpu() -> None:
-    for how in (CAUSAL, {}, BAND):
-        graph = made(name="again", rows=4000, depth=128, heads=16, shared=8, forward=False, **how)
-        executable = graph.compile("cuda")
+    """Of as many blocks at a time as there are multiprocessors."""
+    for how in (CAUSAL, {}):
+        graph = made(name="again", rows=1000, depth=64, heads=16, forward=False, **how)
+        executable = graph.compile("cuda", autotune=False)
         inputs = random_inputs(graph)
         first = run(executable, inputs)
         for _ in range(5):

@@ -356,6 +356,9 @@ class Renderer:
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
         self._multiply("s", 0)
         w.line("wgmma_wait<1>();  // the sums of the tile before are made")
+        # One thread gives the stage away for its warpgroup, whose other warps have read the stage's numbers: a product
+        # is made by all four of them, and the one waited for needs factors that each computed of these.  That orders
+        # their reads before the producer's next writes; compute-sanitizer's racecheck does not know it and warns.
         w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
         if s.ahead > 1:
             self._release("t == 0 && stored && tile > first")
