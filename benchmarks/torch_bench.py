@@ -222,6 +222,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options.add_argument("--only", default="")
     options.add_argument("--dtypes", default="bf16,fp32")
     options.add_argument("--engines", default=",".join(ENGINES))
+    options.add_argument("--commit", help="for a copy of the tree that is no checkout")
     given = options.parse_args(arguments)
     target = None if given.json is None else artifacts.prepare_file(given.json)
     began = time.perf_counter()
@@ -231,7 +232,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         from fusegraph.report.bench import environment
 
         document = {**environment(), "complete": False, "rows": rows}
-
+        document["commit"] = given.commit or document["commit"]
         if target is not None and target.exists():
             rows += earlier(target, document)
 
