@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
@@ -55,12 +56,19 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
 
     first  whether none of them is launched before it.
     early  whether the next one's blocks may come in as soon as all of its own have begun.
+
+    What those before it write changes while it waits.  So it may not promise, by __restrict__, that what it only reads
+    stays as it is: the compiler would take instructions for that which it moves to before the wait.
     """
     calls = ["grid_dependency_launch"] * early + ["grid_dependency_wait"] * (not first)
     if not calls:
         return source
     head, body = _ordered(source.code)
-    at = body.index("\n{\n", body.index('extern "C" __global__')) + len("\n{\n")
+    begin = body.index('extern "C" __global__')
+    at = body.index("\n{\n", begin) + len("\n{\n")
+    if not first:
+        opening = re.sub(r"(?m)^(    const \w+\*) __restrict__ ", r"\1 ", body[begin:at])
+        body, at = body[:begin] + opening + body[at:], begin + len(opening)
     code = head + body[:at] + "".join(f"    {call}();\n" for call in calls) + body[at:]
     return replace(source, code=code, dependent=not first)
 

@@ -4,6 +4,8 @@ begin before the kernel before has ended.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from graphs import check_all
 
@@ -11,6 +13,7 @@ import fusegraph as fg
 from fusegraph.lowering import rows
 from fusegraph.passes import order, split_reductions
 from fusegraph.plan import plan
+from fusegraph.runtime import nvrtc
 
 
 def batchnorm_relu(shape: tuple[int, ...], dtype: str = "bfloat16") -> fg.Graph:
@@ -92,3 +95,27 @@ def test_launches_overlap() -> None:
     x, w = g.tensor("x", (64, 64)), g.tensor("w", (64, 64))
     g.output(g.softmax(g.matmul(g.relu(g.matmul(x, w)), w)), name="y")
     assert overlaps(g) == [[], ["launch", "wait"], ["wait"]]  # blocks that compute are spread evenly
+
+
+def test_what_others_write_is_not_promised_to_stay() -> None:
+    """The compiler reads what is const and __restrict__ by instructions that it moves to before the wait; a function of
+    the device library is not to promise for its caller, nor to name such an instruction.
+    """
+    promise = re.compile(r"\bconst \w+\* ?__restrict__")
+    found = set()
+    for graph in (batchnorm_relu((64, 256, 56, 56)), winograd()):
+        for kernel in plan(graph).kernels:
+            found.add((kernel.source.dependent, bool(promise.search(kernel.source.code))))
+    assert found == {(False, True), (True, False)}
+    for header in nvrtc.HEADER_FOLDER.glob("*.cuh"):
+        code = re.sub(r"//.*", "", header.read_text())
+        assert not promise.search(code), header.name
+        assert not re.search(r"__ldg|global\.nc", code), header.name
+
+
+def winograd() -> fg.Graph:
+    """A convolution of four kernels."""
+    g = fg.Graph("winograd")
+    x, w = g.tensor("x", (8, 64, 28, 28), layout="NHWC"), g.tensor("w", (64, 64, 3, 3), layout="KRSC")
+    g.output(g.relu(g.conv_fprop(x, w, padding=1)), name="y")
+    return g

@@ -46,7 +46,7 @@ __device__ __forceinline__ void carry_end(T* __restrict__ to, const T* tile, int
 // Brings the first elements of a row, those before `size` of an array from position `at` on, to a row of such a tile: as
 // many lanes as the row has pieces of 16 bytes do it together.
 template <int Columns, class T, class I>
-__device__ __forceinline__ void fetch_row(T* tile, int row, const T* __restrict__ array, I at, I size, int lane) {
+__device__ __forceinline__ void fetch_row(T* tile, int row, const T* array, I at, I size, int lane) {
     constexpr int N = 16 / sizeof(T);
     const Vector<T, N> v = load_unaligned<N>(array, at + lane * N, size).elements();
     unsigned char* const base = reinterpret_cast<unsigned char*>(tile);

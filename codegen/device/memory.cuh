@@ -53,12 +53,12 @@ template <> struct Word<8> { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
 
 template <int N, class T>
-__device__ __forceinline__ Vector<T, N> load(const T* __restrict__ from) {
+__device__ __forceinline__ Vector<T, N> load(const T* from) {
     typedef typename Word<sizeof(T) * N>::type word;
     constexpr int words = sizeof(T) * N / sizeof(word);
     union { Vector<T, N> v; word w[words]; };
 #pragma unroll
-    for (int i = 0; i < words; ++i) w[i] = __ldg(reinterpret_cast<const word*>(from) + i);
+    for (int i = 0; i < words; ++i) w[i] = reinterpret_cast<const word*>(from)[i];
     return v;
 }
 
@@ -141,7 +141,7 @@ __device__ __forceinline__ Vector<T, N> kept(const Vector<T, N>& value, bool kee
 
 // The first `count` of N elements (all of them if count >= N); the others are zero.
 template <int N, class T, class Count>
-__device__ __forceinline__ Vector<T, N> load(const T* __restrict__ from, Count count) {
+__device__ __forceinline__ Vector<T, N> load(const T* from, Count count) {
     if (count >= N) return load<N>(from);
     Vector<T, N> v = {};
 #pragma unroll
@@ -159,11 +159,11 @@ __device__ __forceinline__ void prefetch(const void* from) {
 
 // `load` as Packed words.
 template <int N, class T>
-__device__ __forceinline__ Packed<T, N> load_packed(const T* __restrict__ from) {
+__device__ __forceinline__ Packed<T, N> load_packed(const T* from) {
     return load<N>(from);
 }
 template <int N, class T, class Count>
-__device__ __forceinline__ Packed<T, N> load_packed(const T* __restrict__ from, Count count) {
+__device__ __forceinline__ Packed<T, N> load_packed(const T* from, Count count) {
     if (count >= N) return load<N>(from);
     return load<N>(from, count);
 }

@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_word(uint4& word, bool there, const void* f
 }
 
 template <int N, class T>
-__device__ __forceinline__ Vector<T, N> load_if(bool there, const T* __restrict__ from) {
+__device__ __forceinline__ Vector<T, N> load_if(bool there, const T* from) {
     typedef typename Word<sizeof(T) * N>::type word;
     static_assert(sizeof(word) == sizeof(T) * N, "one word");
     union { Vector<T, N> v; word w; };
@@ -65,7 +65,7 @@ __device__ __forceinline__ Vector<T, N> load_if(bool there, const T* __restrict_
 // The strip of one row whose middle starts at `from`: column `col` of `width`, a multiple of N as the width is.  What
 // lies outside the row, or in a row that does not exist, is zero and not read.
 template <int L, int N, int R, class T, class Index>
-__device__ __forceinline__ Strip<T, L, N, R> load_strip(bool exists, const T* __restrict__ from, Index col, Index width) {
+__device__ __forceinline__ Strip<T, L, N, R> load_strip(bool exists, const T* from, Index col, Index width) {
     Strip<T, L, N, R> strip;
     strip.middle = load_if<N>(exists && col < width, from);
 #pragma unroll

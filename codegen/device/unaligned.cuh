@@ -58,7 +58,7 @@ __device__ __forceinline__ uint32 element_bits(T value) {
 // N elements of an array, one by one; zero outside of it.  Small ones enter at the top of the words, which move down: this
 // is rare, and short code that needs no memory.
 template <int N, class T, class I>
-__device__ __forceinline__ Packed<T, N> load_each(const T* __restrict__ array, I at, I size) {
+__device__ __forceinline__ Packed<T, N> load_each(const T* array, I at, I size) {
     if constexpr (sizeof(T) >= 4) {
         Vector<T, N> v = {};
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ __forceinline__ Packed<T, N> load_each(const T* __restrict__ array, I
 
 // N elements of an array from any position on.
 template <int N, class T, class I, class Size>
-__device__ __forceinline__ Unaligned<T, N> load_unaligned(const T* __restrict__ array, I at, Size extent) {
+__device__ __forceinline__ Unaligned<T, N> load_unaligned(const T* array, I at, Size extent) {
     typedef Unaligned<T, N> Words;
     constexpr int all = N + Words::word / sizeof(T), each = Words::word / 4;  // elements read, words of an access
     const I size = extent, before = past_boundary<N>(array + at), first = at - before;
@@ -107,7 +107,7 @@ __device__ __forceinline__ Unaligned<T, N> load_unaligned(const T* __restrict__ 
 
 // N elements of an array from an aligned position on.
 template <int N, class T, class I, class Size>
-__device__ __forceinline__ Packed<T, N> load_within(const T* __restrict__ array, I at, Size extent) {
+__device__ __forceinline__ Packed<T, N> load_within(const T* array, I at, Size extent) {
     const I size = extent;
     if (size >= N && at <= size - N) return load<N>(array + at);
     return load_each<N>(array, at, size);

@@ -35,12 +35,12 @@
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel(
-    const bfloat16* __restrict__ dQ_queries,
-    const bfloat16* __restrict__ dQ_keys_turned,
-    const bfloat16* __restrict__ dQ_values,
-    const bfloat16* __restrict__ dO_divided,
-    const float* __restrict__ dQ_log_sums,
-    const float* __restrict__ dQ_delta,
+    const bfloat16* dQ_queries,
+    const bfloat16* dQ_keys_turned,
+    const bfloat16* dQ_values,
+    const bfloat16* dO_divided,
+    const float* dQ_log_sums,
+    const float* dQ_delta,
     bfloat16* __restrict__ dQ_by_queries)
 {
     grid_dependency_wait();

@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
     const __grid_constant__ TensorMap dQ_keys_turned_map,
     const __grid_constant__ TensorMap dQ_values_map,
     const __grid_constant__ TensorMap dO_divided_map,
-    const float* __restrict__ dQ_log_sums,
-    const float* __restrict__ dQ_delta,
+    const float* dQ_log_sums,
+    const float* dQ_delta,
     const __grid_constant__ TensorMap dQ_by_queries_map)
 {
     grid_dependency_wait();

@@ -7,7 +7,7 @@
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 1) winograd_conv_input_kernel(
-    const float* __restrict__ x,
+    const float* x,
     float* __restrict__ conv_input)
 {
     grid_dependency_wait();

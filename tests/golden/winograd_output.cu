@@ -10,8 +10,8 @@
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 1) winograd_y_kernel(
-    const float* __restrict__ conv_products,
-    const float* __restrict__ bias,
+    const float* conv_products,
+    const float* bias,
     float* __restrict__ y)
 {
     grid_dependency_wait();
