@@ -26,6 +26,7 @@ from fusegraph.passes.attention_parts import Part
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, same
+from fusegraph.passes.split_attention import best_parts
 
 OPERANDS = ("queries", "keys", "values")
 CHEAP = SIMPLE | {NARROW.name}
@@ -107,7 +108,8 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     members = _closure(graph, node, tensor)
     if not any(n.kind is Kind.POINTWISE for n in members):
         return None  # a kernel in front computes it
-    times = times_read(node, number)
+    # Each part of the keys has all queries: few of them, but of each the block waits for what they are computed of.
+    times = times_read(node, number) * (best_parts(node) if number == 0 else 1)
     if times > 1:
         raise Refusal(f"would compute each element {times} times")
     keys = node.attributes["score"].anchor.output.shape[-1]
