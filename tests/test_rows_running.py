@@ -11,7 +11,7 @@ import pytest
 from graphs import check_on_gpu
 
 import fusegraph as fg
-from codegen import best_schedule, render
+from codegen import best_schedule, render, schedules
 from codegen.arch import arch
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
@@ -140,12 +140,15 @@ def test_looks() -> None:
 
 
 def test_long_rows_are_read_once() -> None:
-    """The logarithm of a sum of exponentials of rows that no registers hold, where there are no clusters."""
+    """The logarithm of a sum of exponentials of rows that no registers of a block hold"""
     spec = spec_of(graph_of("logsumexp", (2048, 65536), "bfloat16"))
-    best = best_schedule(spec, arch("sm_80"))
-    assert isinstance(best, RowsSchedule)
-    assert best.form == "memory"
-    assert render(spec, best).code.count("load<8>(x") == 1
+    for name in ("sm_80", "sm_90a"):
+        best = best_schedule(spec, arch(name))
+        assert isinstance(best, RowsSchedule)
+        assert best.form == "memory"
+        assert render(spec, best).code.count("load<8>(x") == 1
+        every = list(schedules(spec, arch(name)))
+        assert len(set(every)) == len(every)
 
 
 @pytest.mark.gpu

@@ -110,9 +110,16 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
         found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
+    # What is looked at once from memory, but more often elsewhere, is neither worth a cluster nor shared memory, given
+    # enough rows.
+    one_look = stages_along(space, "memory", vector).loops == 1 < Stages(space).loops and count >= arch.sm_count_hint
+    elsewhere = bool(promising) and (promising[0].cluster > 1 or promising[0].form == "shared")
+    streams = one_look and elsewhere and lanes >= SHARED_THREADS
+    if streams:
+        yield _shaped("memory", vector, SHARED_THREADS, itype)
     yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
     for threads in (512, 1024, 256):
-        if threads <= lanes and (threads == 512 or not promising):
+        if threads <= lanes and (threads == 512 or not promising) and not (streams and threads == SHARED_THREADS):
             yield _shaped("memory", vector, threads, itype)
     if lanes < 512:
         yield _shaped("memory", vector, lanes, itype)
