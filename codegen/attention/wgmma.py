@@ -155,48 +155,6 @@ class _Renderer(Producer):
             parameters=tuple(passed),
         )
 
-    def _shared(self) -> None:
-        w, s, spec = self.w, self.s, self.spec
-        deep, wide = panels(spec.depth, self.size), panels(spec.width)
-        t = self.element
-        w.open("struct Shared")
-        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
-        w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
-        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
-        values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
-        w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
-        if self.front is None:
-            w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
-        w.line(
-            f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
-        )
-        if self.listing:
-            w.line(
-                f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
-            )
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
-        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
-
-    def _barriers(self) -> None:
-        w, s = self.w, self.s
-        w.open("if (threadIdx.x == 0)")
-        if self.front is None:
-            w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
-            w.line("barrier_init(shared.queries_full[i], 1);")
-            w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
-            w.close()
-        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        for name in ("keys", "values"):
-            w.line(f"barrier_init(shared.{name}_full[i], 1);")
-            w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
-        w.close()
-        w.line("barrier_fence_init();")
-        w.close()
-        w.line("__syncthreads();")
-        w.line()
-
     # ---- the consumers
 
     def _turn(self, *, begin: bool) -> None:

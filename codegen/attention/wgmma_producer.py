@@ -1,20 +1,21 @@
-"""Attention on Hopper: the thread, or warp, of a block that has the copy engine bring its tiles, and in which order."""
+"""Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has the copy engine fill it."""
 
 from __future__ import annotations
 
 from codegen.attention.computed import Computed
 from codegen.attention.fragments import Fragments
 from codegen.attention.listing import Listing
-from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule, box, panels
+from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, panels
 from codegen.expr import Operand
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, TensorMap
 
 
 class Producer:
-    """Writes what brings the tiles; the rest of the renderer is `codegen.attention.wgmma`'s.
+    """Writes what lies in shared memory, and what brings it there; the rest is `codegen.attention.wgmma`'s.
 
     q, k, v     C names of the tensor maps; pointers those of the arguments behind them.
+    element     C type of queries and keys.
     tiles       of queries of a batch; batches their number.
     listing     how the tiles of keys that are met are found, where that depends on data.
     registers   of a thread of the producer and of a consumer.
@@ -36,6 +37,7 @@ class Producer:
     k: str
     v: str
     pointers: list[str]
+    element: str
     registers: tuple[int, int]
     tiles: int
     batches: int
@@ -47,6 +49,48 @@ class Producer:
     joined: bool
     spread: bool
     front: Computed | None
+
+    def _shared(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        deep, wide = panels(spec.depth, self.size), panels(spec.width)
+        t = self.element
+        w.open("struct Shared")
+        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
+        w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
+        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
+        values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
+        w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
+        if self.front is None:
+            w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
+        w.line(
+            f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
+        )
+        if self.listing:
+            w.line(
+                f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
+            )
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
+
+    def _barriers(self) -> None:
+        w, s = self.w, self.s
+        w.open("if (threadIdx.x == 0)")
+        if self.front is None:
+            w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+            w.line("barrier_init(shared.queries_full[i], 1);")
+            w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+            w.close()
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        for name in ("keys", "values"):
+            w.line(f"barrier_init(shared.{name}_full[i], 1);")
+            w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
+        w.close()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
 
     def _work(self, *, keys: bool = True) -> None:
         """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
