@@ -85,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
             const int last = (2 - skip0) * (2 - skip1) * 8;
             float sum[128] = {};
             int previous = 0;
+            #pragma unroll 1
             for (int k = 0; k < last; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
                 wgmma_fence();

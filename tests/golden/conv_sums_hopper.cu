@@ -89,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
             int previous = 0;
             barrier_wait(shared.turn[group], turn);
             turn ^= 1;
+            #pragma unroll 1
             for (int k = 0; k < 9; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
                 wgmma_fence();

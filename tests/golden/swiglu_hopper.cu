@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) products_kernel(
             const int m0 = at.row * 128, n0 = at.col * 128;
             float sum[128];
             int previous = 0;
+            #pragma unroll 1
             for (int k = 0; k < 64; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
                 wgmma_fence();
