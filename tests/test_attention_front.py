@@ -289,12 +289,7 @@ def test_compiles_without_spills() -> None:
 
 @pytest.mark.gpu
 def test_on_the_gpu() -> None:
-    check_on_gpu([built(**how) for how in CASES], inputs=lengths)
-    check_on_gpu(
-        [
-            built(f"large {d} {n}", heads=h, rows=n, depth=d, q=q, **mask)
-            for d in (64, 128, 256)
-            for n, h in ((1, 3), (509, 300), (4097, 2))
-            for q, mask in ((turned, CAUSAL), (swapped, {}))
-        ]
-    )
+    """One tile of queries a block, several, and rows that are no whole tile."""
+    sizes = ((65, 140, 64, turned), (17, 140, 128, swapped), (259, 2, 128, turned), (130, 1, 256, turned))
+    large = [built(f"large {n} {d}", heads=h, rows=n, depth=d, q=q, **CAUSAL) for n, h, d, q in sizes]
+    check_on_gpu([*large, *(built(**how) for how in CASES)], inputs=lengths)
