@@ -47,9 +47,26 @@ MADE: dict[str, Make] = {
 }
 
 
+def taken_off(g: fg.Graph, x: fg.Tensor, shift: fg.Tensor) -> fg.Tensor:
+    return g.reduction(g.exp(x - shift), "add", -1)
+
+
+def joint(g: fg.Graph, x: fg.Tensor) -> Any:
+    """Two sums, from whose elements the greater of both maxima is taken off."""
+    y = x * -0.5
+    most = g.max(g.reduction(x, "max", -1), g.reduction(y, "max", -1))
+    return taken_off(g, x, most) + taken_off(g, y, most)
+
+
+OTHER: dict[str, Make] = {
+    "finite": lambda g, x: taken_off(g, x, g.min(g.max(g.reduction(x, "max", -1), -1e4), 1e4)),
+    "joint": joint,
+}
+
+
 def graph_of(name: str, shape: tuple[int, int], dtype: str) -> fg.Graph:
     g = fg.Graph(f"{name} {shape} {dtype}", io_dtype=dtype)
-    g.output(MADE[name](g, g.tensor("x", shape)), name="y")
+    g.output((MADE | OTHER)[name](g, g.tensor("x", shape)), name="y")
     return g
 
 
@@ -120,6 +137,34 @@ def test_special_rows_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable in made:
         result = check_executable(executable, special(executable.graph))
         assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+
+
+@pytest.mark.slow
+def test_something_else_than_the_maximum_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is finite where the maximum is not, and what two sums share."""
+    made = []
+    for graph in [graph_of(name, (16, 600), "float32") for name in OTHER]:
+        best = best_schedule(spec_of(graph))
+        assert isinstance(best, RowsSchedule)
+        schedule = replace(best, form="memory", lanes=64, rows=1)
+        assert "reduce::shift(" in render(spec_of(graph), schedule).code
+        monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, s=schedule: s)
+        made.append(CpuExecutable(graph, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, special(executable.graph))
+        assert result.ok, result
+
+
+def test_what_is_taken_off_is_known_with_the_maximum() -> None:
+    """Where running sums would make a maximum known before what is taken off, there are none."""
+    g = fg.Graph("sooner")
+    a, b = g.tensor("a", (16, 600)), g.tensor("b", (16, 600))
+    greatest = g.reduction(a, "max", -1)
+    x = b * taken_off(g, a, greatest)
+    later = g.reduction(b * g.reduction(b * greatest, "add", -1), "add", -1)
+    g.output(taken_off(g, x, g.reduction(x, "max", -1) + later), name="y")
+    assert looks(g, "memory", 4) == looks(g, "registers", 4) == 4
 
 
 def test_looks() -> None:

@@ -206,12 +206,12 @@ class AlongRenderer(RowsRenderer):
             self.terms[Reduced(k)] = name
 
         for k, one in running.items():
-            self._run_out(k, one, parts[k], parts[one.most])
+            self._run_together(k, one, parts[k], parts[one.most])
+        for k, one in running.items():
+            self._run_out(k, one, parts[k])
 
-    def _run_out(self, k: int, running: Running, part: str, most: str) -> None:
-        """Combines a running sum, and the maximum that goes with it, of all threads of a row; then takes off what the
-        sum's elements are to have taken off.
-        """
+    def _run_together(self, k: int, running: Running, part: str, most: str) -> None:
+        """Combines a running sum, and the maximum that goes with it, of all threads of a row."""
         w, s = self.w, self.s
         reduction = self.program.reductions[k]
         warps = s.lanes // 32
@@ -227,13 +227,24 @@ class AlongRenderer(RowsRenderer):
         name = self.names.unique(self.program.reductions[running.most].name)
         w.line(f"const {reduction.ctype} {name} = {most};")
         self.terms[Reduced(running.most)] = name
+
+    def _run_out(self, k: int, running: Running, part: str) -> None:
+        """Takes off what the elements of a running sum are to have taken off.
+
+        Of infinite elements nothing was: what exp(most - shift) says of them then, 0, infinity or NaN, is right for
+        the sum, which is 0 or infinite as well.
+        """
+        w, reduction = self.w, self.program.reductions[k]
+        name = self.terms[Reduced(running.most)]
         wanted = self._row_results(running.shift)
-        early = [n for n in self._of_row(self.stages.stage(running.shift)) if Result(n) in wanted]
+        known = self._of_row(self.stages.stage(running.shift))
+        early = [n for n in known if Result(n) in wanted and n not in self._early]
         self.emitter.statements(w, self.terms, lambda n: n in early)
         self._early.update(early)
         shift = self.emitter.term(running.shift, self.terms)
         total = self.names.unique(reduction.name)
-        w.line(f"const {reduction.ctype} {total} = {part} * math::exp(reduce::shift({name}) - {shift});")
+        why = "  // NaN where the maximum is infinite" if shift == name else ""
+        w.line(f"const {reduction.ctype} {total} = {part} * math::exp({name} - {shift});{why}")
         self.terms[Reduced(k)] = total
 
     def _row_results(self, value: Value) -> set[Value]:

@@ -23,7 +23,7 @@ class Running:
 
     most   the number of that reduction.
     value  what is summed.
-    shift  a value of the row that follows from its maximum.
+    shift  a value of the row that is known with its maximum, such as that.
     """
 
     most: int
@@ -133,7 +133,9 @@ def stages_along(space: Space, form: str, vector: int) -> Stages:
     if not again or space.walk is not None or space.segments is not None:
         return plain
     found = Stages(space, _running(space, plain))
-    return found if found.loops < plain.loops else plain
+    # What is known sooner by running sums may be a maximum without what is taken off.
+    together = all(found.stage(one.shift) == found.stage(Reduced(one.most)) for one in found.running.values())
+    return found if together and found.loops < plain.loops else plain
 
 
 def _running(space: Space, plain: Stages) -> dict[int, Running]:

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
     __shared__ float y_max_parts[16], y_sum_parts[16];
     reduce::exp_block<16>(y_max_part, y_sum_part, y_max_parts, y_sum_parts);
     const float y_max = y_max_part;
-    const float y_sum = y_sum_part * math::exp(reduce::shift(y_max) - y_max);
+    const float y_sum = y_sum_part * math::exp(y_max - y_max);  // NaN where the maximum is infinite
     const float y_scale = math::reciprocal(y_sum);
     #pragma unroll 4
     for (uint32 u = 0; u < 512; ++u) {
