@@ -177,9 +177,11 @@ static void mixed(unsigned threads, void **params) {
   LOG("mixed %llx %llx map%d %d..%d map%d\n", *(unsigned long long *)params[0], *(unsigned long long *)params[2],
       (int)((uintptr_t)first % 64), first[0], first[127], (int)((uintptr_t)second % 64));
 }
-static int pointers = 2;
+static int pointers = 2, dawdling;
 void double_pointers(int n) { pointers = n; }
+void double_dawdle(int us) { dawdling = us; } /* a launch lets another thread in */
 static void from_cubin(unsigned threads, void **params) {
+  if (dawdling) usleep(dawdling);
   LOG("kernel");
   for (int i = 0; i < pointers; i++) LOG(" %llx", *(unsigned long long *)params[i]);
   LOG("\n");

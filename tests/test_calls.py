@@ -284,6 +284,52 @@ def double_threads_and_streams() -> None:
         assert seen.count(f"kernel {pointers(*given[number])}") == calls
 
 
+def double_threads_on_one_stream() -> None:
+    """Calls on one stream share a workspace: the kernels of one are queued without another's between them.  Threads'
+    own streams have one handle, and are not one stream.
+    """
+    lib = library()
+    lib.double_pointers(2)
+    executable = network()
+    given = [[DeviceArray.empty((8, 64), "float32") for _ in range(2)] for _ in range(4)]
+    for x, y in given:
+        executable(x, out=y)
+    calls, between = 10, set()
+
+    def work(x: DeviceArray, y: DeviceArray) -> None:
+        for _ in range(calls):
+            executable(x, out=y)
+
+    def run(target: Any) -> None:
+        threads = [threading.Thread(target=target, args=each) for each in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    lib.double_clear()
+    lib.double_dawdle(100)
+    run(work)
+    lib.double_dawdle(0)
+    seen = [line.split()[1:] for line in log(lib) if line.startswith("kernel")]
+    assert len(seen) == 4 * 4 * calls
+    ends = {f"{x.pointer:x}": f"{y.pointer:x}" for x, y in given}
+    for n in range(0, len(seen), 4):
+        assert ends[seen[n][0]] == seen[n + 3][-1]
+        assert seen[n + 1 : n + 3] == seen[1:3]
+    lock, every = threading.Lock(), threading.Barrier(4)
+
+    def on_its_own(x: DeviceArray, y: DeviceArray) -> None:
+        with lock:
+            lib.double_clear()
+            executable(x, out=y, stream=2)
+            between.add(launched(lib)[0].split()[-1])
+        every.wait()  # all threads live at once
+
+    run(on_its_own)
+    assert len(between) == 4
+
+
 def double_lifetimes() -> None:
     """An executable's module goes with it at once, though calls have been prepared; arrays are not kept."""
     lib = library()

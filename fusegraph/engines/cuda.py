@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock, local
 from typing import Any
 
 from codegen.schedule import target
@@ -48,7 +49,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
     Compiling needs no driver: without one (or for another architecture) `kernels` has the cubins, and calling the
     Executable raises DeviceError.  Kernels are queued on the stream; nothing waits for them.  Each stream has its own
-    workspace, and each capture of a CUDA graph one that stays with the Executable.
+    workspace, and each capture of a CUDA graph one that stays with the Executable; threads may call it at once, on the
+    same stream, too.
     """
 
     engine = "cuda"
@@ -128,8 +130,13 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         fixed = slots.fixed([c.pointer for c in constants])
         sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, slots.views, device=index)
         size, workspaces = plan.memory.size, self._workspaces
-        queue: Queue = sequence if not size else lambda a, stream: sequence(a, stream, workspaces.address(size, stream))
-        return _Loaded(plan, queue, constants)
+
+        def queue(addresses: Sequence[int], stream: int) -> None:
+            # What another thread's call on the stream queued between two kernels would overwrite intermediates.
+            with workspaces.lock:
+                sequence(addresses, stream, workspaces.address(size, stream))
+
+        return _Loaded(plan, queue if size else sequence, constants)
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         self._variant(inputs, outputs).queue((*inputs, *outputs), stream)
@@ -153,12 +160,21 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return results, replay
 
 
+#: The handle of the default stream of whichever thread uses it (CU_STREAM_PER_THREAD).
+PER_THREAD = 2
+
+
 class _Workspaces:
-    """Memory for intermediates: one block a stream, and one for each capture of a CUDA graph."""
+    """Memory for intermediates: one block a stream, and one for each capture of a CUDA graph.
+
+    lock  is held while a call asks for its block and queues its kernels.
+    """
 
     def __init__(self, device: int) -> None:
+        self.lock = Lock()
         self._device = device
         self._of_stream: dict[int, driver.DeviceBuffer] = {}
+        self._own = local()  # that of a thread's own stream
         self._captured: list[driver.DeviceBuffer] = []
 
     def address(self, size: int, stream: int) -> int:
@@ -168,9 +184,12 @@ class _Workspaces:
             buffer = driver.allocate(size, self._device)
             self._captured.append(buffer)
             return buffer.pointer
-        found = self._of_stream.get(stream)
+        if stream == PER_THREAD and not hasattr(self._own, "of_stream"):
+            self._own.of_stream = {}
+        of_stream: dict[int, driver.DeviceBuffer] = self._own.of_stream if stream == PER_THREAD else self._of_stream
+        found = of_stream.get(stream)
         if found is None or found.nbytes < size:
             if found is not None:
                 driver.synchronize(stream, self._device)
-            found = self._of_stream[stream] = driver.allocate(size, self._device)
+            found = of_stream[stream] = driver.allocate(size, self._device)
         return found.pointer
