@@ -241,6 +241,17 @@ def test_what_is_masked_does_not_leak(arch: str) -> None:
         assert np.isfinite(np.asarray(run(executable, inputs)["o"], np.float32)).all(), executable.graph.name
 
 
+FAR: tuple[dict[str, Any], ...] = (
+    {"name": "band", "diagonal_band_left_bound": 2**31 - 1, "diagonal_band_right_bound": 2**31 - 1},
+    {"name": "lengths", "batch": 2, "extra": lambda g: {"seq_len_kv": g.constant(np.array([2**31 - 1, 33], np.int32))}},
+)
+
+
+def test_bounds_far_away() -> None:
+    """What is further away than any query and key is no bound, and no int runs over."""
+    check_all([made(rows=40, keys=70, heads=1, depth=16, **how) for how in FAR])
+
+
 # ---- few queries, many keys
 
 DECODING: tuple[dict[str, Any], ...] = (
@@ -255,7 +266,7 @@ DECODING: tuple[dict[str, Any], ...] = (
         "rows": 1,
         "keys": 1100,
         "batch": 2,
-        "extra": lambda g: {"seq_len_kv": g.constant(np.array([700, 3], np.int32))},
+        "extra": lambda g: {"seq_len_kv": g.constant(np.array([2**31 - 1, 3], np.int32))},
     },
 )
 

@@ -15,6 +15,9 @@ from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, Pages
 
+#: More than there are queries and keys: bounds further away decide the same as those at this distance, where what is
+#: added to them still is an int.
+FAR = 1 << 30
 #: What variables are called of which there are several.
 NUMBERED = ("b", "bound", "d", "part", "rest", "rows", "keys")
 
@@ -168,12 +171,13 @@ class Scores:
                 for load, coefficient in bound.loads:
                     operand = spec.program.loads[load]
                     place = linear(list(zip(self.batch, operand.strides)))
-                    terms.append((f"int({self.edge.pointers.loads[load]}[{place}])", coefficient))
-                self.w.line(f"const int bound{n} = {linear(terms, bound.start)};")
+                    terms.append((f"int64({self.edge.pointers.loads[load]}[{place}])", coefficient))
+                far = f"int64({FAR})"
+                self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
 
     def _start(self, number: int, bound: Bound) -> tuple[list[tuple[str, int]], int]:
         """The part of a bound that depends on neither query nor key: terms and a constant."""
-        return ([(f"bound{number}", 1)], 0) if bound.loads else ([], bound.start)
+        return ([(f"bound{number}", 1)], 0) if bound.loads else ([], min(max(bound.start, -FAR), FAR))
 
     def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
         """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
