@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_attention_backward import made as made_with_bias
 import fusegraph as fg
 from codegen.arch import arch
 from codegen.spec import KernelSource
+from fusegraph.errors import KernelError
 from fusegraph.lowering.base import Options
 from fusegraph.passes import join_gradients
 from fusegraph.plan import Plan, by_cost_model, plan
@@ -143,6 +145,35 @@ def test_turns(order: Order) -> None:
     assert counters.tolist() == [40, 40]
     steps = np.diff(numbers, prepend=0)
     assert sorted(steps) == list(range(1, 41))
+
+
+_GIVES_UP = """
+#include "turns.cuh"
+
+extern "C" __global__ void gives_up(int* counters)
+{
+    if (threadIdx.x) return;
+    const int number = take_number(counters);
+    if (number == 0) {
+        for (int n = 0; n < 1 << 28 && *static_cast<volatile int*>(counters) < 2; ++n) {}  // the next block has begun
+        __trap();
+    }
+    turn_wait(counters + 1, number);
+}
+"""
+
+
+def test_a_block_whose_turn_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks on other host threads wait for it no longer than until it fails."""
+    monkeypatch.setenv("FUSEGRAPH_CPU_THREADS", "2")
+    source = KernelSource("gives_up", _GIVES_UP, (2, 1, 1), (1024, 1, 1), 0, True, zeroed=((0, 8),))
+    module = build([source], cache=default_cache())
+    counters = np.zeros(2, np.int32)
+    began = time.perf_counter()
+    with pytest.raises(KernelError, match=r"__trap\(\)"):
+        module.launch(0, [counters.ctypes.data])
+    assert counters[0] == 2
+    assert time.perf_counter() - began < 20
 
 
 @pytest.mark.gpu

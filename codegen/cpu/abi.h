@@ -131,6 +131,8 @@ struct Runtime {
     void* (*cluster_map)(Thread*, const void* shared, int cta, const Where&);
     // Ends the launch with a printf-like message, prefixed with kernel, block and thread.  Never returns.
     void (*fail)(Thread*, const char* format, ...);
+    // Whether the launch has been ended, by a block on another host thread: what that would have done does not come.
+    bool (*stopped)(Thread*);
 };
 
 // One kernel of a module.  `run` runs one thread (a fiber), `run_block` all threads of a block in a plain loop; a

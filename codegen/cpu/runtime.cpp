@@ -97,6 +97,8 @@ void runtime_fail(Thread* self, const char* format, ...) {
     Worker::of(self)->fail(self, nullptr, format, arguments);
 }
 
+bool runtime_stopped(Thread* self) { return Worker::of(self)->stopped(); }
+
 constexpr Runtime kRuntime = {runtime_barrier_sync,
                               runtime_barrier_arrive,
                               runtime_meet,
@@ -118,7 +120,8 @@ constexpr Runtime kRuntime = {runtime_barrier_sync,
                               runtime_cluster_arrive,
                               runtime_cluster_wait,
                               runtime_cluster_map,
-                              runtime_fail};
+                              runtime_fail,
+                              runtime_stopped};
 
 struct SegmentSearch {
     const unsigned char* variable;

@@ -1,5 +1,6 @@
 // turns.cuh for the CPU.  A wait holds up the host thread, and with it all threads of the block: what is waited for is
-// another block's doing, which runs on another host thread or has ended.  Error: a turn that does not come.
+// another block's doing, which runs on another host thread or has ended.  Error: a turn that does not come, be it because
+// the launch has ended.
 #pragma once
 
 #include "sync_on_cpu.h"
@@ -11,10 +12,10 @@ inline int take_number(int32* counter) { return __atomic_fetch_add(counter, 1, _
 inline void turn_wait(const int32* counter, int turns, FUSEGRAPH_WHERE) {
     constexpr long kMost = 1l << 27;  // a minute or more
     for (long n = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) != turns; ++n) {
-        if (n == kMost)
-            fusegraph_cpu::current->block->runtime->fail(fusegraph_cpu::current,
-                                                         "turn_wait at %s:%d: the turn after %d others does not come",
-                                                         file, line, turns);
+        const fusegraph_cpu::Runtime& runtime = *fusegraph_cpu::current->block->runtime;
+        if (n == kMost || runtime.stopped(fusegraph_cpu::current))
+            runtime.fail(fusegraph_cpu::current, "turn_wait at %s:%d: the turn after %d others does not come", file,
+                         line, turns);
         sched_yield();
     }
 }

@@ -108,6 +108,7 @@ class Worker {
 
     // Ends the launch: leaves the kernel for run().
     [[noreturn]] void fail(const Thread* thread, const void* address, const char* format, va_list arguments);
+    bool stopped() const { return launch_.status.load(std::memory_order_relaxed) == kFailed; }
     [[noreturn]] void fail_format(const Thread* thread, const void* address, const char* format, ...)
         __attribute__((format(printf, 4, 5)));
 
