@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import networkx as nx
@@ -19,7 +20,7 @@ from partitions import check_decisions, groups, quotient
 
 import fusegraph as fg
 from fusegraph.errors import GraphError
-from fusegraph.passes.fuse import fuse
+from fusegraph.passes.fuse import _Quotient, fuse
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.simplify import simplify
 
@@ -187,6 +188,19 @@ def test_large_graphs_take_seconds(graph, nodes):
     check_partition(partition)
     if nodes == 450:
         assert len(partition.groups) == 150
+
+
+def test_what_groups_reach_is_known_after_merges():
+    """Whatever groups are merged, in whatever order, that makes no cycle."""
+    for seed in range(4):
+        groups, chance = _Quotient(simplify(seeded(seed, 40)).graph), random.Random(seed)
+        while len(groups.members) > 1:
+            pairs = [(a, b) for a, b in permutations(groups.members, 2) if groups.path_outside(a, b) is None]
+            groups.merge(*chance.choice(pairs))
+            network = nx.DiGraph((a, b) for a in groups.members for b in groups.successors[a])
+            network.add_nodes_from(groups.members)
+            for a in groups.members:
+                assert {b for b in groups.members if groups.reach[a] >> b & 1} == nx.descendants(network, a)
 
 
 def test_a_network_is_one_kernel_a_layer():

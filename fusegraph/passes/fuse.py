@@ -32,7 +32,8 @@ _LAUNCH = object()
 
 
 class _Quotient:
-    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches."""
+    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches
+    (and of some that are none any more)."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -132,9 +133,14 @@ class _Quotient:
         bit_a, bit_b = 1 << a, 1 << b
         joined = (self.reach[a] | self.reach.pop(b)) & ~(bit_a | bit_b)
         self.reach[a] = joined
-        for k, bits in self.reach.items():
-            if k != a and bits & (bit_a | bit_b):
-                self.reach[k] = (bits & ~bit_b) | bit_a | joined
+        # Whatever reaches a group that has all these bits already has them, too.  A bit of b left behind harms nobody.
+        pending = list(self.predecessors[a])
+        while pending:
+            k = pending.pop()
+            bits = self.reach[k] | joined | bit_a
+            if bits != self.reach[k]:
+                self.reach[k] = bits
+                pending += self.predecessors[k]
         return a
 
     def topological(self) -> list[int]:

@@ -99,7 +99,7 @@ def _split(graph: Graph, node: Node, row: Node, leaves: _Leaves) -> Split | None
         found = axes, rows
     if chunk(graph, row) is not None or not leaves.of(node) & leaves.of(row):
         return None
-    return None if row in nx.descendants(graph.network, node) else found
+    return None if nx.has_path(graph.network, node, row) else found
 
 
 class _Leaves:

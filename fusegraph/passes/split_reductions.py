@@ -126,7 +126,7 @@ def returns(graph: Graph, node: Node) -> bool:
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
     """Whether something as large as what is reduced follows from the result."""
-    return any(t.size >= x.size for n in nx.descendants(graph.network, node) for t in n.outputs)
+    return any(t.size >= x.size for _, n in nx.bfs_edges(graph.network, node) for t in n.outputs)
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
