@@ -391,11 +391,16 @@ def test_faults_outside_launches_are_not_caught(module: CpuModule, cache: DiskCa
 
 
 def test_interrupt_ends_a_launch(module: CpuModule) -> None:
-    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        module.launch("slow", [np.zeros(1, np.int32).ctypes.data], grid=(20000, 1, 1))
-    timer.join()
+    # A shell starts what runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            module.launch("slow", [np.zeros(1, np.int32).ctypes.data], grid=(20000, 1, 1))
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     check_softmax(module)
 
 
