@@ -264,6 +264,41 @@ def test_what_is_computed_where(write: Write, kernels: list[str], why: str) -> N
     assert not why or any(why in r for r in reasons), reasons
 
 
+def shifted(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    """Both what a product's kernel does behind it and what is left for the attention take the same."""
+    factor = g.tensor("factor", (x.shape[3],)) * 2.0
+    x = x @ g.tensor("w", (x.shape[3], x.shape[3])) + factor
+    low, high = g.split(x, 2, axis=3)
+    return x * (g.tensor("cos", x.shape[2:]) * factor) + g.concatenate(-high, low, axis=3) * g.tensor(
+        "sin", x.shape[2:]
+    )
+
+
+def numbered(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    return g.cast(g.gen_index(x, axis=3) - 16, "bfloat16") * 0.125
+
+
+def test_what_others_take_or_nothing_is_read_for_stays_in_front() -> None:
+    graphs = [built("shared", q=shifted, rows=20), built("numbers", q=numbered, rows=20)]
+    assert [families(g) for g in graphs] == [["pointwise", "contraction", "attention"], ["pointwise", "attention"]]
+    first, second = ([d.reason for d in plan(g).partition.decisions] for g in graphs)
+    assert any("computes its queries on their way" in r for r in first)
+    assert any("is computed of numbers alone" in r for r in second)
+    check_all(graphs, arch="sm_90a")
+
+
+def test_values_lie_along_the_keys_whatever_queries_are_computed_of() -> None:
+    def small(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+        return g.cast(x * 0.25, "float8_e4m3")
+
+    how: dict[str, Any] = {"dtype": "float8_e4m3", "rows": 4096, "heads": 16, "depth": 128}
+    for q, of in ((None, None), (small, "bfloat16"), (doubled, None)):
+        graph = built("narrow", q=q, of=of, **how)
+        assert families(graph) == ["pointwise", "attention"]  # the values are copied
+        (*_, kernel) = plan(graph, choose=by_cost_model(HOPPER)).kernels
+        assert isinstance(kernel.choice.schedule, AttentionWgmmaSchedule)
+
+
 def test_several_tiles_of_queries_read_keys_from_memory() -> None:
     assert families(built("keys", q=None, k=turned, rows=300)) == ["pointwise", "attention"]
     assert families(built("values", q=None, v=doubled, heads=4, shared=2)) == ["pointwise", "attention"]

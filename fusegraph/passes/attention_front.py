@@ -9,7 +9,7 @@ and those of angles, the same for all heads, are better tabulated.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from fusegraph.graph import Graph, Node, Tensor
@@ -58,10 +58,11 @@ def compute_in_front(graph: Graph, options: Options) -> Recognised:
                 more = [rewrite.new[t] for t in front.reads]
                 inputs = [*inputs[:number], max(more, key=lambda t: t.nbytes), *inputs[number + 1 :], *more]
                 tensor = node.inputs[number]
+                count = len(front.members)
                 last = [n for n in graph.nodes if n in front.members and not _is_view(n)][-1]
                 reason = (
                     f"attention {node.name!r} computes its {OPERANDS[number]} on their way to shared memory: "
-                    f"{len(front.members)} nodes, neither written nor read back"
+                    f"{count} node{'s' * (count > 1)}, neither written nor read back"
                 )
                 decisions.append(Decision(last.name, node.name, True, reason, 2 * tensor.nbytes))
         attributes = {
@@ -121,6 +122,8 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     notes = tuple(describe(n) for n in graph.nodes if n in members)
     front = Front(part.own, tuple(part.made[t] for t in part.operands), tensor.name, notes)
     reads = tuple(part.operands)
+    if not reads:
+        raise Refusal(f"{tensor.name!r} is computed of numbers alone")
     rank = node.attributes["score"].anchor.output.rank - 2
     computed_rows(front, reads, number == 1, rank, graph, options)
     return _Found(frozenset(members), front, reads)
@@ -155,40 +158,33 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
 
     Raises Refusal if such a kernel does all of it as well.
     """
-    members: set[Node] = set()
-    pending = deque([tensor])
-    while pending and len(members) < MOST_NODES:
-        other = graph.producer(pending.popleft())
-        if other is None or other in members or not _cheap(other):
-            continue
-        if not any(t in graph.outputs for t in other.outputs):
-            takers = [n for t in other.outputs for n in graph.consumers(t)]
-            if all(n in members or (n is node and other.outputs == (tensor,)) for n in takers):
-                members.add(other)
-                pending += other.inputs
+    members = _alone(graph, node, tensor, lambda n: _cheap(n) and not any(t in graph.outputs for t in n.outputs))
     while True:
         for large in _large(graph, members, tensor):
             takers, maker = graph.consumers(large), graph.producer(large)
             if maker is None or large in graph.outputs or not all(n in members for n in takers):
                 continue  # it is in memory
             if len(takers) == 1 and (takers[0].kind is Kind.POINTWISE or _is_view(takers[0])):
-                members.remove(takers[0])
+                members = _alone(graph, node, tensor, (members - {takers[0]}).__contains__)
                 break
             if _is_computed(graph, large) and not _behind_another(graph, large):
                 raise Refusal(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
         else:
-            return _needed(graph, members, tensor)
+            return members
 
 
-def _needed(graph: Graph, members: Set[Node], tensor: Tensor) -> set[Node]:
-    """Those of the members that a tensor is computed by through members alone."""
+def _alone(graph: Graph, node: Node, tensor: Tensor, may: Callable[[Node], bool]) -> set[Node]:
+    """The nodes that compute an operand of an attention through such nodes alone, and nothing else."""
     found: set[Node] = set()
-    stack = [tensor]
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is not None and node in members and node not in found:
-            found.add(node)
-            stack += node.inputs
+    pending = deque([tensor])
+    while pending and len(found) < MOST_NODES:
+        other = graph.producer(pending.popleft())
+        if other is None or other in found or not may(other):
+            continue
+        takers = [n for t in other.outputs for n in graph.consumers(t)]
+        if all(n in found or (n is node and other.outputs == (tensor,)) for n in takers):
+            found.add(other)
+            pending += other.inputs
     return found
 
 

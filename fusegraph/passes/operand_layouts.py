@@ -18,6 +18,7 @@ from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16,
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering import window
+from fusegraph.lowering.attention_front import fronts_of, multiplied
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
@@ -130,10 +131,15 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
 
 def _values(node: Node) -> list[_Wish]:
     """The values of an attention, if they should lie along the keys: 8-bit ones, which warpgroups read no other way."""
-    q, k, v = node.inputs[:3]
+    q, k, v = multiplied(node)
+    q_front, *others = fronts_of(node)
+    if any(others):
+        return []  # warpgroups do not compute them
     if not (q.dtype == k.dtype == v.dtype and q.dtype.is_float and q.dtype.itemsize == 1) or node.attributes["paged"]:
         return []
-    if not _is_aligned(q, (q.rank - 1,)) or not _is_aligned(k, (k.rank - 2,)) or _is_aligned(v, (v.rank - 2,)):
+    if q_front is None and not _is_aligned(q, (q.rank - 1,)):
+        return []
+    if not _is_aligned(k, (k.rank - 2,)) or _is_aligned(v, (v.rank - 2,)):
         return []
     strides = _aligned_strides(v, (v.rank - 2,))
     if strides is None:

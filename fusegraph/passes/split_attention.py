@@ -14,6 +14,7 @@ from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
+from fusegraph.lowering.attention_front import multiplied
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
@@ -63,7 +64,7 @@ def best_parts(node: Node) -> int:
 def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Tensor], parts: int) -> None:
     """Adds the attention of each part, and what combines them."""
     out = outputs[0]
-    wide = float64 if float64 in (out.dtype, *(t.dtype for t in inputs[:3])) else float32
+    wide = float64 if float64 in (out.dtype, *(t.dtype for t in multiplied(node))) else float32
 
     def tensor(part: str, shape: tuple[int, ...]) -> Tensor:
         return intermediate(graph, node.name, part, shape, packed_strides(shape), wide)
