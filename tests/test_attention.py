@@ -462,6 +462,7 @@ def test_golden_source(name: str) -> None:
 def test_compiles_without_spills(arch: str) -> None:
     graphs = [made(name=f"d{d}", rows=512, depth=d, **CAUSAL) for d in (64, 128, 256)]
     graphs.append(made(name="capped", rows=509, keys=1021, depth=96, soft_cap=30.0, generate_stats=True))
+    graphs.append(made(name="two tiles", rows=197, keys=197, depth=64, heads=12, batch=64))
     for compiled in compile_for(arch, graphs):
         assert compiled.spill_bytes == 0
         assert "C75" not in compiled.log

@@ -225,7 +225,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     tall = max(spec.depth, spec.width)
     if tall <= 64:
         preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
-        if not sides:
+        # Two tiles, the last not whole: the loop is unrolled, and there are no registers for three consumers.
+        if not sides and not 128 < spec.keys < 256:
             preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
