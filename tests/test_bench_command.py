@@ -271,6 +271,8 @@ def test_an_interrupted_update_leaves_a_whole_file(capsys, measured, fake):
         ({"earlier": [{"commit": "a", "date": "2026-01-01", "workloads": ["x"]}]}, "is no run of fusegraph bench: it"),
         ({"earlier": [{}]}, "is no run of fusegraph bench: KeyError"),
         ({"device": None}, "is no run of fusegraph bench: it does not tell"),
+        ({"versions": {"numpy": 2}}, "is no run of fusegraph bench: it does not tell"),
+        ({"options": "--suite 'board"}, "is no run of fusegraph bench: ValueError: No closing quotation"),
     ],
 )
 def test_what_is_of_another_run_is_not_updated(changes, message, capsys, measured, monkeypatch):

@@ -100,6 +100,11 @@ POINTWISE: list[Case] = [
         "to 8 bits",
         lambda x, y, p, n, b: ((y * 300).to(torch.uint8), (y * 300).to(torch.int8), (y * 1e5).to(torch.uint8)),
     ),
+    (
+        "copy to 8 bits",
+        lambda x, y, p, n, b: [torch.zeros(y.shape, dtype=t).copy_(y * 300) for t in (torch.uint8, torch.int8)],
+    ),
+    ("copy to bool", lambda x, y, p, n, b: torch.zeros(x.shape, dtype=torch.bool).copy_(x)),
     ("clone", lambda x, y, p, n, b: x.clone()),
     ("lerp", lambda x, y, p, n, b: torch.lerp(x, y, 0.3)),
     ("addcmul", lambda x, y, p, n, b: torch.addcmul(x, y, p, value=0.5)),

@@ -128,6 +128,9 @@ def read(path: Path) -> dict[str, Any]:
         texts = (*(told[key] for key in (*_MACHINE, "date")), told.get("options", ""))
         sound = listed == names and all(isinstance(text, str) for text in texts) and "repeats" in told
         versions = dict(told["versions"])
+        sound = sound and all(isinstance(version, str | None) for version in versions.values())
+        sound = sound and all(isinstance(run.date, str) for run in runs(told))
+        shlex.split(told.get("options", ""))
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -168,8 +168,9 @@ def _range(c: Call, start: float, step: float) -> Tensor:
 
 @aten("copy.default")
 def _copy(c: Call, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    cast = c.cast(source)
-    return c.graph.identity(cast) if cast.shape == c.form.shape else c.graph.broadcast(cast, c.form.shape)
+    converted = c.converted(source)
+    same = converted.shape == c.form.shape
+    return c.graph.identity(converted) if same else c.graph.broadcast(converted, c.form.shape)
 
 
 @aten("cat.default")

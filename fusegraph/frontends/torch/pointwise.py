@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusegraph.dtypes import bool_, float32, int64
+from fusegraph.dtypes import bool_, float32
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
@@ -285,8 +285,4 @@ def _clone(c: Call, x: Tensor, memory_format: Any = None) -> Tensor:
 
 @aten("_to_copy.default", "prims.convert_element_type.default")
 def _to_copy(c: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    if c.dtype.is_bool and not x.dtype.is_bool:
-        return c.graph.cmp_neq(x, 0)
-    if x.dtype.is_float and c.dtype.is_int and c.dtype.itemsize == 1:  # torch's wrap around, ours saturate
-        x = c.cast(x, int64)
-    return c.cast(x) if x.dtype != c.dtype else c.graph.identity(x)
+    return c.converted(x) if x.dtype != c.dtype else c.graph.identity(x)

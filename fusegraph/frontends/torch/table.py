@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, float32
+from fusegraph.dtypes import DType, float32, int64
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
@@ -119,6 +119,16 @@ class Call:
         """x in a dtype, by default that of the first result."""
         wanted = dtype or self.dtype
         return x if x.dtype == wanted else self.graph.cast(x, wanted)
+
+    def converted(self, x: Tensor) -> Tensor:
+        """x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap around in
+        integers of 8 bits, where ours saturate.
+        """
+        if self.dtype.is_bool and not x.dtype.is_bool:
+            return self.graph.cmp_neq(x, 0)
+        if x.dtype.is_float and self.dtype.is_int and self.dtype.itemsize == 1:
+            x = self.graph.cast(x, int64)
+        return self.cast(x)
 
     def number(self, value: bool | int | float, like: DType) -> Tensor:
         """A number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers: those that
