@@ -243,13 +243,21 @@ def test_what_is_masked_does_not_leak(arch: str) -> None:
 
 FAR: tuple[dict[str, Any], ...] = (
     {"name": "band", "diagonal_band_left_bound": 2**31 - 1, "diagonal_band_right_bound": 2**31 - 1},
-    {"name": "lengths", "batch": 2, "extra": lambda g: {"seq_len_kv": g.constant(np.array([2**31 - 1, 33], np.int32))}},
+    {
+        "name": "lengths",
+        "batch": 2,
+        "extra": lambda g: {"seq_len_kv": g.constant(np.array([2**31 - 1, 33], np.int32))},
+    },
 )
 
 
 def test_bounds_far_away() -> None:
     """What is further away than any query and key is no bound, and no int runs over."""
     check_all([made(rows=40, keys=70, heads=1, depth=16, **how) for how in FAR])
+    endless, plain = (made(rows=3, keys=5, depth=4, **how) for how in ({"diagonal_band_right_bound": 2**63 - 1}, {}))
+    inputs = random_inputs(plain)
+    found, expected = (evaluate(g, inputs)[g.outputs[0]] for g in (endless, plain))
+    np.testing.assert_array_equal(found, expected)
 
 
 # ---- few queries, many keys

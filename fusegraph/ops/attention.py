@@ -29,6 +29,8 @@ LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
 OPERANDS = ("q", "k", "v", "bias", "mask", *LENGTHS, "sink_token", *NUMBERS, *packed.OFFSETS, *paged.TABLES)
 INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS, *paged.TABLES)
+#: A bound that rules nothing out, to which a position can be added.
+FURTHEST = 1 << 62
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
 NEUTRAL = {
     "bias": 0.0,
@@ -73,7 +75,7 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
         bound = values[key]
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer)) or bound < 0):
             raise AttributeValueError(f"{key} is an integer that is not negative, or None, got {bound!r}")
-        result[key] = None if bound is None else int(bound)
+        result[key] = None if bound is None else min(int(bound), FURTHEST)
     for key in ("use_causal_mask", "use_alibi_mask", "generate_stats"):
         if not isinstance(values[key], (bool, np.bool_)):
             raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
