@@ -38,7 +38,26 @@ def test_every_node_is_in_its_kernel():
     assert len(facts["kernels"]) == 2
     for node in facts["nodes"]:
         (kernel,) = (k for k in facts["kernels"] if node["name"] in k["nodes"])
-        assert node["kernel"] == kernel["name"]
+        assert (node["kernel"], node["kernel_name"]) == (kernel["number"], kernel["name"])
+    assert [k["number"] for k in facts["kernels"]] == [1, 2]
+
+
+def test_the_kernel_of_a_node_is_one_even_where_several_share_its_code():
+    graph = fg.Graph("alike", io_dtype="float16")
+    x = graph.tensor("x", (40, 24))
+    for number in range(4):
+        x = graph.relu(x @ graph.tensor(f"w{number}", (24, 24)))
+    graph.output(x.T, name="y")
+    facts = describe(plan(graph))
+    assert len({k["name"] for k in facts["kernels"]}) < len(facts["kernels"])
+    computed = [n for n in facts["nodes"] if n["name"] not in {v["name"] for v in facts["views"]}]
+    for node in computed:
+        kernel = facts["kernels"][node["kernel"] - 1]
+        assert node["name"] in kernel["nodes"]
+        assert node["kernel_name"] == kernel["name"]
+    for node in facts["nodes"]:
+        if node not in computed:
+            assert (node["kernel"], node["kernel_name"]) == (None, None)
 
 
 def test_bytes_add_up():

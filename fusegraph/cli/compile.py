@@ -27,6 +27,7 @@ from fusegraph.runtime.cache import default_cache
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (
+    "number",
     "name",
     "family",
     "nodes",

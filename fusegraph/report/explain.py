@@ -33,12 +33,12 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
     algorithms             what does each convolution: node, algorithm, reason.
     workspace_bytes        device memory for intermediates; ``workspace`` maps each to ``offset`` and ``bytes``.
     """
-    kernel_of = {node: kernel.name for kernel in plan.kernels for node in kernel.group.nodes}
+    kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
     kept = {node.name for node in plan.simplified.nodes}
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
-        "kernels": [describe_kernel(kernel, arch) for kernel in plan.kernels],
+        "kernels": [describe_kernel(kernel, number, arch) for number, kernel in enumerate(plan.kernels, start=1)],
         "views": [
             {"name": n.name, "op": n.op.name, "of": [t.name for t in n.inputs]}
             for group in plan.partition.groups
@@ -65,27 +65,30 @@ def _parts(plan: Plan, name: str) -> str:
     return f" in {before.attributes['parts']} parts" if before is not None and "parts" in before.attributes else ""
 
 
-def describe_graph(graph: Graph, kernel_of: Mapping[Node, str] | None = None) -> dict[str, Any]:
+def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | None = None) -> dict[str, Any]:
     """A graph: ``name``; ``inputs[]``, ``outputs[]`` with ``name, shape, strides`` (elements) ``, dtype``; ``nodes[]``
-    with ``name, op, inputs, attributes, shape, dtype, kernel``."""
+    with ``name, op, inputs, attributes, shape, dtype``, and ``kernel, kernel_name``: the ``number`` and ``name`` of the
+    kernel that computes it, None for a view.  ``kernel_of`` has these two for the nodes that have a kernel.
+    """
     kernels = kernel_of or {}
     return {
         "name": graph.name,
         "inputs": [_tensor(t) for t in graph.inputs],
         "outputs": [_tensor(t) for t in graph.outputs],
-        "nodes": [_node(n, kernels.get(n)) for n in graph.nodes],
+        "nodes": [_node(n, *kernels.get(n, (None, None))) for n in graph.nodes],
     }
 
 
-def describe_kernel(kernel: Kernel, arch: Arch = PORTABLE) -> dict[str, Any]:
-    """A kernel: ``name`` of its code, which others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``),
-    ``bytes_saved`` against one kernel a node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its
-    sizes), ``chosen_by`` (why this one), ``declined_forms``: of a contraction or attention why it has none of the
-    faster forms, by their names.
+def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[str, Any]:
+    """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
+    others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
+    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
+    ``declined_forms``: of a contraction or attention why it has none of the faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
     schedule = schedule_data(kernel.choice.schedule)
     return {
+        "number": number,
         "name": kernel.name,
         "family": group.family,
         "nodes": [n.name for n in group.nodes],
@@ -134,7 +137,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _node(node: Node, kernel: str | None) -> dict[str, Any]:
+def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:
     return {
         "name": node.name,
         "op": node.op.name,
@@ -143,6 +146,7 @@ def _node(node: Node, kernel: str | None) -> dict[str, Any]:
         "shape": list(node.output.shape),
         "dtype": node.output.dtype.name,
         "kernel": kernel,
+        "kernel_name": name,
     }
 
 
@@ -193,7 +197,8 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         listed = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
         lines += wrapped(f"read or written in place, without a kernel: {listed}", width, "  ", "    ")
     numbers: dict[str, int] = {}
-    for number, kernel in enumerate(kernels, start=1):
+    for kernel in kernels:
+        number = kernel["number"]
         first = numbers.setdefault(kernel["name"], number)
         same = f", the same code as kernel {first}" if first != number else ""
         lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']}){same}"]
