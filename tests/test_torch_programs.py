@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import fusegraph.torch  # noqa: E402
 from benchmarks import torch_models as models  # noqa: E402
 from fusegraph.errors import ArgumentError  # noqa: E402
@@ -112,6 +114,104 @@ def test_random_numbers_are_torchs() -> None:
     got = _compiled(function, fullgraph=True)(x)
     torch.manual_seed(1)
     torch.testing.assert_close(got, function(x))
+
+
+@pytest.mark.slow
+def test_random_numbers_are_drawn_in_the_order_of_the_program() -> None:
+    """Also those that depend on what is computed, and those of branches."""
+
+    def function(x: Any) -> Any:
+        flips = torch.bernoulli(torch.sigmoid(x)) + torch.rand_like(x)
+        drawn = torch.cond(x.sum() > 1e9, lambda a: a + torch.rand(7), lambda a: a + torch.randn(7), (x.relu(),))
+        return flips, torch.randperm(5), torch.multinomial(x.softmax(-1), 2), drawn, torch.rand(2)
+
+    x = torch.randn(5, 7)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        got = _compiled(function)(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(got, function(x))
+
+
+@pytest.mark.slow
+def test_dropout_is_eagers_however_the_tensor_lies() -> None:
+    """The mask is drawn in the order of memory; and when a checkpoint computes it again, it is the same."""
+
+    def function(x: Any, y: Any) -> Any:
+        parts = x, x.t(), x.t()[:, ::2], x[:1].expand(6, 8), x.bfloat16(), y
+        return [functional.dropout(part, 0.4) for part in parts], functional.dropout2d(y, 0.5)
+
+    def recomputed(x: Any) -> Any:
+        return checkpoint(lambda x: functional.dropout(x.exp(), 0.5), x, use_reentrant=False)
+
+    inputs = torch.randn(6, 8), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    torch.manual_seed(1)
+    got = _compiled(function)(*inputs)
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, function(*inputs))
+    x = torch.zeros(64, requires_grad=True)
+    kept = _compiled(recomputed)(x)
+    kept.sum().backward()
+    assert torch.equal(x.grad, kept.detach())
+
+
+@pytest.mark.slow
+def test_what_depends_on_no_input_is_torchs_tensor() -> None:
+    """Where torch takes it, here for complex numbers."""
+
+    def function(x: Any) -> Any:
+        angles = torch.arange(20).reshape(5, 4) * 0.1
+        turns = torch.polar(torch.ones(5, 4), angles)
+        return torch.view_as_real(torch.view_as_complex(x) * turns).flatten(1) * 2
+
+    x = torch.randn(5, 4, 2)
+    torch.testing.assert_close(_compiled(function, fullgraph=True)(x), function(x))
+    assert "aten.polar.default" in _left()
+
+
+@pytest.mark.slow
+def test_layers_of_transformers_are_written_out() -> None:
+    """What torch's modules compute with one operator when nothing is to be learnt."""
+    dim, heads = 16, 4
+    make = torch.nn.TransformerEncoderLayer
+    layers = [
+        make(dim, heads, 24, activation=act, batch_first=True, norm_first=first).eval()
+        for act, first in (("gelu", True), ("relu", False))
+    ]
+    attention = torch.nn.MultiheadAttention(dim, heads, batch_first=True).eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+
+    def function(x: Any, padding: Any, causal: Any) -> Any:
+        pre, post = layers
+        return (
+            post(pre(x, src_key_padding_mask=padding)),
+            pre(x, src_mask=causal),
+            post(x, src_mask=causal > 0, src_key_padding_mask=padding),
+            *attention(x, x, x, attn_mask=causal > 0),
+            *attention(x, x, x, key_padding_mask=padding, average_attn_weights=False),
+            attention(x, x, x, need_weights=False)[0],
+        )
+
+    x, padding = torch.randn(2, 5, dim), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    causal = torch.ones(5, 5).triu(1)
+    with torch.no_grad():
+        got, wanted = _compiled(function)(x, padding, causal), function(x, padding, causal)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert not _left()
+
+
+@pytest.mark.slow
+def test_normalisation_whose_statistics_are_kept_learns() -> None:
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.BatchNorm2d(4, affine=False)]
+    model = torch.nn.Sequential(*layers)
+    model[1:].eval()
+    eager = copy.deepcopy(model)
+    x = torch.randn(2, 3, 6, 6)
+    for module in (_compiled(model), eager):
+        module(x).square().sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+    assert not _left()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -50,9 +50,9 @@ class Executable(ABC):
 
     Call it with one array an input, in the order of the graph's inputs or by name; NumPy, torch, CuPy, JAX, and
     anything with DLPack or ``__cuda_array_interface__`` are used without copying.  Returns the output array, or a
-    tuple of them if the graph has several, in the framework of the first input; ``out=`` (an array, a sequence, or a
-    mapping by name) writes to arrays given instead, which must not overlap the inputs or each other.  ``stream`` is a
-    CUDA stream (default: the framework's current).
+    tuple of them if the graph has several, in the framework of the first input (NumPy's if there is none); ``out=`` (an
+    array, a sequence, or a mapping by name) writes to arrays given instead, which must not overlap the inputs or each
+    other.  ``stream`` is a CUDA stream (default: the framework's current).
 
     Raises ArgumentError for missing, extra or unfitting arrays, DeviceError for arrays on another device.
     """
@@ -91,7 +91,7 @@ class Executable(ABC):
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = self._bind(args, named) if named or len(args) != self._count else args
-        kind = type(arrays[0]) if arrays else np.ndarray
+        kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
         # The way of nearly every call, by itself: one output, given, and addresses that were given before.
@@ -197,6 +197,12 @@ class Executable(ABC):
         return tuple(
             allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
         )
+
+
+def _kind_of(out: Any) -> type:
+    """What the first array is of that a graph without inputs is to write to; NumPy's if none is given."""
+    given = list(out.values()) if isinstance(out, Mapping) else out if isinstance(out, list | tuple) else [out]
+    return type(given[0]) if given and given[0] is not None else np.ndarray
 
 
 def _no_stream(_: int) -> int:

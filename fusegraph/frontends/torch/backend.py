@@ -4,18 +4,17 @@ mutation, forward and backward, and each is cut, built and compiled here.
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
@@ -29,31 +28,16 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
 )
 from fusegraph.frontends.torch.build import build
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
+from fusegraph.frontends.torch.decompositions import decompositions
 from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, symbols
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
-from fusegraph.frontends.torch.table import HANDLERS, Precision
+from fusegraph.frontends.torch.table import Precision
 from fusegraph.graph import Graph
+from fusegraph.runtime.arrays import torch_dtype
 
 #: What `torch.compile(options=...)` may have: options of `fusegraph.compile`, and ATen operators to leave to torch.
 _OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
-
-
-def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
-    """native_dropout with a mask that torch can draw before anything is computed: it depends on the shape alone."""
-    if not train or probability in (0, 1):
-        kept = train and probability == 1
-        return x * (0 if kept else 1), torch.full(x.shape, not kept, dtype=torch.bool, device=x.device)
-    room = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    mask = torch.bernoulli(room, 1 - probability)
-    return x * mask * (1 / (1 - probability)), mask
-
-
-@functools.cache
-def decompositions() -> Mapping[Any, Any]:
-    """The core ATen decompositions, but for the operators that the table has, and that of dropout."""
-    rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
-    return {**rules, torch.ops.aten.native_dropout.default: _dropout}
 
 
 def backend(
@@ -164,13 +148,25 @@ def compile_program(
             for key, value in settings.items()
             if key != "leave" and (kind == "cuda" or key not in ("autotune", "jobs"))
         }
-        executable = run[piece] = compile_graph(part, **engine, **how)
+        executable = compile_graph(part, **engine, **how)
         assert executable.plan is not None
+        run[piece] = executable if piece.inputs else _without_inputs(executable, piece.device)
         pieces.append(piece_report(executable.plan, piece, analysis))
     program = write(analysis, division, run)
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start))
     return program
+
+
+def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
+    """A piece of constants alone, called for torch's tensors: no input says whose the results are to be."""
+    outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.outputs]
+
+    def run() -> Any:
+        made = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in outputs]
+        return executable(out=made)
+
+    return run
 
 
 def in_pieces(

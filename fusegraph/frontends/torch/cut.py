@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
+
 from fusegraph.frontends.torch.forms import Forms, is_projection
 from fusegraph.frontends.torch.table import FREE, HANDLERS, Form, ignored
 
@@ -58,8 +60,13 @@ class Analysis:
             return self.is_free(node.args[0])
         if node.op != "call_function" or str(node.target) not in FREE:
             return False
-        known = self.forms.forms.get(node)
-        return known is not None and all(f is not None and f.dtype is not None for f in known)
+        sources = (n for n in node.all_input_nodes if n not in self.forms.numbers)
+        return all(self._is_known(n) for n in (node, *sources))
+
+    def _is_known(self, node: Any) -> bool:
+        """Whether a node's results are tensors of dtypes that there are."""
+        forms = self.forms.forms.get(node)
+        return forms is not None and all(f is not None and f.dtype is not None for f in forms)
 
     def roots(self, node: Any) -> tuple[Any, ...]:
         """The node, or what it is a view of, constants being of nothing."""
@@ -143,6 +150,7 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
     left: dict[Any, str] = {}
     ours: dict[Any, Any] = {}  # a node, or a projection of it -> the node that a piece computes
     levels: dict[Any, int] = {}
+    drawn = 0  # the level of the last random numbers: torch draws them in the program's order
     for node in graph.nodes:
         if node.op in ("placeholder", "output") or node in analysis.forms.numbers or analysis.is_free(node):
             continue
@@ -165,6 +173,8 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
                 level = max(level, levels[ours[root]] + (reason is not None))
             elif root in levels:
                 level = max(level, levels[root])
+        if reason is not None and _may_draw(node):
+            level = drawn = max(level, drawn)
         levels[node] = level
         if reason is None:
             ours[node] = node
@@ -172,6 +182,13 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
             left[node] = reason
     _delay(analysis, levels, ours)
     return Cut(tuple(_pieces(analysis, levels, ours)), levels, left)
+
+
+def _may_draw(node: Any) -> bool:
+    """Whether an operator draws random numbers, or may as the functions do that it calls."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _delay(analysis: Analysis, levels: dict[Any, int], ours: Mapping[Any, Any]) -> None:

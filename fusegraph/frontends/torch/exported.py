@@ -11,8 +11,9 @@ import torch
 
 from codegen import target
 from fusegraph.engines.cuda import DEFAULT_ARCH
-from fusegraph.frontends.torch.backend import decompositions, in_pieces
+from fusegraph.frontends.torch.backend import in_pieces
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
+from fusegraph.frontends.torch.decompositions import decompositions
 from fusegraph.frontends.torch.forms import forms_of
 from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph

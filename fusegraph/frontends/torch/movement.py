@@ -223,9 +223,20 @@ def _slice_scatter(
 ) -> Tensor:
     first, last, step = slice(start, end, step).indices(x.shape[dim])
     if step != 1:
-        raise NotSupportedError(f"slice_scatter with a step of {step}")
+        return _strided_scatter(c, x, c.cast(source), dim % x.rank, range(first, last, step))
     parts = [_part(x, dim, 0, first), c.cast(source), _part(x, dim, max(first, last), None)]
     return c.graph.concatenate([p for p in parts if p.shape[dim]] or [x], axis=dim)
+
+
+def _strided_scatter(c: Call, x: Tensor, source: Tensor, dim: int, places: range) -> Tensor:
+    """x with what is at some places of an axis replaced: each place takes its own element of the source."""
+    count = x.shape[dim]
+    if not places:
+        return c.graph.identity(x)
+    number = np.clip((np.arange(count) - places.start) // places.step, 0, len(places) - 1).astype(np.int32)
+    hit = np.isin(np.arange(count), places).reshape([count if d == dim else 1 for d in range(x.rank)])
+    spread = c.graph.gather(source, c.graph.constant(number), axis=dim)
+    return c.cast(c.graph.binary_select(spread, x, c.graph.constant(hit)))
 
 
 @aten("as_strided_scatter.default")

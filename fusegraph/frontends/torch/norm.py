@@ -102,7 +102,15 @@ def _batch_norm_inference(
 ) -> tuple[Tensor | None, ...]:
     layer = Layer(scale, bias, mean, variance, epsilon)
     factor, term = c.lines.get(layer) or line(c.graph, layer)
-    return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), None, None
+    return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), _none(c, 1), _none(c, 2)
+
+
+def _none(c: Call, number: int) -> Tensor | None:
+    """A result of no elements, as torch has for statistics that it does not compute, where something takes it."""
+    form = c.forms[number]
+    if number not in c.used or form is None or form.dtype is None or 0 not in form.shape:
+        return None
+    return c.graph.broadcast(c.graph.constant(0, dtype=form.dtype), form.shape)
 
 
 @aten("_native_batch_norm_legit_functional.default")
@@ -119,7 +127,7 @@ def _batch_norm(
 ) -> tuple[Tensor | None, ...]:
     if not training:
         y, *_ = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
-        return y, None, None, c.graph.identity(mean), c.graph.identity(variance)
+        return y, _none(c, 1), _none(c, 2), c.graph.identity(mean), c.graph.identity(variance)
     results = c.graph.batchnorm(
         x,
         *(_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x), mean, variance)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusegraph.dtypes import bool_, float32
+from fusegraph.dtypes import bool_, float32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
@@ -48,7 +48,10 @@ def _unary(op: str) -> Any:
 def _comparison(op: str) -> Any:
     def handler(c: Call, a: Any, b: Any) -> Tensor:
         if not isinstance(b, Tensor):
-            a = c.cast(a, float32) if isinstance(b, float) and not a.dtype.is_float else a
+            if isinstance(b, float) and not a.dtype.is_float:
+                a = c.cast(a, float32)
+            elif a.dtype.is_bool and not isinstance(b, bool):
+                a = c.cast(a, int64)
             b = c.number(b, a.dtype)
         return getattr(c.graph, op)(a, b)
 
@@ -73,6 +76,8 @@ def _scaled(c: Call, x: Any, alpha: float) -> Any:
 
 @aten("add.Tensor", "add.Scalar")
 def _add(c: Call, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    if c.dtype.is_bool:
+        return c.graph.logical_or(a, b if alpha else False)
     return c.apply("add", a, _scaled(c, b, alpha))
 
 
@@ -91,6 +96,11 @@ def _mul(c: Call, a: Any, b: Any) -> Tensor:
     if c.dtype.is_bool:
         return c.graph.logical_and(a, b)
     return c.apply("mul", a, b)
+
+
+@aten("prims.fma.default")
+def _fma(c: Call, a: Any, b: Any, term: Any) -> Tensor:
+    return c.apply("add", c.apply("mul", a, b), term)
 
 
 @aten("div.Tensor", "div.Scalar")

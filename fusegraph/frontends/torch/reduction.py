@@ -14,7 +14,9 @@ Dims = int | Sequence[int] | None
 
 
 def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
-    if x.rank == 0 and mode not in ("argmax", "argmin"):
+    if x.dtype.is_bool:
+        mode = {"max": "any", "min": "all"}.get(mode, mode)
+    if x.rank == 0:
         x, dim, keepdim = x.reshape(1), 0, False
     return c.graph.reduction(x, mode=mode, axes=axes(x, dim), keepdims=keepdim, **more)
 
@@ -35,6 +37,8 @@ HANDLERS["aten.prod.dim_int"] = _sum("mul")
 
 HANDLERS["aten.mean.default"] = lambda c, x, dtype=None: _sum("avg")(c, x)
 HANDLERS["aten.prod.default"] = lambda c, x, dtype=None: _sum("mul")(c, x)
+HANDLERS["aten.max.default"] = lambda c, x: _reduce(c, x, "max", None, False)
+HANDLERS["aten.min.default"] = lambda c, x: _reduce(c, x, "min", None, False)
 
 
 @aten("amax.default")
@@ -105,7 +109,7 @@ def _var_mean(
 @aten("cumsum.default")
 def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     x = c.cast(x, int64) if not x.dtype.is_float else x
-    return c.graph.cumsum(c.cast(x), axis=dim)
+    return c.graph.cumsum(c.cast(x), axis=dim) if x.rank else c.graph.identity(c.cast(x))
 
 
 def _along(op: str) -> Any:

@@ -1,0 +1,131 @@
+"""What AOTAutograd writes out in simpler operators before the table of operators is looked at."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+
+from fusegraph.frontends.torch.table import HANDLERS
+from fusegraph.layout import overlaps, stride_order
+
+functional = torch.nn.functional
+
+
+@functools.cache
+def decompositions() -> Mapping[Any, Any]:
+    """The core ATen decompositions, but for the operators that the table has, and those of this module."""
+    aten = torch.ops.aten
+    rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
+    return {
+        **rules,
+        aten.native_dropout.default: _dropout,
+        aten._native_multi_head_attention.default: _attention,
+        aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    }
+
+
+def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
+    """native_dropout with a mask that torch can draw before anything is computed: it depends on the layout alone.  Like
+    eager's it is drawn in the order in which x lies in memory.
+    """
+    if not train or probability in (0, 1):
+        kept = train and probability == 1
+        return x * (0 if kept else 1), torch.full(x.shape, not kept, dtype=torch.bool, device=x.device)
+    order = range(x.dim()) if overlaps(x.shape, x.stride()) else stride_order(x.shape, x.stride())
+    room = torch.empty([x.shape[d] for d in order], dtype=torch.bool, device=x.device)
+    mask = torch.bernoulli(room, 1 - probability).permute([order.index(d) for d in range(x.dim())])
+    return x * mask * (1 / (1 - probability)), mask
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    heads: int,
+    weight: Any,
+    bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """What torch.nn.MultiheadAttention calls for inference: rows, batch first."""
+    if query.is_nested:
+        return NotImplemented
+    if query is key and key is value:
+        q, k, v = functional.linear(query, weight, bias).chunk(3, -1)
+    else:
+        parts = zip((query, key, value), weight.chunk(3), bias.chunk(3))
+        q, k, v = (functional.linear(x, w, b) for x, w, b in parts)
+    q, k, v = (x.unflatten(-1, (heads, embed_dim // heads)).transpose(1, 2) for x in (q, k, v))
+    seen = None if mask is None else _seen(mask, mask_type)
+    if need_weights:
+        scores = (q * (embed_dim // heads) ** -0.5) @ k.mT
+        scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+        weights = scores.softmax(-1)
+        result = weights @ v
+    else:
+        weights = None
+        result = functional.scaled_dot_product_attention(q, k, v, seen)
+    rows = functional.linear(result.transpose(1, 2).flatten(2), out_weight, out_bias)
+    return rows, weights.mean(1) if weights is not None and average else weights
+
+
+def _seen(mask: torch.Tensor, kind: int | None) -> torch.Tensor:
+    """What of the keys is seen, where a mask is true (or not 0, -inf, say) of those that are not: of kind 0 for all
+    queries and keys, 1 for the keys of each element of the batch, 2 for everything.
+    """
+    hidden = mask if mask.dtype == torch.bool else mask != 0
+    return ~(hidden[:, None, None] if kind == 1 else hidden)
+
+
+def _encoder_layer(
+    x: Any,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    gelu: bool,
+    norm_first: bool,
+    epsilon: float,
+    scale_1: Any,
+    bias_1: Any,
+    scale_2: Any,
+    bias_2: Any,
+    up_weight: Any,
+    up_bias: Any,
+    down_weight: Any,
+    down_bias: Any,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """What torch.nn.TransformerEncoderLayer calls for inference."""
+    if x.is_nested:
+        return NotImplemented
+
+    def norm(rows: Any, scale: Any, bias: Any) -> Any:
+        return functional.layer_norm(rows, (embed_dim,), scale, bias, epsilon)
+
+    def attention(rows: Any) -> Any:
+        factors = (qkv_weight, qkv_bias, out_weight, out_bias)
+        return _attention(rows, rows, rows, embed_dim, heads, *factors, mask, False, True, mask_type)[0]
+
+    def feed_forward(rows: Any) -> Any:
+        hidden = functional.linear(rows, up_weight, up_bias)
+        hidden = functional.gelu(hidden) if gelu else functional.relu(hidden)
+        return functional.linear(hidden, down_weight, down_bias)
+
+    if norm_first:
+        x = x + attention(norm(x, scale_1, bias_1))
+        return x + feed_forward(norm(x, scale_2, bias_2))
+    x = norm(x + attention(x), scale_1, bias_1)
+    return norm(x + feed_forward(x), scale_2, bias_2)
