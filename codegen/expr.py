@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -229,13 +230,11 @@ class Emitter:
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
-        stored = [s.value for s in program.stores]
-        used = [v for i in program.instructions for v in i.args]
-        used += [v for r in program.reductions for v in (r.value, r.at) if v is not None]
+        stored = Counter(s.value for s in program.stores)
+        used = {v for i in program.instructions for v in i.args}
+        used |= {v for r in program.reductions for v in (r.value, r.at) if v is not None}
         # A result that is stored once and used nowhere else needs no name of its own.
-        self.inlined = {
-            n for n in range(len(program.instructions)) if Result(n) not in used and stored.count(Result(n)) == 1
-        }
+        self.inlined = {n for n in range(len(program.instructions)) if Result(n) not in used and stored[Result(n)] == 1}
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:

@@ -20,6 +20,7 @@ from partitions import check_decisions, groups, quotient
 
 import fusegraph as fg
 from fusegraph.errors import GraphError
+from fusegraph.lowering import KERNELS, GroupView, Lowered, Options
 from fusegraph.passes.fuse import _Quotient, fuse
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.simplify import simplify
@@ -172,11 +173,44 @@ def _chain(length: int) -> fg.Graph:
     return graph
 
 
+def _readers(count: int, reduced: bool = False) -> fg.Graph:
+    """What thousands of nodes take: a tensor's readers, or the reductions of a node's results."""
+    graph = fg.Graph("readers")
+    x = graph.tensor("x", (8, 64))
+    for k in range(count):
+        y = x * graph.tensor(f"b{k}", (8, 64))
+        graph.output(graph.reduction(y, axes=(1,)) if reduced else y, name=f"y{k}")
+    return graph
+
+
+class _Counted:
+    """The kernel families, counting how often they are asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def accept(self, view: GroupView, options: Options) -> None:
+        self.asked += 1
+        KERNELS.accept(view, options)
+
+    def lower(self, view: GroupView, options: Options) -> Lowered:
+        return KERNELS.lower(view, options)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_tries_grow_with_the_readers_of_a_tensor_not_with_their_pairs(reduced):
+    graph, counted = _readers(300, reduced), _Counted()
+    partition = fuse(graph, target=counted)
+    check_partition(partition)
+    assert len(partition.groups) <= -(-300 // 13) + 1, "kernels of 28 tensors"
+    assert counted.asked < 4 * len(graph.nodes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "nodes"),
-    [(_chain(2000), 2000), (seeded(1, 1100), 1000), (_network(150), 450)],
-    ids=["chain", "random", "convolutions"],
+    [(_chain(2000), 2000), (seeded(1, 1100), 1000), (_network(150), 450), (_readers(1000, True), 2000)],
+    ids=["chain", "random", "convolutions", "readers"],
 )
 def test_large_graphs_take_seconds(graph, nodes):
     simplified = simplify(graph).graph

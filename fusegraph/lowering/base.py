@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol
@@ -19,6 +19,10 @@ INNER_ALIGNMENT = 256
 
 class Refusal(Exception):
     """A lowering does not take a group; the text is the reason shown to the user."""
+
+
+class TooLarge(Refusal):
+    """A group has more nodes or tensors than one kernel should: so it has with any other beside it."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,14 @@ class Lowered:
 class GroupView:
     """A set of nodes as a lowering sees it: in topological order, with what enters and what leaves."""
 
-    def __init__(self, graph: Graph, nodes: Iterable[Node], order: Mapping[Node, int]) -> None:
+    def __init__(
+        self, graph: Graph, nodes: Iterable[Node], order: Mapping[Node, int], outputs: Set[Tensor] | None = None
+    ) -> None:
+        """``order`` is a topological one of the graph's nodes; ``outputs`` are the graph's, where they are at hand."""
         self.graph = graph
         self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
         self.members = frozenset(self.nodes)
-        self._outputs = frozenset(graph.outputs)
+        outputs = frozenset(graph.outputs) if outputs is None else outputs
         self._kinds: dict[Kind, list[Node]] = {}
         made = {t for node in self.nodes for t in node.outputs}
         reads: dict[Tensor, None] = {}
@@ -66,8 +73,9 @@ class GroupView:
             for tensor in node.inputs:
                 if tensor not in made:
                     reads[tensor] = None
-            takers = [c for c in graph.network.successors(node) if c not in self.members]
-            writes += (t for t in node.outputs if t in self._outputs or any(t in c.inputs for c in takers))
+            for tensor in node.outputs:
+                if tensor in outputs or not self.members.issuperset(graph.consumers(tensor)):
+                    writes.append(tensor)
         self.reads = tuple(reads)
         self.writes = tuple(writes)
 

@@ -82,6 +82,7 @@ class CoordinateBuilder(ProgramBuilder):
         self._emitted: dict[tuple[str, tuple[Value, ...], str], Value] = {}
         self._views: dict[Tensor, Tensor | None] = {}
         self._loaded: dict[tuple[Tensor, int, tuple[int, ...]], Load] = {}
+        self._pointers: dict[tuple[Tensor, int], Pointer] = {}
         self._moved: dict[str, Callable[[Node, Coordinates, Value | None], Value]] = {
             "transpose": self._transpose,
             "reshape": self._reshape,
@@ -181,11 +182,11 @@ class CoordinateBuilder(ProgramBuilder):
         self, source: Tensor, plain: Affine, computed: Sequence[tuple[Value, int]], guard: Value | None
     ) -> Value:
         """A load of the element at a computed position."""
-        same = [n for n, t in enumerate(self._table_reads) if (t.base, t.start) == (source.base, source.start)]
-        if not same:
+        if (source.base, source.start) not in self._pointers:
+            self._pointers[source.base, source.start] = Pointer(len(self._tables))
             self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
             self._table_reads.append(source)
-        args: list[Value] = [Pointer(same[0] if same else len(self._tables) - 1)]
+        args: list[Value] = [self._pointers[source.base, source.start]]
         position = self._text(plain, args)
         indexed = len(args) > 1 and max(plain.steps) > 0
         for value, stride in computed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.expr import Program
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind
@@ -31,16 +31,16 @@ def accept(group: GroupView, options: Options) -> None:
     if len(group.nodes) == 1:
         return
     if len(group.nodes) > MOST_NODES:
-        raise Refusal(f"one kernel would move elements through {len(group.nodes)} nodes, the limit is {MOST_NODES}")
+        raise TooLarge(f"one kernel would move elements through {len(group.nodes)} nodes, the limit is {MOST_NODES}")
     for node in group.nodes:
         if node.output in group.writes:
             _check_written(group, node)
     _, program, _, _ = _program(group, options)
     operands = len(program.operands) + len(program.tables)
     if operands > MAX_OPERANDS:
-        raise Refusal(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
+        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
     if len(program.instructions) > MAX_NODES:
-        raise Refusal(
+        raise TooLarge(
             f"one kernel would compute {len(program.instructions)} values for every element, the limit is {MAX_NODES}"
         )
 

@@ -6,7 +6,7 @@ from math import prod
 
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 
 
@@ -39,9 +39,9 @@ def check_size(view: GroupView) -> None:
     numbers = sum(t.is_constant and t.size == 1 for t in view.reads)  # part of the code
     operands = len(view.reads) - numbers + len(view.writes)
     if operands > MAX_OPERANDS:
-        raise Refusal(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
+        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
     if len(view.nodes) > MAX_NODES:
-        raise Refusal(f"one kernel would have {len(view.nodes)} nodes, the limit is {MAX_NODES}")
+        raise TooLarge(f"one kernel would have {len(view.nodes)} nodes, the limit is {MAX_NODES}")
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

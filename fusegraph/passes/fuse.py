@@ -10,9 +10,8 @@ form a cycle together.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import combinations
-from math import prod
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 
 import networkx as nx
 
@@ -20,15 +19,32 @@ from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
+from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target, TooLarge
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.views import place_views
 
+#: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
+_Pair = tuple[int, int, Tensor | object | None]
+
 #: What a kernel launch is worth, in bytes a GPU moves in that time; decides between pairs that save as little.
 LAUNCH_BYTES = 8_000_000
+#: What reads a tensor is merged with one of so many before it and behind it among those that read it, too, in the order
+#: in which they were built: where thousands do, there are too many pairs of any two.
+NEAREST = 16
 #: Stands for the input that neighbours share where they share none.
 _LAUNCH = object()
+
+
+def _nearest(groups: Sequence[int], group: int) -> list[int]:
+    """Of sorted groups the `NEAREST` before and behind one of them."""
+    at = bisect_left(groups, group)
+    return [*groups[max(at - NEAREST, 0) : at], *groups[at + 1 : at + 1 + NEAREST]]
+
+
+def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
+    """The tensors that nodes take, but for single numbers."""
+    return {t for n in nodes for t in n.inputs if t.size > 1}
 
 
 class _Quotient:
@@ -56,6 +72,10 @@ class _Quotient:
         self.consumers: dict[Tensor, list[Node]] = {}
         for _, consumer, tensor in edges(graph):
             self.consumers.setdefault(tensor, []).append(consumer)
+        self._readers: dict[Tensor, list[int]] = {}  # the groups that take a tensor of several elements, sorted
+        for node, k in self.order.items():
+            for tensor in _worth_sharing([node]):
+                self._readers.setdefault(tensor, []).append(k)
         self._outputs = frozenset(graph.outputs)
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
@@ -89,14 +109,35 @@ class _Quotient:
 
     def view(self, group: int) -> GroupView:
         if group not in self._views:
-            self._views[group] = GroupView(self.graph, self.members[group], self.order)
+            self._views[group] = GroupView(self.graph, self.members[group], self.order, self._outputs)
         return self._views[group]
 
     def joined(self, a: int, b: int) -> GroupView:
         """What merging two groups would make."""
         if (a, b) not in self._joined:
-            self._joined = {(a, b): GroupView(self.graph, self.members[a] + self.members[b], self.order)}
+            nodes = self.members[a] + self.members[b]
+            self._joined = {(a, b): GroupView(self.graph, nodes, self.order, self._outputs)}
         return self._joined[a, b]
+
+    def neighbours(self, group: int) -> Iterator[_Pair]:
+        """The pairs that a group may merge in: with what takes its results, makes what it takes, or takes the same."""
+        for s in self.successors[group]:
+            yield group, s, None
+        for p in self.predecessors[group]:
+            yield p, group, None
+        for tensor in self.view(group).reads:
+            for other in _nearest(self._readers.get(tensor, ()), group):
+                if not self.adjacent(group, other):
+                    yield min(group, other), max(group, other), tensor
+        # Reductions of different results of one kernel: nothing is read once instead of twice, but a launch is saved.
+        for maker in self.predecessors[group] if group in self.reducing else ():
+            for other in _nearest(sorted(self.reducing & self.successors[maker]), group):
+                if not self.adjacent(group, other):
+                    yield min(group, other), max(group, other), _LAUNCH
+
+    def adjacent(self, a: int, b: int) -> bool:
+        """Whether one group takes what the other makes."""
+        return b in self.successors[a] or b in self.predecessors[a]
 
     def saved(self, a: int, b: int) -> int:
         """Bytes not moved when two groups become one: what both read is read once, what one makes the other need not
@@ -112,16 +153,23 @@ class _Quotient:
     def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
         return tensor in self._outputs or any(self.group_of[n] not in (a, b) for n in self.consumers.get(tensor, ()))
 
-    def merge(self, a: int, b: int) -> int:
-        """Merges group b into a; returns a."""
+    def merge(self, a: int, b: int) -> set[int]:
+        """Merges group b into a; returns the groups that have other neighbours now."""
+        changed = {a} | min((self.reducing & self.successors[k] for k in (a, b)), key=len) - {b}
         self._views.pop(b, None)
         self._views[a] = self.joined(a, b)
         self._joined = {}
         for node in self.members[b]:
             self.group_of[node] = a
+        for tensor in _worth_sharing(self.members[b]):
+            readers = self._readers[tensor]
+            del readers[bisect_left(readers, b)]
+            if a not in readers[(at := bisect_left(readers, a)) : at + 1]:
+                readers.insert(at, a)
         self.members[a] += self.members.pop(b)
         if b in self.reducing:
-            self.reducing = self.reducing - {b} | {a}
+            self.reducing.discard(b)
+            self.reducing.add(a)
         for forward, backward in ((self.successors, self.predecessors), (self.predecessors, self.successors)):
             gone = forward.pop(b)
             for k in gone:
@@ -141,7 +189,7 @@ class _Quotient:
             if bits != self.reach[k]:
                 self.reach[k] = bits
                 pending += self.predecessors[k]
-        return a
+        return changed
 
     def topological(self) -> list[int]:
         """The groups in an order in which they can run, ties in the order their first nodes were built."""
@@ -150,6 +198,32 @@ class _Quotient:
         network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
         first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
         return list(nx.lexicographical_topological_sort(network, key=first.__getitem__))
+
+
+class _Refused:
+    """The pairs of groups that cannot be merged as they are, and why."""
+
+    def __init__(self, quotient: _Quotient) -> None:
+        self._quotient = quotient
+        self._reasons: dict[int, dict[int, Refusal]] = {g: {} for g in quotient.members}
+
+    def get(self, a: int, b: int) -> Refusal | None:
+        return self._reasons[a].get(b)
+
+    def add(self, a: int, b: int, reason: Refusal) -> None:
+        self._reasons[a][b] = self._reasons[b][a] = reason
+
+    def merge(self, a: int, b: int, beside: bool) -> None:
+        """Forgets what no longer holds as group b is part of a: where they were side by side, all but that a group is
+        too large together with another beside it.
+        """
+        found = {**self._reasons[a], **self._reasons.pop(b)}
+        self._reasons[a] = {}
+        for other, reason in found.items():
+            self._reasons[other].pop(a, None)
+            self._reasons[other].pop(b, None)
+            if beside and isinstance(reason, TooLarge) and not self._quotient.adjacent(a, other):
+                self.add(a, other, reason)
 
 
 def fuse(
@@ -199,48 +273,36 @@ def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[De
     heap: list[tuple[int, int, int, int, int, int]] = []
     version = dict.fromkeys(quotient.members, 0)
     siblings: list[Decision] = []
+    refused = _Refused(quotient)
 
     def push(a: int, b: int, sibling: Tensor | object | None) -> None:
         tier, saved = _score(quotient, a, b, sibling)
         heapq.heappush(heap, (tier, -saved, a, b, version[a], version[b]))
 
-    readers: dict[Tensor, list[Node]] = {}
-    for node in quotient.graph.nodes:
-        for tensor in set(node.inputs):
-            readers.setdefault(tensor, []).append(node)
-
-    def neighbours(g: int) -> Iterator[tuple[int, int, Tensor | object | None]]:
-        for s in quotient.successors[g]:
-            yield g, s, None
-        for p in quotient.predecessors[g]:
-            yield p, g, None
-        for tensor in quotient.view(g).reads:
-            if prod(tensor.shape) > 1:
-                for other in {quotient.group_of[n] for n in readers[tensor]} - {g}:
-                    if other not in quotient.successors[g] and other not in quotient.predecessors[g]:
-                        yield min(g, other), max(g, other), tensor
-        # Reductions of different results of one kernel: nothing is read once instead of twice, but a launch is saved.
-        for maker in (g, *quotient.predecessors[g]):
-            for a, b in combinations(sorted(quotient.successors[maker] & quotient.reducing), 2):
-                yield a, b, _LAUNCH
-
     for g in list(quotient.members):
-        for a, b, shared in neighbours(g):
+        for a, b, shared in quotient.neighbours(g):
             if g == a:
                 push(a, b, shared)
     while heap:
         _, _, a, b, version_a, version_b = heapq.heappop(heap)
         if version.get(a) != version_a or version.get(b) != version_b:
             continue
-        if refusal(quotient, a, b, options, target) is not None:
+        if refused.get(a, b) is not None:
             continue
-        if b not in quotient.successors[a] and a not in quotient.successors[b]:
+        reason = refusal(quotient, a, b, options, target)
+        if reason is not None:
+            refused.add(a, b, reason)
+            continue
+        beside = not quotient.adjacent(a, b)
+        if beside:
             siblings.append(_side_by_side(quotient, a, b))
-        merged = quotient.merge(a, b)
+        changed = quotient.merge(a, b)
+        refused.merge(a, b, beside)
         del version[b]
-        version[merged] += 1
-        for x, y, shared in neighbours(merged):
-            push(x, y, shared)
+        version[a] += 1
+        for g in changed:
+            for x, y, shared in quotient.neighbours(g):
+                push(x, y, shared)
     return siblings
 
 
@@ -269,15 +331,15 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
     return tier, LAUNCH_BYTES + quotient.saved(a, b)
 
 
-def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> str | None:
+def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> Refusal | None:
     """Why two groups cannot be merged, None if they can."""
     through = quotient.path_outside(a, b)
     if through is not None:
-        return f"would form a cycle: a path between them leaves through {through.name!r}"
+        return Refusal(f"would form a cycle: a path between them leaves through {through.name!r}")
     try:
         target.accept(quotient.joined(a, b), options)
     except Refusal as reason:
-        return str(reason)
+        return reason.with_traceback(None)
     return None
 
 
@@ -323,7 +385,8 @@ def _decisions(
             yield Decision(producer.name, consumer.name, False, "fusion is switched off")
             continue
         if (a, b) not in reasons:
-            reasons[a, b] = refusal(quotient, a, b, options, target) or ""
-            if not reasons[a, b]:
+            refused = refusal(quotient, a, b, options, target)
+            if refused is None:
                 raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
+            reasons[a, b] = str(refused)
         yield Decision(producer.name, consumer.name, False, reasons[a, b])

@@ -7,7 +7,7 @@ others: those that are within a row (the channels of a group) are reduced with i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -32,6 +32,8 @@ from fusegraph.passes.split_reductions import (
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
 _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+#: Axes of the rows, what they are made of.
+_Alike = tuple[tuple[int, ...], frozenset[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def reduce_columns(graph: Graph, declined: Collection[str] = ()) -> Columns:
     means = {mean_of_variance(graph, node) for node in graph.nodes}
     kinds: dict[_Kind, list[str]] = {}
     chunks: dict[Node, Split] = {}
+    rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = _Leaves(graph)
     whole = [n for n in graph.nodes if n.op is TABLE["reduction"] and n.attributes["axes"]]
     for node in whole:
@@ -69,37 +72,43 @@ def reduce_columns(graph: Graph, declined: Collection[str] = ()) -> Columns:
         alone = node not in means and mean_of_variance(graph, node) is None
         if not alone or node.name in declined or not can_be_split(node) or returns(graph, node):
             continue
-        for row in whole:
-            found = _split(graph, node, row, leaves)
-            if found is not None:
+        shape = node.inputs[0].shape
+        if shape not in rows:
+            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves)
+        for (along, read), alike in rows[shape].items():
+            found = _split(node, along, read, leaves)
+            if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
                 chunks[node] = found
-                kind = node.inputs[0].shape, row.attributes["axes"], node.attributes["axes"]
-                kinds.setdefault(kind, []).append(node.name)
+                kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
                 break
     simplified = split(graph, chunks)
     halves = {node.name: half_of(simplified, node).name for node in chunks}
     return Columns(simplified, halves, {kind: tuple(names) for kind, names in kinds.items()})
 
 
-def _split(graph: Graph, node: Node, row: Node, leaves: _Leaves) -> Split | None:
-    """How to split a reduction, if a kernel that reduces rows had better make the parts of it."""
-    x, axes, along = node.inputs[0], node.attributes["axes"], row.attributes["axes"]
-    if row.inputs[0].shape != x.shape or set(axes) >= set(along):
+def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves) -> dict[_Alike, list[Node]]:
+    """The reductions of a shape that a block each makes, by their axes and the tensors that they are made of."""
+    found: dict[_Alike, list[Node]] = {}
+    for node in nodes:
+        if chunk(graph, node) is None:
+            found.setdefault((node.attributes["axes"], leaves.of(node)), []).append(node)
+    return found
+
+
+def _split(node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves) -> Split | None:
+    """How to split a reduction, if a kernel that reduces rows along some axes, made of the tensors ``read``, had better
+    make the parts of it.
+    """
+    x, axes = node.inputs[0], node.attributes["axes"]
+    if set(axes) >= set(along) or not leaves.of(node) & read:
         return None
     inner = tuple(d for d in axes if d in along)
-    found: Split
-    if inner:
-        if inner == axes or not of_whole(node) or not has_segments(leaves.of(row), x.shape, along, inner):
-            return None
-        found = inner, None
-    else:
-        rows = walk_chunk(leaves.of(row), x.shape, along, axes)
-        if rows is None:
-            return None
-        found = axes, rows
-    if chunk(graph, row) is not None or not leaves.of(node) & leaves.of(row):
+    if not inner:
+        rows = walk_chunk(read, x.shape, along, axes)
+        return None if rows is None else (axes, rows)
+    if inner == axes or not of_whole(node) or not has_segments(read, x.shape, along, inner):
         return None
-    return None if nx.has_path(graph.network, node, row) else found
+    return inner, None
 
 
 class _Leaves:
