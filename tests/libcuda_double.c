@@ -1,7 +1,7 @@
 /* A double of the CUDA driver for tests of fusegraph/runtime/{driver,launch,device_array}.py on a machine without a GPU.
  *
  * Two devices whose memory is host memory, all streams in order and immediate.  It is strict where the real driver is:
- * calls that need a context fail without one, cuMemAlloc and cuModuleLoadData fail during a capture unless the thread
+ * calls that need a context fail without one, memory, modules and events of a device want its own, cuMemAlloc and cuModuleLoadData fail during a capture unless the thread
  * relaxed its capture mode, addresses freed twice fail.  A "module" is any image starting with "IMG"; its kernels are
  * the C functions below, which find their arguments through kernelParams as a GPU would.  An image that is a real cubin
  * has every kernel it is asked for: each logs its pointers, as many as `double_pointers` said.
@@ -101,11 +101,16 @@ static int find(char *p, size_t n) {
     if (p >= blocks[i].start && p + n <= blocks[i].start + blocks[i].size) return i;
   return -1;
 }
+/* Whether memory is of the device whose context is current. */
+static int here(char *p, size_t n) {
+  int i = find(p, n);
+  return i >= 0 && blocks[i].device == device_now();
+}
 CUresult cuMemFree_v2(void *p) {
   NEED_CONTEXT;
   NEED_RELAXED;
   int i = find(p, 0);
-  if (i < 0 || blocks[i].start != p) { LOG("bad free\n"); return INVALID_VALUE; }
+  if (!here(p, 0) || blocks[i].start != p) { LOG("bad free\n"); return INVALID_VALUE; }
   LOG("free %zu on %d\n", blocks[i].size, blocks[i].device);
   free(p);
   blocks[i] = blocks[--block_count];
@@ -113,25 +118,25 @@ CUresult cuMemFree_v2(void *p) {
 }
 CUresult cuMemcpyHtoDAsync_v2(void *d, const void *s, size_t n, void *stream) {
   NEED_CONTEXT;
-  if (find(d, n) < 0) return INVALID_VALUE;
+  if (!here(d, n)) return INVALID_VALUE;
   memcpy(d, s, n);
   return OK;
 }
 CUresult cuMemcpyDtoHAsync_v2(void *d, void *s, size_t n, void *stream) {
   NEED_CONTEXT;
-  if (find(s, n) < 0) return INVALID_VALUE;
+  if (!here(s, n)) return INVALID_VALUE;
   memcpy(d, s, n);
   return OK;
 }
 CUresult cuMemcpyDtoDAsync_v2(void *d, void *s, size_t n, void *stream) {
   NEED_CONTEXT;
-  if (find(d, n) < 0 || find(s, n) < 0) return INVALID_VALUE;
+  if (!here(d, n) || !here(s, n)) return INVALID_VALUE;
   memcpy(d, s, n);
   return OK;
 }
 CUresult cuMemsetD8Async(void *d, unsigned char c, size_t n, void *stream) {
   NEED_CONTEXT;
-  if (find(d, n) < 0) return INVALID_VALUE;
+  if (!here(d, n)) return INVALID_VALUE;
   memset(d, c, n);
   return OK;
 }
@@ -146,11 +151,24 @@ CUresult cuPointerGetAttribute(void *out, int attribute, void *p) {
 
 CUresult cuStreamSynchronize(void *s) { NEED_CONTEXT; LOG("sync %p\n", s); return s == (void *)0xBAD ? ILLEGAL_ADDRESS : OK; }
 CUresult cuStreamIsCapturing(void *s, int *status) { NEED_CONTEXT; *status = s == CAPTURING_STREAM; return OK; }
-CUresult cuEventCreate(void **e, unsigned flags) { NEED_CONTEXT; *e = calloc(1, 8); LOG("event %u\n", flags); return OK; }
-CUresult cuEventRecord(void *e, void *s) { NEED_CONTEXT; *(double *)e = log_size; LOG("record %p\n", s); return OK; }
+typedef struct { double time; int device; } Event;
+CUresult cuEventCreate(Event **e, unsigned flags) {
+  NEED_CONTEXT;
+  *e = calloc(1, sizeof(Event));
+  (*e)->device = device_now();
+  LOG("event %u\n", flags);
+  return OK;
+}
+CUresult cuEventRecord(Event *e, void *s) {
+  NEED_CONTEXT;
+  if (e->device != device_now()) return INVALID_HANDLE;
+  e->time = log_size;
+  LOG("record %p\n", s);
+  return OK;
+}
 CUresult cuEventSynchronize(void *e) { NEED_CONTEXT; return OK; }
-CUresult cuEventElapsedTime_v2(float *ms, void *a, void *b) { *ms = *(double *)b - *(double *)a; return OK; }
-CUresult cuEventElapsedTime(float *ms, void *a, void *b) { return cuEventElapsedTime_v2(ms, a, b); }
+CUresult cuEventElapsedTime_v2(float *ms, Event *a, Event *b) { *ms = b->time - a->time; return OK; }
+CUresult cuEventElapsedTime(float *ms, Event *a, Event *b) { return cuEventElapsedTime_v2(ms, a, b); }
 CUresult cuEventDestroy_v2(void *e) { NEED_CONTEXT; free(e); LOG("event gone\n"); return OK; }
 CUresult cuStreamWaitEvent(void *s, void *e, unsigned flags) { NEED_CONTEXT; LOG("wait %p\n", s); return OK; }
 
@@ -167,6 +185,7 @@ CUresult cuGetErrorString(int code, const char **s) { *s = "described by the dou
 typedef void (*Kernel)(unsigned threads, void **params);
 static void add_one(unsigned threads, void **params) {
   float *in = *(float **)params[0], *out = *(float **)params[1];
+  if (!here((char *)in, 0) || !here((char *)out, 0)) { LOG("memory of another device\n"); return; }
   for (unsigned i = 0; i < threads; i++) {
     out[i] = in[i] + 1;
     if (i == threads / 2) usleep(200); /* lets another thread in while the arguments are in use */
@@ -188,20 +207,29 @@ static void from_cubin(unsigned threads, void **params) {
 }
 static void nothing(unsigned threads, void **params) {}
 
-CUresult cuModuleLoadData(void **m, const void *image) {
+typedef struct { char kind; int device; } Module;
+CUresult cuModuleLoadData(Module **m, const void *image) {
   NEED_CONTEXT;
   NEED_RELAXED;
   if (memcmp(image, "IMG", 3) && memcmp(image, "\x7f" "ELF", 4)) return INVALID_IMAGE;
-  *m = malloc(1);
-  *(char *)*m = *(char *)image;
+  *m = malloc(sizeof(Module));
+  **m = (Module){*(char *)image, device_now()};
   LOG("load\n");
   return OK;
 }
-CUresult cuModuleUnload(void *m) { NEED_CONTEXT; NEED_RELAXED; free(m); LOG("unload\n"); return OK; }
-CUresult cuModuleGetFunction(void **f, void *m, const char *name) {
+CUresult cuModuleUnload(Module *m) {
   NEED_CONTEXT;
+  NEED_RELAXED;
+  if (m->device != device_now()) return INVALID_HANDLE;
+  free(m);
+  LOG("unload\n");
+  return OK;
+}
+CUresult cuModuleGetFunction(void **f, Module *m, const char *name) {
+  NEED_CONTEXT;
+  if (m->device != device_now()) return INVALID_HANDLE;
   *f = !strcmp(name, "add_one") ? (void *)add_one : !strcmp(name, "mixed") ? (void *)mixed
-     : !strcmp(name, "nothing") ? (void *)nothing : *(char *)m == 0x7f ? (void *)from_cubin : 0;
+     : !strcmp(name, "nothing") ? (void *)nothing : m->kind == 0x7f ? (void *)from_cubin : 0;
   return *f ? OK : NOT_FOUND;
 }
 CUresult cuFuncGetAttribute(int *v, int a, void *f) {

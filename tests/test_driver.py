@@ -134,6 +134,10 @@ def double_memory() -> None:
             driver.copy_to_host(y.ctypes.data, buffer.pointer, 401, device)
     assert "sync 0x5" in log(lib)
     assert driver.pointer_device(x.ctypes.data) is None
+    with driver.using(1):
+        lib.double_clear()
+        assert driver.pointer_device(buffer.pointer) == 1
+        assert log(lib) == []  # any context will do
     assert driver.allocate(0).pointer != 0
     with raises(
         DeviceError, "allocate 2000000000 bytes on cuda:1", "536870912 of 1073741824 free", "OUT_OF_MEMORY (2)"
@@ -405,6 +409,13 @@ def double_device_arrays() -> None:
             for copy in (there, there.copy(), arrays.to_device(there, 0)):
                 np.testing.assert_array_equal(copy.to_numpy(), source)
             assert arrays.to_device(there, 1) is there
+    elsewhere = arrays.to_device(base, 0)
+    elsewhere.stream = 3
+    lib.double_clear()
+    np.testing.assert_array_equal(arrays.to_device(elsewhere, 1, stream=5).to_numpy(), base)
+    syncs = [line for line in log(lib) if line.startswith(("sync", "wait"))]
+    assert syncs[-4:] == ["wait (nil)", "sync (nil)", "sync 0x5", "sync 0x5"]  # read there, then written here
+    del elsewhere
     dense = base.transpose(3, 1, 0, 2).astype(np.float32)
     assert arrays.to_device(dense).strides == tuple(s // 4 for s in dense.strides)  # no gaps: the layout is kept
     assert arrays.to_device(dense[:, ::2]).strides == (16, 8, 4, 1)

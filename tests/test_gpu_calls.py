@@ -181,21 +181,6 @@ def test_recorded_calls():
     assert seen.tobytes() == expected.tobytes()
 
 
-def test_several_devices():
-    if driver.device_count() < 2:
-        pytest.skip("one GPU")
-    graph = network()
-    inputs = random_inputs(graph)
-    results = []
-    for device in (1, 0):
-        executable = graph.compile("cuda", device=device)
-        assert executable.device.index == device
-        results += as_numpy(executable(*(to_device(a, device) for a in inputs.values())))
-    np.testing.assert_array_equal(*results)
-    with pytest.raises(DeviceError, match="is on cuda:1"):
-        graph.compile("cuda", device=0)(*(to_device(a, 1) for a in inputs.values()))
-
-
 # ---- what a call costs on the host
 
 

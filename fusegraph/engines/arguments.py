@@ -32,7 +32,8 @@ class Argument:
         """
         seen = view(array, name=self.name, stream=stream)
         if seen.device != self._device:
-            hint = "copy it with fusegraph.to_device(array)" if self._device.is_cuda else "copy it to the CPU"
+            here = f"array, {self._device.index}" if self._device.index else "array"
+            hint = f"copy it with fusegraph.to_device({here})" if self._device.is_cuda else "copy it to the CPU"
             raise DeviceError(
                 f"{self.what} is on {seen.device}, but engine {self._engine!r} runs on {self._device}; {hint}"
             )

@@ -114,14 +114,17 @@ def _empty_cupy(cupy: Any, shape: tuple[int, ...], strides: tuple[int, ...], dty
 def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
     """``x`` (anything ``view`` takes) as a DeviceArray on ``device``: shared if it is there already, else a copy.
 
-    A copy keeps the strides if they leave no gaps, and is in C order otherwise.
+    ``stream``, one of ``device``, is the stream that will use it.  A copy keeps the strides if they leave no gaps, and
+    is in C order otherwise; from another GPU it is made by way of the host, after what the array's framework has queued
+    there.
     """
     seen = view(x, name="x", stream=stream)
     if seen.device == cuda_device(device):
         if isinstance(x, DeviceArray):
             return x
         return DeviceArray(seen.pointer, seen.shape, seen.strides, seen.dtype, seen.device, seen.owner, stream)
-    host = to_numpy(seen, stream=stream)
+    # A stream of this device says nothing of the work on another one: the array is looked at anew.
+    host = to_numpy(x, stream=current_stream(seen.framework, seen.device)) if seen.device.is_cuda else to_numpy(seen)
     strides = seen.strides
     if span(seen.shape, strides) != host.size:
         host, strides = np.ascontiguousarray(host).reshape(seen.shape), contiguous_strides(seen.shape)

@@ -39,6 +39,7 @@ _HINTS = {
     "CUDA_ERROR_NOT_INITIALIZED": "CUDA cannot be used in a process forked after CUDA was initialised: start workers "
     "with the 'spawn' method",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture than this GPU's",
+    "CUDA_ERROR_INVALID_HANDLE": "a stream that was given may be another device's, or destroyed",
     "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "the kernel needs more registers for a block than the GPU has",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "the operation is not permitted while the stream is being captured",
     "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the legacy default stream cannot be used while another stream is captured",
@@ -375,8 +376,10 @@ def pointer_device(pointer: int) -> int | None:
     """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA."""
     cuda = bindings()
     attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    with using(0):  # the query needs some context; which one does not matter, addresses are unified
-        code, value = cuda.cuPointerGetAttribute(attribute, pointer)
+    # The query needs some context; which one does not matter, addresses are unified.
+    if not int(call("cuCtxGetCurrent", doing="read the current context")):
+        enter(0)  # the thread keeps it
+    code, value = cuda.cuPointerGetAttribute(attribute, pointer)
     if code == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
         return None
     if code:

@@ -10,10 +10,10 @@ import onnx
 import onnx.backend.base
 from onnx import ModelProto, NodeProto
 
-from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError, ModelError, UnsupportedModelError
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
+from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device, to_numpy
 
 
@@ -72,13 +72,16 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
 
 
 class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
-    """ONNX's interface: device CPU is engine cpu, CUDA is engine cuda; ``engine=`` says another, such as reference."""
+    """ONNX's interface: device CPU is engine cpu, CUDA or CUDA:1 is engine cuda on that GPU; ``engine=`` says another,
+    such as reference.
+    """
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> BackendRep:
         """A model that can be run.  Options but ``engine`` are those of `fusegraph.compile`."""
-        engine = options.pop("engine", None) or ("cuda" if device.startswith("CUDA") else "cpu")
-        return BackendRep(model, engine, options)
+        kind, _, index = device.partition(":")
+        engine = options.pop("engine", None) or ("cuda" if kind == "CUDA" else "cpu")
+        return BackendRep(model, engine, {"device": int(index), **options} if index else options)
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
@@ -115,4 +118,5 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Whether there is such a device: CPU always, CUDA with a driver and a GPU."""
-        return device == "CPU" or (device.startswith("CUDA") and default_engine() == "cuda")
+        kind, _, index = device.partition(":")
+        return kind == "CPU" or (kind == "CUDA" and int(index or 0) < driver.device_count())
