@@ -5,7 +5,7 @@ The references are compared with loops over the definition, element by element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from graphs import check_all, check_on_gpu, compile_for, undecided_share
 
 import fusegraph as fg
 from codegen import best_schedule, schedules
-from codegen.pool.schedule import PoolSchedule, normalize
+from codegen.pool.schedule import PoolSchedule
+from codegen.pool.space import normalize
 from codegen.spec import PoolSpec
 from codegen.windows import Covering, Sliding
 from fusegraph import dtypes as dt
@@ -317,6 +318,71 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {s[3] for s in seen} >= {1, 2, 4}
 
 
+def uneven(shape: tuple[int, ...], dtype: str, size: Any) -> fg.Graph:
+    """Windows of different sizes, two folds of each, operands of every kind around them."""
+    g = fg.Graph(f"uneven {dtype} {shape}")
+    x, b = g.tensor("x", shape, dtype), g.tensor("b", (*shape[:2], 1, 1), dtype)
+    after = g.tensor("after", (*shape[:2], *size), dtype)
+    before = g.relu(x + b)
+    g.output(g.adaptive_avg_pool(before, size) * after, name="mean")
+    g.output(g.adaptive_max_pool(before, size) - b, name="max")
+    return g
+
+
+def run_in_planes(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, int, int]]) -> None:
+    """Graphs of one kernel, with so many planes a block and neighbours a vector (0: as many as suit)."""
+    monkeypatch.setattr("codegen.pool.steps.LEAST_ELEMENTS", 0)
+    made = []
+    for graph, planes, vector in cases:
+        (kernel,) = plan(graph).kernels
+        spec = kernel.group.lowered.spec
+        best = best_schedule(spec)
+        assert isinstance(best, PoolSchedule)
+        assert best.planes
+        forced = replace(best, planes=planes, vector=vector or best.vector)
+        monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, forced=forced: forced)
+        made.append(CpuExecutable(graph, Options(), lazy=True))
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph, special=0.01))
+        assert result.ok, f"{[k.choice.schedule for k in executable.plan.kernels]}: {result}"
+
+
+def test_planes_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in_planes(monkeypatch, [(uneven((2, 3, 9, 16), "bfloat16", (4, 7)), 4, 0)])
+
+
+@pytest.mark.slow
+def test_planes_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = (((2, 3, 9, 16), (4, 7)), ((1, 5, 40, 11), (3, 9)), ((1, 4, 8, 50), (4, 3)), ((7, 1, 5, 12), (8, 24)))
+    run_in_planes(
+        monkeypatch,
+        [
+            (uneven(shape, dtype, size), planes, 0 if planes != 2 else 1)
+            for shape, size in shapes
+            for dtype, planes in (("float32", 4), ("bfloat16", 2), ("float64", 1))
+        ],
+    )
+
+
+def test_planes_are_for_what_can_be_folded_in_turn() -> None:
+    def planes(make: Callable[[fg.Graph, fg.Tensor], fg.Tensor], size: int = 56, **how: Any) -> int:
+        g = fg.Graph("g")
+        g.output(make(g, g.tensor("x", (64, 32, size, size), **how)), name="y")
+        best = best_schedule(plan(g).kernels[0].group.lowered.spec)
+        assert isinstance(best, PoolSchedule)
+        return best.planes
+
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 5)) == 3
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 5), dtype="float64") == 1
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 5), layout="NHWC") == 0  # neighbours in memory are channels
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 7)) == 0  # windows of one size
+    assert planes(lambda g, x: g.adaptive_max_pool_index(x, 5)) == 0  # the first of the largest
+    assert planes(lambda g, x: g.adaptive_max_pool(x, 5), strides=(2 * 32 * 3136, 3136, 56, 1)) == 0  # no even planes
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 5), 14) == 0  # a barrier takes longer
+    assert planes(lambda g, x: g.adaptive_avg_pool(x, 300), 512) == 0  # no room for what columns are folded to
+
+
 def _others(spec: PoolSpec) -> list[PoolSchedule]:
     """Schedules that no cost model would choose here, 64-bit offsets among them."""
     best = best_schedule(spec)
@@ -423,7 +489,7 @@ def golden_graphs(images: int = 64) -> dict[str, fg.Graph]:
     loss = gradient.tensor("loss", (images, 256, 28, 28), layout="NHWC")
     gradient.output(gradient.avg_pool_backward(loss, 56, 3, 2, 1, count_include_pad=False), name="y")
     shared = fg.Graph("adaptive_avgpool", io_dtype="float32")
-    shared.output(shared.adaptive_avg_pool(shared.tensor("x", (8, 64, 14, 14)), 5), name="y")
+    shared.output(shared.adaptive_avg_pool(shared.tensor("x", (8, 64, 28, 28)), 13), name="y")
     return {"maxpool": channels, "maxpool_index": planes, "avgpool_backward": gradient, "adaptive_avgpool": shared}
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from codegen.iteration import linear, unsigned
 from codegen.kernel import Pointers
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
-from codegen.pool.schedule import PoolSchedule, is_strip, normalize, patch, width
+from codegen.pool.schedule import PoolSchedule, is_strip, patch
+from codegen.pool.space import normalize, width
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Sliding, Window
 
@@ -26,8 +28,10 @@ _TAKEN = """at inner outer p q e inside row_inside col_holds row_holds plane_hol
 class Elements:
     """What a kernel reads, and in which order; `codegen.pool` says what becomes of it."""
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
-        self.spec, self.s = spec, schedule
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, reserved: Sequence[str] = ()) -> None:
+        self.spec, self.s, self.reserved = spec, schedule, reserved
+        #: windows after the last that are folded elsewhere
+        self.beyond = 0
         self.space = normalize(spec)
         self.program = self.space.program
         self.windows = self.space.windows
@@ -37,7 +41,7 @@ class Elements:
         self.small = "int" if self.t == "int32" else self.t
         stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds", "in_window{}_begin", "in_window{}_end")
         taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
-        self.names = Names([spec.name, *_TAKEN.split(), *POSITIONS, *_TAPS, *_PLACES, *taken])
+        self.names = Names([spec.name, *reserved, *_TAKEN.split(), *POSITIONS, *_TAPS, *_PLACES, *taken])
         self.pointers = Pointers(self.program, self.names)
         self.w = Writer()
         #: constants of elements that are in scope, and how deep
@@ -130,11 +134,11 @@ class Elements:
         return name
 
     def _source(self, k: int) -> str:
-        back = len(self.windows) - 1 - k
+        back = len(self.windows) - 1 - k + self.beyond
         return f"in_{POSITIONS[back]}" if back < len(POSITIONS) else f"in_window{self.windows[k][0]}"
 
     def tap(self, k: int) -> str:
-        back = len(self.windows) - 1 - k
+        back = len(self.windows) - 1 - k + self.beyond
         if self.patch[k] > 1:
             return _PLACES[back]
         return _TAPS[back] if back < len(_TAPS) else f"k{k}"

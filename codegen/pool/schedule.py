@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 from codegen.arch import Arch
-from codegen.expr import Index, Load, Operand, Program, Reduced, Result, Store, Value
-from codegen.iteration import extent
+from codegen.pool.space import Space, index_type, normalize, widest, width
+from codegen.pool.steps import in_steps, planes_of_block
 from codegen.spec import PoolSpec
-from codegen.windows import Adaptive, Covering, Sliding, Window
+from codegen.windows import Adaptive, Covering
 
-THREADS = 256
 #: Bytes of the elements under a thread's windows that it keeps in registers, so that all of them are in flight at once.
 HELD_BYTES = 256
 #: Bytes of sums and maxima that a thread keeps.
@@ -32,6 +30,7 @@ class PoolSchedule:
     down    positions of the last window but one that are next to each other in a block, so that what their windows
             share comes from the L1 cache.
     itype   C type of coordinates and offsets, signed.
+    planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
     """
 
     vector: int
@@ -39,123 +38,7 @@ class PoolSchedule:
     cols: int
     down: int
     itype: str
-
-
-@dataclass(frozen=True)
-class Space:
-    """A spec in memory order, neighbouring dimensions without windows merged, windows of one element gone.
-
-    outer    sizes of the result's dimensions, slowest in memory first.
-    windows  (dimension, window), in the order of the spec.
-    program  its strides are over the outer dimensions, then the elements along each window.
-    """
-
-    outer: tuple[int, ...]
-    windows: tuple[tuple[int, Window], ...]
-    program: Program
-
-    @property
-    def rank(self) -> int:
-        return len(self.outer)
-
-    def under(self, strides: tuple[int, ...]) -> bool:
-        """Whether strides tell the elements of a window apart."""
-        return any(strides[self.rank :])
-
-    @cached_property
-    def folded(self) -> frozenset[Value]:
-        """The values that are computed for every element of a window."""
-        return self._needed([v for r in self.program.reductions for v in (r.value, r.at) if v is not None])
-
-    @cached_property
-    def final(self) -> frozenset[Value]:
-        """The values that are computed for every window once it is folded."""
-        return self._needed([s.value for s in self.program.stores])
-
-    def _needed(self, ends: list[Value]) -> frozenset[Value]:
-        found: set[Value] = set()
-        while ends:
-            value = ends.pop()
-            if value not in found:
-                found.add(value)
-                if isinstance(value, Result):
-                    ends += self.program.instructions[value.instruction].args
-        return frozenset(found)
-
-    @cached_property
-    def taps(self) -> tuple[int, ...]:
-        """The loads that have an element for each of a window."""
-        loads = self.program.loads
-        return tuple(n for n in range(len(loads)) if Load(n) in self.folded and self.under(loads[n].strides))
-
-    @property
-    def inner(self) -> bool:
-        """Whether neighbours in memory are in different windows of the same form: no window is along them."""
-        return all(d != self.rank - 1 for d, _ in self.windows)
-
-
-def normalize(spec: PoolSpec) -> Space:
-    """The space that a kernel walks."""
-    rank, program = len(spec.outer), spec.program
-    columns = [list(op.strides) for op in program.operands] + [list(s) for s in program.indices]
-    windows = [(d, _simpler(window, spec.outer[d])) for d, window in spec.windows]
-    # Along a window of one element that has the number of its position, elements are positions.
-    alike = [k for k, (d, w) in enumerate(windows) if w == Sliding(spec.outer[d], 1, 1, 1, 0)]
-    for strides in columns:
-        for k in alike:
-            strides[windows[k][0]] += strides[rank + k]
-    kept = [k for k in range(len(windows)) if k not in alike]
-    along = {windows[k][0]: rank + k for k in kept}
-    leader = max(columns[: len(program.loads)] or columns, key=lambda s: sum(x > 0 for x in s))
-    steps = leader[:rank]
-    for d, k in along.items():
-        steps[d] = leader[k]
-    order = sorted(range(rank), key=lambda d: (-steps[d], d))
-    order = [d for d in order if spec.outer[d] != 1 or d in along]
-    sizes: list[int] = []
-    merged: list[list[int]] = []  # a list of strides a dimension
-    place: dict[int, int] = {}
-    for n, d in enumerate(order):
-        column = [s[d] for s in columns]
-        free = n > 0 and not {d, order[n - 1]} & set(along)
-        if free and all(outside == inside * spec.outer[d] for outside, inside in zip(merged[-1], column)):
-            sizes[-1] *= spec.outer[d]
-            merged[-1] = column
-        else:
-            sizes.append(spec.outer[d])
-            merged.append(column)
-        place[d] = len(sizes) - 1
-    if not sizes:
-        sizes, merged = [1], [[0] * len(columns)]
-    merged += [[s[rank + k] for s in columns] for k in kept]
-    every = [tuple(column[k] for column in merged) for k in range(len(columns))]
-    loads, stores = len(program.loads), len(program.stores)
-    return Space(
-        tuple(sizes),
-        tuple((place[windows[k][0]], windows[k][1]) for k in kept),
-        replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, every)),
-            stores=tuple(Store(replace(s.operand, strides=t), s.value) for s, t in zip(program.stores, every[loads:])),
-            indices=tuple(every[loads + stores :]),
-        ),
-    )
-
-
-def _simpler(window: Window, positions: int) -> Window:
-    """Windows that share elements out evenly slide."""
-    if isinstance(window, Adaptive) and window.size % positions == 0:
-        each = window.size // positions
-        return Sliding(window.size, each, each, 1, 0)
-    if isinstance(window, Adaptive) and positions % window.size == 0:
-        each = positions // window.size
-        return Covering(window.size, each, each, 1, 0)
-    return window
-
-
-def width(window: Window, positions: int) -> int:
-    """The elements that the windows at so many neighbouring positions span."""
-    return window.count if positions == 1 or isinstance(window, Adaptive) else window.span(positions)
+    planes: int = 0
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
@@ -196,41 +79,15 @@ def held_from(space: Space, s: PoolSchedule) -> int:
     return first
 
 
-def widest(space: Space) -> int:
-    """The widest vector that suits all operands that are contiguous along the last dimension."""
-    if not space.inner or not space.outer:
-        return 1
-    last = space.rank - 1
-    contiguous = [op for op in space.program.operands if op.strides[last] == 1]
-    taps = [space.program.loads[n] for n in space.taps]
-    if not contiguous:
-        return 1
-    vector = 16 // min(op.dtype.itemsize for op in contiguous)
-    while vector > 1:
-        whole = space.outer[last] % vector == 0
-        if (
-            whole
-            and all(vector * op.dtype.itemsize <= 16 for op in taps)
-            and all(is_aligned(op, vector, last) for op in contiguous)
-        ):
-            break
-        vector //= 2
-    return vector
-
-
-def is_aligned(operand: Operand, vector: int, last: int) -> bool:
-    """Whether every vector of an operand along a dimension may be read as one."""
-    needed = min(16, vector * operand.dtype.itemsize)
-    starts = [t for d, t in enumerate(operand.strides) if d != last]
-    return operand.alignment % needed == 0 and all(t * operand.dtype.itemsize % needed == 0 for t in starts)
-
-
 def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
     """Schedules worth trying, best guess first: the fewest elements read for a result, if there are enough threads."""
     space = normalize(spec)
-    itype = _itype(space)
+    itype = index_type(space)
     vector = widest(space)
     kinds = [window for _, window in space.windows]
+    planes = planes_of_block(spec, arch)
+    if planes:
+        yield PoolSchedule(widest(normalize(in_steps(spec, planes)[0])), 1, 1, 1, itype, planes)
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
     # Where the largest element is takes that element too.
@@ -296,17 +153,3 @@ def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
     few = max(1.0, ENOUGH_THREADS / max(threads, 1.0)) if each > 1 else 1.0
     waits = 1.5 if first else 1.0  # not all is read before the first is used
     return (accesses / each * wasted * few * waits, each)
-
-
-def _itype(space: Space) -> str:
-    """int32 if every offset, and that of the elements just outside of the image, fits it."""
-    shape = (*space.outer, *(w.size for _, w in space.windows))
-    reach = 1
-    for op in space.program.operands:
-        beside = sum(t * w.count * 8 for t, (_, w) in zip(op.strides[space.rank :], space.windows))
-        reach = max(reach, extent(shape, op.strides) + beside)
-    positions = max((w.size * (space.outer[d] + 1) for d, w in space.windows), default=0)
-    return "int32" if max(reach, prod(space.outer), positions) < 2**31 - 2**20 else "int64"
-
-
-__all__ = ["Index", "PoolSchedule", "Reduced", "Space", "normalize", "schedules"]

@@ -1,0 +1,77 @@
+"""Pool kernels whose blocks take a few planes and fold their windows in two steps (`codegen.pool.steps`): along the
+columns, which threads side by side read in vectors and whose folds go to shared memory, then along the rows of these.
+"""
+
+from __future__ import annotations
+
+from codegen.iteration import unsigned
+from codegen.naming import Writer
+from codegen.pool.renderer import PoolRenderer
+from codegen.pool.schedule import PoolSchedule
+from codegen.pool.space import index_type, normalize
+from codegen.pool.steps import THREADS, in_steps
+from codegen.spec import KernelSource, PoolSpec
+
+
+class PlanesRenderer:
+    """Writes a kernel whose blocks fold planes in two steps."""
+
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.whole = PoolRenderer(spec, schedule)
+
+    def render(self) -> KernelSource:
+        whole, planes = self.whole, self.s.planes
+        w, program, pointers = whole.w, whole.program, whole.pointers
+        count = whole.space.outer[0]
+        blocks = -(-count // planes)
+        sizes = " x ".join(str(window.count) for _, window in whole.windows)
+        many = f"{planes} planes" if planes > 1 else "a plane"
+        whole.begin(f"windows of {sizes}; a block folds {many}, columns first")
+        block = "blockIdx.x" if self.s.itype == "int32" else "uint64(blockIdx.x)"
+        operands = zip(program.operands, (*pointers.loads, *pointers.stores))
+        for operand, pointer in operands:
+            if operand.strides[0] and blocks > 1:
+                w.line(f"{pointer} += {block} * {planes * operand.strides[0]};")
+        if count % planes:
+            w.line(f"const uint32 planes = blockIdx.x == {blocks - 1} ? {count % planes} : {planes};")
+        first, second = in_steps(self.spec, planes)
+        parameters = [*pointers.loads, *pointers.stores]
+        folds = [whole.names.unique(store.operand.name) for store in first.program.stores]
+        for store, name in zip(first.program.stores, folds):
+            operand = store.operand
+            w.line(f"__shared__ __align__(16) {operand.dtype.ctype} {name}[{planes * operand.strides[0]}];")
+        ragged = count % planes > 0
+        taken = [*parameters, *folds, "planes"]
+        columns = _Step(first, self.s.vector, w, taken, ragged)
+        columns.pointers.loads, columns.pointers.stores = pointers.loads, folds
+        columns.store, columns.beyond = "store_shared", 1
+        columns.step()
+        w.line("__syncthreads();")
+        rows = _Step(second, 1, w, taken, ragged)
+        rows.pointers.loads, rows.pointers.stores = [*pointers.loads, *folds], pointers.stores
+        rows.holds = False
+        rows.step()
+        w.close()
+        return KernelSource(self.spec.name, w.text(), (blocks, 1, 1), (THREADS, 1, 1), uses_barriers=True)
+
+
+class _Step(PoolRenderer):
+    """A step of a block: its threads take all windows in turn."""
+
+    def __init__(self, spec: PoolSpec, vector: int, w: Writer, taken: list[str], ragged: bool) -> None:
+        super().__init__(spec, PoolSchedule(vector, 1, 1, 1, index_type(normalize(spec))), taken)
+        self.w, self.ragged = w, ragged
+
+    def step(self) -> None:
+        depth = self.w.depth
+        self.body()
+        self.close_to(depth)
+
+    def _coordinates(self) -> list[str]:
+        """Of a plane, row and column, unless rows of all planes are alike."""
+        return ["plane", "row", "col"] if self.space.rank == 3 else super()._coordinates()
+
+    def _number(self, total: int) -> None:
+        bound = f"planes * {total // self.spec.outer[0]}" if self.ragged else str(total)
+        self.w.open(f"for ({unsigned(self.t)} at = threadIdx.x; at < {bound}; at += {THREADS})")

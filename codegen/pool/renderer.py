@@ -1,0 +1,380 @@
+"""Pool kernels whose threads fold their windows by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
+from codegen.iteration import coordinate, linear, unsigned
+from codegen.kernel import converted, headers, heading, signature
+from codegen.naming import identifier
+from codegen.pointwise.body import plus, vector_type
+from codegen.pool.elements import POSITIONS, Elements
+from codegen.pool.schedule import PoolSchedule, held_from
+from codegen.pool.space import is_aligned, width
+from codegen.pool.steps import THREADS
+from codegen.rows.renderer import accumulate, identity
+from codegen.spec import KernelSource, PoolSpec
+from codegen.windows import Adaptive
+
+#: Elements under a window that are spelled out though they are not held.
+SPELLED = 16
+
+
+class PoolRenderer(Elements):
+    """Writes a kernel, or a part of one: with the names, pointers and writer of the whole."""
+
+    #: what writes a vector of results
+    store = "store"
+    #: whether elements are read before any is used, where they fit
+    holds = True
+
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, reserved: Sequence[str] = ()) -> None:
+        super().__init__(spec, schedule, reserved)
+        #: how deep what a thread does is
+        self.base = 1
+        self.emitter = Emitter(self.program, self.names)
+        #: loads that all elements under the thread's windows have in common: what a thread calls them
+        self.fixed: dict[int, str] = {}
+        #: what the folds of the windows are called, by reduction, and the largest elements of those that say where
+        self.parts: dict[int, str] = {}
+        self.largest: dict[int, str] = {}
+
+    # ---- structure
+
+    def render(self) -> KernelSource:
+        self.begin(self._details())
+        threads = self.body()
+        self.w.close()
+        return KernelSource(self.spec.name, self.w.text(), (-(-threads // THREADS), 1, 1), (THREADS, 1, 1))
+
+    def begin(self, details: str) -> None:
+        """Writes everything up to the opening brace."""
+        w, program = self.w, self.program
+        count = len(program.notes)
+        title = f"{self.spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+        heading(w, title, program, headers(program, "math.cuh", "strip.cuh"), [details])
+        signature(w, self.spec.name, THREADS, self.pointers.parameters())
+
+    def body(self) -> int:
+        """Writes what the threads do; returns how many of them there are."""
+        w = self.w
+        threads = self._place()
+        self.base = w.depth
+        self._fixed_loads()
+        self._declare_parts()
+        first = held_from(self.space, self.s) if self.holds else self._spelled()
+        depth = w.depth
+        conditions = self.open_taps(0, first, rolled=True)
+        if self.holds and first < len(self.windows):
+            names = self.hold(first, conditions)
+            self._fold(first, conditions, names)
+        else:
+            self._fold(first, conditions, {})
+        self.close_to(depth)
+        self._results()
+        return threads
+
+    def _spelled(self) -> int:
+        """The first window from which on loops are spelled out, of elements that are not held."""
+        last = len(self.windows) - 1
+        return last if self.windows[last][1].count <= SPELLED else last + 1
+
+    def _details(self) -> str:
+        sizes = " x ".join(str(window.count) for _, window in self.windows) or "1"
+        shape = " x ".join(str(m) for m in self.patch if m > 1)
+        many = f"{shape} windows" if shape else "a window"
+        across = f" of {self.s.vector} neighbours" if self.s.vector > 1 else ""
+        return f"windows of {sizes}; a thread takes {many}{across}"
+
+    def _place(self) -> int:
+        """Writes where the thread's windows are; returns the number of threads."""
+        w, s, outer = self.w, self.s, self.space.outer
+        chunk = [1] * self.space.rank
+        for (d, _), many in zip(self.windows, self.patch):
+            chunk[d] = many
+        if s.vector > 1:
+            chunk[-1] = s.vector
+        names = self._coordinates()
+        tall = self.windows[-2][0] if s.down > 1 else None
+        # The digits of a thread's number: those of the outer dimensions, and ``down`` after the last with windows.
+        digits: list[tuple[int, int, int]] = []  # (dimension, size, factor)
+        for d, size in enumerate(outer):
+            each = chunk[d] * (s.down if d == tall else 1)
+            digits.append((d, -(-size // each), each))
+            if tall is not None and d == self.windows[-1][0]:
+                digits.append((tall, s.down, chunk[tall]))
+        sizes = [size for _, size, _ in digits]
+        total = prod(sizes)
+        self._number(total)
+        terms: list[list[tuple[str, int]]] = [[] for _ in outer]
+        for k, (d, size, factor) in enumerate(digits):
+            if size > 1:
+                terms[d].append((f"({coordinate('at', sizes, k)})", factor))
+        self.at = []
+        for d, parts in enumerate(terms):
+            if parts:
+                text = linear(parts)
+                text = text[1:-1] if len(parts) == 1 and parts[0][1] == 1 else text
+                w.line(f"const {self.t} {names[d]} = {text};")
+            self.at.append(names[d] if parts else "0")
+        if tall is not None and outer[tall] % (s.down * chunk[tall]):
+            w.line(f"if ({self.at[tall]} >= {outer[tall]}) return;")
+        return total
+
+    def _coordinates(self) -> list[str]:
+        """What coordinates of the result are called."""
+        n = len(self.windows)
+        names = [f"outer{d}" for d in range(self.space.rank)]
+        free = [d for d in range(self.space.rank) if all(d != k for k, _ in self.windows)]
+        if free[:1] == [0]:
+            names[0] = "outer"
+        if self.space.inner and self.space.rank > 1:
+            names[-1] = "inner"
+        for k, (d, _) in enumerate(self.windows):
+            names[d] = POSITIONS[n - 1 - k] if n - 1 - k < len(POSITIONS) else f"window{d}"
+        return names
+
+    def _number(self, total: int) -> None:
+        """Writes the thread's number, ``at``, of so many."""
+        block = "blockIdx.x" if self.t == "int32" else "uint64(blockIdx.x)"
+        self.w.line(f"const {unsigned(self.t)} at = {block} * {THREADS} + threadIdx.x;")
+        if total % THREADS:
+            self.w.line(f"if (at >= {total}) return;")
+
+    def _fixed_loads(self) -> None:
+        """Operands that all elements under the thread's windows share."""
+        moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
+        for n, operand in enumerate(self.program.loads):
+            used = Load(n) in self.space.folded or Load(n) in self.space.final
+            if used and not self.space.under(operand.strides) and not any(operand.strides[d] for d in moving):
+                self.fixed[n] = self._load(n, self.offset(operand.strides, self.at), self.s.vector)
+
+    def _declare_parts(self) -> None:
+        w, program = self.w, self.program
+        start: list[tuple[str, str, str]] = []
+        for k, reduction in enumerate(program.reductions):
+            self.parts[k] = self._free(reduction.name, reduction.combine)
+            value = "-1" if reduction.combine == "index" else identity(reduction)
+            start.append((reduction.ctype, self.parts[k], value))
+        for k, reduction in enumerate(program.reductions):
+            if reduction.combine != "index":
+                continue
+            # Another reduction may be for the maximum itself.
+            same = [j for j, r in enumerate(program.reductions) if (r.combine, r.value) == ("max", reduction.value)]
+            if same:
+                self.largest[k] = self.parts[same[0]]
+            else:
+                ctype = ctype_of(program, reduction.value)
+                self.largest[k] = self.names.unique(f"{reduction.name} largest")
+                start.append((ctype, self.largest[k], identity(Reduction("", "max", reduction.value, ctype))))
+        box = "".join(f"[{size}]" for _, size in self._each if size > 1)
+        filled = []
+        for ctype, name, value in start:
+            zero = float(value.removesuffix("f")) == 0 if value[-1].isdigit() or value.endswith("0f") else False
+            w.line(f"{ctype} {name}{box}{'' if box and not zero else ' = {}' if box else f' = {value}'};")
+            if box and not zero:
+                filled.append((name, value))
+        if not filled:
+            return
+        depth = w.depth
+        for variable, size in self._each:
+            self.open_loop(variable, size)
+        for name, value in filled:
+            w.line(f"{self._part(name)} = {value};")
+        self.close_to(depth)
+
+    def _free(self, name: str, combine: str) -> str:
+        """A name for what a window is folded to, which may be that of a tensor."""
+        taken = identifier(name) in (*self.pointers.loads, *self.pointers.stores, *self.reserved)
+        return self.names.unique(name, {"max": "_max", "index": "_at"}.get(combine, "_sum") if taken else "")
+
+    @property
+    def _each(self) -> list[tuple[str, int]]:
+        """Variables and numbers of a thread's windows: rows and columns of the patch, neighbours in memory."""
+        rows, cols = [1, 1, *self.patch][-2:]
+        return [("p", rows), ("q", cols), ("e", self.s.vector)]
+
+    def _part(self, name: str) -> str:
+        """The element of window (p, q) and neighbour e."""
+        return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
+
+    def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
+        """Folds the elements under the windows, reading those that are not held."""
+        w, s, program, space = self.w, self.s, self.program, self.space
+        inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
+        if inside:
+            w.open(f"if ({inside})")
+        terms: dict[Value, str] = {}
+        under = dict(held)
+        for n in space.taps:
+            if n not in under:
+                under[n] = self.names.unique(program.loads[n].name, "_v")
+                self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
+        self.open_loop("e", s.vector)
+        for n in range(len(program.loads)):
+            if Load(n) in space.folded:
+                name = under[n] if n in under else self.fixed[n]
+                text = f"{name}[e]" if self.count(n) > 1 else name
+                terms[Load(n)] = self._element(n, text)
+        where = list(self.at)
+        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
+            if many > 1:
+                d = self.windows[k][0]
+                where[d] = linear([(where[d], 1), (name, 1)])
+        for k, strides in enumerate(program.indices):
+            if Index(k) in space.folded:
+                terms[Index(k)] = f"int32({self.offset(strides, [*where, *self.sources()], element=True)})"
+        own = self._of_one_window()
+        self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
+        self._open_patch()
+        self.emitter.statements(w, terms, lambda k: Result(k) in own)
+        skipped = set(self.largest.values())
+        for k, reduction in enumerate(program.reductions):
+            value = self.emitter.term(reduction.value, terms)
+            part = self._part(self.parts[k])
+            if reduction.combine == "index":
+                assert reduction.at is not None
+                largest = self._part(self.largest[k])
+                nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
+                w.open(f"if ({part} < 0 || {value} > {largest}{nan})")
+                w.line(f"{largest} = {value};")
+                w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
+                w.close()
+            elif self.parts[k] not in skipped:
+                w.line(accumulate(reduction, part, value))
+
+    def _of_one_window(self) -> set[Value]:
+        """What is computed for every element of a window, but differs from one of the thread's windows to the next."""
+        moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
+        found: set[Value] = set()
+        for k, strides in enumerate(self.program.indices):
+            if any(strides[d] for d in moving):
+                found.add(Index(k))
+        for k, instruction in enumerate(self.program.instructions):
+            if Result(k) in self.space.folded and any(v in found for v in instruction.args):
+                found.add(Result(k))
+        return found
+
+    def _open_patch(self) -> None:
+        """Loops over those of the thread's windows that have the element at hand."""
+        w, n = self.w, len(self.windows)
+        for back, variable in ((1, "p"), (0, "q")):
+            k = n - 1 - back
+            if k < 0 or self.patch[k] == 1:
+                continue
+            window = self.windows[k][1]
+            assert not isinstance(window, Adaptive)
+            place = self.tap(k) if width(window, self.patch[k]) > 1 else "0"
+            self.open_loop(variable, self.patch[k])
+            q_step, i_step, start = window.offset()
+            offset = linear(sorted([(place, i_step), (variable, q_step)], key=lambda term: -term[1]), start)
+            found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
+            if window.dilation > 1:
+                found.append(f"({offset}) % {window.dilation} != 0")
+            w.line(f"if ({' || '.join(found)}) continue;  // not in window {variable}")
+
+    # ---- the results
+
+    @property
+    def _run(self) -> tuple[str, int]:
+        """Variable and number of the results of a thread that are neighbours in memory: those of a vector, or of a row
+        of windows where the innermost dimension has windows.
+        """
+        d = self.windows[-1][0] if self.windows else -1
+        if self.s.vector == 1 and d == self.space.rank - 1 and self.space.outer[d] % self.patch[-1] == 0:
+            return "q", self.patch[-1]
+        return "e", self.s.vector
+
+    def _wide(self, operand: Operand) -> bool:
+        """Whether a run of results can be one access."""
+        count = self._run[1]
+        return operand.strides[self.space.rank - 1] == 1 and is_aligned(operand, count, self.space.rank - 1)
+
+    def _load(self, n: int, offset: str, count: int) -> str:
+        """Writes a load of so many neighbours at a position of the result; returns what it is called."""
+        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
+        step = operand.strides[self.space.rank - 1]
+        count = 1 if step == 0 else count
+        name = self.names.unique(operand.name, "_v" if count > 1 else "_s")
+        kind = vector_type(operand, count)
+        if count == 1:
+            w.line(f"const {kind} {name} = {pointer}[{offset}];")
+        elif self._wide(operand):
+            w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
+        else:
+            w.line(f"{kind} {name};")
+            w.line("#pragma unroll")
+            w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
+        return name
+
+    def _element(self, n: int, text: str) -> str:
+        """A load's element in its compute type, named if it must be converted."""
+        operand = self.program.loads[n]
+        value = converted(operand, text, self.program.real)
+        if value == text and text.count("[") < 2:
+            return text
+        name = self.names.unique(operand.name, "_e")
+        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {value};")
+        return name
+
+    def _results(self) -> None:
+        """The program on what the windows were folded to, and its stores."""
+        w, program, space = self.w, self.program, self.space
+        variable, count = self._run
+        last = space.rank - 1
+        where = list(self.at)
+        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
+            if many > 1 and name != variable:
+                d = self.windows[k][0]
+                self.open_loop(name, many)
+                where[d] = linear([(where[d], 1), (name, 1)])
+                if space.outer[d] % many:
+                    w.line(f"if ({where[d]} >= {space.outer[d]}) break;")
+        loads = {
+            n: self._load(n, self.offset(operand.strides, where), count)
+            for n, operand in enumerate(program.loads)
+            if Load(n) in space.final and n not in self.fixed
+        } | self.fixed
+        stores = list(zip(program.stores, self.pointers.stores))
+        vectors = [self.names.unique(store.operand.name, "_v") if count > 1 else "" for store, _ in stores]
+        for (store, _), name in zip(stores, vectors):
+            if name:
+                w.line(f"{vector_type(store.operand, count)} {name};")
+        depth = w.depth
+        self.open_loop(variable, count)
+        terms: dict[Value, str] = {}
+        for n, name in loads.items():
+            if Load(n) in space.final:
+                one = program.loads[n].strides[last] == 0 or count == 1
+                terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
+        for k, strides in enumerate(program.indices):
+            if Index(k) in space.final:
+                step = [(variable, strides[last])] if count > 1 else []
+                terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
+        for k in range(len(program.reductions)):
+            terms[Reduced(k)] = self._part(self.parts[k])
+        self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
+        for (store, pointer), name in zip(stores, vectors):
+            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+            target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
+            w.line(f"{target} = {text};")
+        self.close_to(depth)
+        for (store, pointer), name in zip(stores, vectors):
+            offset = self.offset(store.operand.strides, where)
+            if name and self._wide(store.operand):
+                w.line(f"{self.store}({plus(pointer, offset)}, {name});")
+            elif name:
+                at = _sum(offset, linear([("e", store.operand.strides[last])]))
+                w.line("#pragma unroll")
+                w.line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
+        self.close_to(self.base)
+
+
+def _is_real(ctype: str) -> bool:
+    return ctype in ("float", "double")
+
+
+def _sum(a: str, b: str) -> str:
+    return b if a == "0" else a if b == "0" else f"{a} + {b}"

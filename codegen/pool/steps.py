@@ -1,0 +1,94 @@
+"""Windows over planes, folded in two steps: along the columns of a plane, then along the rows of what that gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from codegen import dtypes
+from codegen.arch import Arch
+from codegen.expr import Load, Operand, Reduced, Store
+from codegen.pool.space import Space, normalize, widest
+from codegen.spec import PoolSpec
+from codegen.windows import Adaptive
+
+THREADS = 256
+#: Elements of a block that are worth a barrier, and most bytes of their folds in shared memory.
+LEAST_ELEMENTS, SHARED_BYTES = 1536, 48 * 1024
+#: What folds are kept as in between.
+_DTYPES = {"float": dtypes.float32, "double": dtypes.float64}
+
+
+def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
+    """The two steps for so many planes: windows along the columns, whose folds are what the first stores and the second
+    loads after all else; and windows along their rows, folded alike.
+    """
+    space = normalize(spec)
+    program, rank = space.program, space.rank
+    (_, tall), (_, wide) = space.windows
+    _, rows, cols = space.outer
+    # What is read for an element of a window has no strides along the windows' own dimensions.
+    folds = [
+        Operand(f"{r.name} of columns", _DTYPES[r.ctype], (rows * wide.size, wide.size, 1)) for r in program.reductions
+    ]
+    first = replace(
+        program,
+        loads=tuple(replace(op, strides=(*op.strides[:2], op.strides[4], op.strides[3])) for op in program.loads),
+        indices=tuple((*s[:2], s[4], s[3]) for s in program.indices),
+        stores=tuple(Store(replace(op, strides=(*op.strides, 0)), Reduced(k)) for k, op in enumerate(folds)),
+    )
+    plane, row, _ = folds[0].strides
+    second = replace(
+        program,
+        loads=(
+            *(replace(op, strides=(*op.strides[:rank], 0)) for op in program.loads),
+            *(replace(op, strides=(plane, row, 0, 1)) for op in folds),
+        ),
+        indices=tuple((*s[:rank], 0) for s in program.indices),
+        stores=tuple(replace(s, operand=replace(s.operand, strides=s.operand.strides[:4])) for s in program.stores),
+        reductions=tuple(replace(r, value=Load(len(program.loads) + k)) for k, r in enumerate(program.reductions)),
+    )
+    return (
+        PoolSpec(spec.name, (planes, rows, wide.size), ((1, tall),), first),
+        PoolSpec(spec.name, (planes, rows, cols), ((2, wide),), second),
+    )
+
+
+def planes_of_block(spec: PoolSpec, arch: Arch) -> int:
+    """The planes that a block folds in steps; 0 where that is not possible, or no better than each window by itself.
+
+    Threads side by side read columns side by side, in vectors; those of windows of different sizes by themselves would
+    read elements far apart, one by one.
+    """
+    space = normalize(spec)
+    if not _separable(space) or not any(isinstance(window, Adaptive) for _, window in space.windows):
+        return 0
+    count, rows, _ = space.outer
+    (_, tall), (_, wide) = space.windows
+    columns = rows * wide.size
+    nbytes = columns * sum(_DTYPES[r.ctype].itemsize for r in space.program.reductions)
+    if nbytes > SHARED_BYTES:
+        return 0
+    # All that a thread reads is in flight at once where it has one vector of columns: a second waits for the first.
+    vectors = columns // widest(normalize(in_steps(spec, 1)[0]))
+    planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
+    if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:
+        return 0
+    return max(1, min(planes, count // (2 * arch.sm_count_hint)))
+
+
+def _separable(space: Space) -> bool:
+    """Whether windows are along the two innermost dimensions, the last contiguous, and can be folded one after the
+    other; all else is one dimension, the planes, which no position depends on.
+    """
+    program = space.program
+    return (
+        [d for d, _ in space.windows] == [1, 2]
+        and space.rank == 3
+        and bool(program.reductions)
+        and all(r.combine in ("add", "max", "min") and r.ctype in _DTYPES for r in program.reductions)
+        and bool(space.taps)
+        and all(program.loads[n].strides[-1] == 1 for n in space.taps)
+        and all(strides[0] == 0 for strides in program.indices)
+        and prod(space.outer) > 0
+    )
