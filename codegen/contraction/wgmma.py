@@ -21,6 +21,7 @@ from codegen.contraction.wgmma_layout import (
     TAIL,
     Layout,
     WgmmaSchedule,
+    brought,
     panel_size,
     ring_bytes,
     round_up,
@@ -250,6 +251,7 @@ class _Renderer(Producer, Results):
     def _boxed(self, side: Side, extent_: int) -> TensorMap:
         """The map of a factor with the box that one load brings."""
         k = self.parts.reduction
+        extent_ = brought(side, extent_, self.parts.rows if side is self.parts.a else self.parts.cols)
         if side.im2col:
             box: tuple[int, ...] = (k.panel, extent_) if side.along_k else (ROW_BYTES // self.itemsize, k.panel)
         else:

@@ -11,7 +11,7 @@ from codegen.expr import Operand, Program, Store
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, factors, gathered
+from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
@@ -105,6 +105,15 @@ def round_up(value: int, unit: int) -> int:
 def panel_size(size: int, itemsize: int) -> int:
     """Rows or columns of a panel of a tile that lies across the reduction: rows of it have 128, 64 or 32 bytes."""
     return gcd(size, ROW_BYTES // itemsize)
+
+
+def brought(side: object, size: int, total: int) -> int:
+    """Rows or columns of a tile of ``size`` that a copy brings, of ``total`` that there are.
+
+    Those beyond the last are left as they are, 8 at a time as the swizzle repeats: of a product with few rows most of a
+    tile of 64.  What they hold makes only sums that nobody reads.
+    """
+    return min(size, round_up(total, 8)) if isinstance(side, Side) and side.along_k else size
 
 
 def ring_bytes(parts: Factors, s: WgmmaSchedule, products: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from codegen.computed_tiles import Brought
-from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, panel_size, round_up
+from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
@@ -96,6 +96,16 @@ class Producer:
         self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
         return "first", "last"
 
+    @property
+    def _first_rows(self) -> int:
+        """Rows of the first factor that the copy engine brings to a stage."""
+        return brought(self.parts.a, self.s.rows, self.parts.rows)
+
+    @property
+    def _second_cols(self) -> int:
+        """Columns of all second factors that it brings."""
+        return brought(self.parts.b, self.s.cols, self.parts.cols) * len(self.b_maps)
+
     def copying_producer(self, stages: int) -> None:
         w, s = self.w, self.s
         k = self.parts.reduction
@@ -118,8 +128,8 @@ class Producer:
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * s.rows
-        w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * s.cols * len(self.b_maps)});")
+        first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
+        w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
         item = "k"
         if k.per_stage > 1:
             w.line("#pragma unroll")
@@ -182,7 +192,7 @@ class Producer:
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
         w.open("if (t == 0)")
         w.line("Barrier& full = shared.full[stage.index];")
-        w.line(f"barrier_expect(full, {ROW_BYTES * s.cols * len(self.b_maps)});")
+        w.line(f"barrier_expect(full, {ROW_BYTES * self._second_cols});")
         w.line(f"const int c = k * {self.parts.reduction.panel};")
         self._load_seconds()
         w.close()
@@ -275,11 +285,11 @@ class Producer:
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("Barrier& full = shared.full[stage.index];")
         w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        rows = [s.rows] if isinstance(self.parts.a, Side) else []
-        cols = [s.cols for _ in self.b_maps] if isinstance(self.parts.b, Side) else []
+        rows = self._first_rows if isinstance(self.parts.a, Side) else 0
+        cols = self._second_cols if isinstance(self.parts.b, Side) else 0
         if rows or cols:
             w.open("if (t == 0)")
-            w.line(f"barrier_expect(full, {ROW_BYTES * sum(rows + cols)});")
+            w.line(f"barrier_expect(full, {ROW_BYTES * (rows + cols)});")
             self._walk("k")
             if isinstance(self.parts.a, Side):
                 self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
