@@ -50,8 +50,8 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap along at base batch buffer c channel chunk col e empty exchange f first full
-    group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next p panel part piece place previous q
+    Barrier Ring Shared Tile TensorMap along at base batch brought buffer c channel chunk col e empty exchange f first full
+    group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next operands p panel part piece place previous q
     r rank reduce row shared stage sum t tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
@@ -185,7 +185,10 @@ class _Renderer(Producer, Results):
                 parameters.append(parameter(spec.a.operand, self.a))
             else:
                 parameters += [GRID_CONSTANT + name for name in maps_]
-        parameters += [parameter(op, name) for op, name in zip(program.loads, names.loads)]
+        self.operand_maps = {n: self.names.unique(program.loads[n].name, "_map") for n in layout.operand_maps}
+        for n, (op, name) in enumerate(zip(program.loads, names.loads)):
+            mapped = self.operand_maps.get(n)
+            parameters.append(GRID_CONSTANT + mapped if mapped else parameter(op, name))
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
         else:
@@ -224,8 +227,12 @@ class _Renderer(Producer, Results):
                 continue
             for _, number in zip(operands, numbers):
                 factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
-        loads = range(len(factors), len(factors) + len(program.loads))
-        outputs = range(loads.stop, loads.stop + len(layout.stores))
+        first_output = len(factors) + len(program.loads)
+        outputs = range(first_output, first_output + len(layout.stores))
+        loads = [
+            layout.operand_maps[n][1] if n in layout.operand_maps else len(factors) + n
+            for n in range(len(program.loads))
+        ]
         written: tuple[int | TensorMap, ...] = maps or tuple(outputs)
         written += tuple(range(outputs.stop, outputs.stop + len(spec.partials)))
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
@@ -271,7 +278,8 @@ class _Renderer(Producer, Results):
 
     def _shared_bytes(self) -> int:
         ring = max(self._ring_bytes(), self.layout.sums_bytes)
-        tail = 16 * (self.s.stages + 1) + self.layout.exchange_bytes + self.s.stages * row_bytes(self.parts)
+        barriers = 16 * (self.s.stages + (3 if self.layout.operand_maps else 1))
+        tail = barriers + self.layout.exchange_bytes + self.s.stages * row_bytes(self.parts)
         return ring + self.layout.staging_bytes + round_up(tail, TAIL)
 
     # ---- shared memory and barriers
@@ -307,14 +315,15 @@ class _Renderer(Producer, Results):
             self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
             for name, op in zip(self.staged, layout.stores):
                 panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
-                buffers = f"[{layout.buffers}]" if layout.buffers > 1 else ""
+                buffers = "" if layout.by_warps else f"[{layout.buffers}]"
                 dims = f"[{s.groups}]{buffers}[{panel[0]}][{panel[1]}]"
                 w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
         if self.computed is not None:
             self.computed.members(rows=True)
         self.partials.members(layout.chunk)
         turn = ", turn[2]" if s.turns else ""
-        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
+        operands = f", operands[{s.groups}]" if layout.operand_maps else ""
+        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn}{operands};")
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
@@ -333,6 +342,8 @@ class _Renderer(Producer, Results):
         w.close()
         if s.turns:
             w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
+        if self.layout.operand_maps:
+            w.line(f"for (int i = 0; i < {s.groups}; ++i) barrier_init(shared.operands[i], 1);")
         w.line("barrier_fence_init();")
         w.close()
         w.line("__syncthreads();")
@@ -369,7 +380,10 @@ class _Renderer(Producer, Results):
         self.epilogue.scalars()
         if self.computed is not None:
             self.computed.begin()
-        if self.layout.maps is not None or (self.layout.carried and not self.layout.by_warps):
+        if self.layout.operand_maps:
+            if self.persistent:
+                w.line("uint32 brought = 0;  // the phase of the operands' barrier")
+        elif self.layout.maps is not None or (self.layout.carried and not self.layout.by_warps):
             w.line("int buffer = 0;")
         first, last = self.stage_range(stages)
         if s.turns:
@@ -379,6 +393,7 @@ class _Renderer(Producer, Results):
         if phased:
             self._batch_coordinates()
             first, last = self.phase_range()
+        self.bring_operands()
         pieces = f"[{s.pieces}]" if s.pieces > 1 else ""
         count = self.columns // 2
         if self.adds_up:
@@ -391,8 +406,8 @@ class _Renderer(Producer, Results):
         if s.turns:
             w.line("barrier_wait(shared.turn[group], turn);")
             w.line("turn ^= 1;")
-        if self.computed is None:
-            # Unrolled it would compile a fifth longer, for the same instructions between its products.
+        if self.computed is None and s.groups > 1:
+            # Unrolled it would compile a fifth longer.  What the loop itself takes, the other consumers' products hide.
             w.line("#pragma unroll 1")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")

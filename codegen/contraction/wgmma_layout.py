@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
+from codegen.arch import KNOWN
 from codegen.computed_tiles import Computed, computed
 from codegen.expr import Operand, Program, Store
 from codegen.filled_tiles import filled
@@ -19,7 +20,8 @@ CHUNK_BYTES = 128  # a row of the staging buffers
 TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
 BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
 CARRIED_BYTES = 384  # the same, at most, where warps carry their own rows out: fewer ends of rows
-STAGING = 2  # buffers of each consumer and output, unless they are a warp's own
+STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
+LEAST_STAGES = 3  # of the ring, beside buffers that hold operands
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
 #: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
@@ -182,7 +184,35 @@ class Layout:
     @property
     def buffers(self) -> int:
         """Staging buffers of a consumer and output."""
-        return 1 if self.by_warps else STAGING
+        return 1 if self.by_warps else self.chunks if self.operand_maps else STAGING
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the results that a consumer makes of a tile."""
+        return self.s.pieces * (self.s.part // self.chunk)
+
+    @cached_property
+    def operand_maps(self) -> dict[int, tuple[int, TensorMap]]:
+        """Operands as large as the results that the copy engine brings while products run, by number: the output in
+        whose buffers each lies, one for every chunk of a tile, and its map.
+
+        The results take the place of what they were computed of, and leave in the same boxes.
+        """
+        if self.maps is None or self.turned or self.parts.reduction.skips:
+            return {}
+        each = round_up(GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores), 1024)
+        stage = ring_bytes(self.parts, self.s, self.spec.products) + row_bytes(self.parts)
+        room = KNOWN["sm_90a"].shared_bytes_per_block - self.exchange_bytes - 3 * TAIL
+        if self.s.groups * self.chunks * each + LEAST_STAGES * stage > room:
+            return {}
+        found: dict[int, tuple[int, TensorMap]] = {}
+        for n, op in enumerate(self.program.loads):
+            taken = [k for k, _ in found.values()]
+            free = [k for k, x in enumerate(self.stores) if x.dtype == op.dtype and k not in taken]
+            made = self._map(op, len(self.spec.arguments) + n) if free and any(op.strides[:-1]) else None
+            if made is not None:
+                found[n] = free[0], made
+        return found
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:

@@ -33,10 +33,13 @@ class Results:
     #: C names of the buffers of results on their way out, and of the outputs' tensor maps
     staged: list[str]
     store_maps: list[str]
+    #: those of operands that the copy engine brings, by number
+    operand_maps: dict[int, str]
     #: columns that a wgmma multiplies
     columns: int
-    #: batches, and the C type of positions
+    #: batches, tiles in all, and the C type of positions
     batch: int
+    work: int
     t: str
 
     @property
@@ -146,20 +149,76 @@ class Results:
             texts.append(f"{name}[{start}{element}]")
         return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
+    def bring_operands(self) -> None:
+        """Asks the copy engine for a tile's part of operands as large as the results, before its products."""
+        w, layout = self.w, self.layout
+        if not layout.operand_maps:
+            return
+        self._batch_coordinates()
+        size = GROUP_ROWS * layout.chunk * sum(layout.program.loads[n].dtype.itemsize for n in layout.operand_maps)
+        w.line("// What the epilogue reads comes meanwhile, to where the results will be.")
+        idle = f" && rank < {self.s.cols // self.s.part}" if self.s.part * self.s.split > self.s.cols else ""
+        w.open(f"if (t == 0{idle})")
+        if self.persistent:
+            w.line("tma_wait_read<0>();  // the copies of the results before have read it")
+        group = "group" if self.s.groups > 1 else "0"
+        w.line(f"barrier_expect(shared.operands[{group}], {size * layout.chunks});")
+        self.pieces()
+        w.line("#pragma unroll")
+        w.open(f"for (int chunk = 0; chunk < {self.s.part // layout.chunk}; ++chunk)")
+        where = self._box("chunk")
+        for n, (k, _) in layout.operand_maps.items():
+            tile = f"shared.{self.staged[k]}[{group}][{self._static_buffer}]"
+            w.line(f"tma_load({tile}, {self.operand_maps[n]}, shared.operands[{group}], {where});")
+        w.close()
+        self.end_pieces()
+        w.close()
+
+    @property
+    def _static_buffer(self) -> str:
+        """The buffer of a chunk where every chunk of a tile has one."""
+        chunks = self.s.part // self.layout.chunk
+        return f"p * {chunks} + chunk" if self.s.pieces > 1 else "chunk"
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a block may have several tiles."""
+        return self.s.split == 1 and (self.s.turns or self.work > self.s.blocks)
+
+    def _box(self, chunk: str) -> str:
+        """The coordinates of a chunk of a consumer's results."""
+        layout = self.layout
+        batch: list[str] = []
+        if self.batch > 1:
+            several = len(layout.batch) > 1
+            batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
+        place = [f"{self._n0} + {chunk} * {layout.chunk}", f"m0 + {self.rows}".removesuffix(" + 0")]
+        return ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
+
     def through_shared_memory(self) -> None:
         """Results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads carry it."""
         w, s, layout = self.w, self.s, self.layout
-        if not self.parts.reduction.skips:
+        brought = bool(layout.operand_maps)
+        if not self.parts.reduction.skips and not brought:
             self._batch_coordinates()
         chunks = s.part // layout.chunk
         ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        if brought:
+            phase = "brought" if self.persistent else "0"
+            w.line(f"barrier_wait(shared.operands[{'group' if s.groups > 1 else '0'}], {phase});")
+            if self.persistent:
+                w.line("brought ^= 1;")
         self.pieces()
         self.partials.begin_tile()
         w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps else ', buffer ^= 1'})")
+        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps or brought else ', buffer ^= 1'})")
         if ragged_n:
             w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-        if not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
+        if brought:
+            w.line(f"const int buffer = {self._static_buffer};")
+            if self.partials.rows:
+                w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+        elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
             w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         elif self.partials.rows:
@@ -216,14 +275,14 @@ class Results:
     @cached_property
     def _fetched(self) -> dict[int, int]:
         """Operands as large as the results whose rows begin anywhere, by number, and the output in whose buffer each is
-        read: it has elements of the same size, and results take the place of what was read.
+        read: it has elements of the same type, and results take the place of what was read.
         """
         found: dict[int, int] = {}
         for n, op in enumerate(self.layout.program.loads if self.layout.by_warps else ()):
             if op.strides[-1] != 1 or not any(op.strides[:-1]) or self._vector(op) * op.dtype.itemsize >= SHORT:
                 continue
-            sizes = [out.dtype.itemsize for out in self.layout.stores]
-            fitting = [k for k, size in enumerate(sizes) if size == op.dtype.itemsize and k not in found.values()]
+            alike = [k for k, out in enumerate(self.layout.stores) if out.dtype == op.dtype]
+            fitting = [k for k in alike if k not in found.values()]
             found |= {n: fitting[0]} if fitting else {}
         return found
 
@@ -253,7 +312,8 @@ class Results:
     def _fetched_pairs(self) -> dict[int, str]:
         """Writes a thread's pairs of what was fetched; returns their names."""
         found = {}
-        for n, k in self._fetched.items():
+        brought = {n: k for n, (k, _) in self.layout.operand_maps.items()}
+        for n, k in (*self._fetched.items(), *brought.items()):
             found[n] = self.names.unique(self.layout.program.loads[n].name, "_v")
             tile = self._buffer(self.staged[k])
             place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
@@ -338,12 +398,7 @@ class Results:
         w.open("if (t == 0)")
         # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
         inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
-        batch: list[str] = []
-        if self.batch > 1:
-            several = len(layout.batch) > 1
-            batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
-        place = [f"{self._n0} + chunk * {layout.chunk}", rows]
-        where = ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
+        where = self._box("chunk")
         for name, tensor_map in zip(self.staged, self.store_maps):
             group = "group" if s.groups > 1 else "0"
             w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")

@@ -55,7 +55,8 @@ class AsyncView {
    public:
     static constexpr unsigned kUnit = 16;
 
-    void reset() { fences_ = 0, known_.clear(); }
+    // `poison` is the byte that fills the memory before the block begins, negative if it is left as it is.
+    void reset(int poison) { fences_ = 0, known_.clear(), poison_ = poison; }
     void fence() { ++fences_; }
 
     // The engine wrote or has read these bytes.
@@ -75,12 +76,21 @@ class AsyncView {
             const unsigned from = unit * kUnit < begin ? begin : unit * kUnit;
             const unsigned to = (unit + 1) * kUnit < end ? (unit + 1) * kUnit : end;
             if (known && !memcmp(&copy_[from], shared + from, to - from)) continue;
+            // What nobody wrote may be read: it makes sums that nobody reads, or poisons the results.
+            if (!known && untouched(shared + from, shared + to)) continue;
             if (fences_ + 1 <= (known ? known : 1)) return true;
         }
         return false;
     }
 
    private:
+    bool untouched(const unsigned char* from, const unsigned char* to) const {
+        for (; from < to; ++from)
+            if (poison_ >= 0 && *from != poison_) return false;
+        return true;
+    }
+
+    int poison_ = -1;
     uint64_t fences_ = 0;
     std::vector<uint64_t> known_;  // 0, or 1 + the number of fences when a unit was last seen
     std::vector<unsigned char> copy_;

@@ -238,7 +238,7 @@ void Worker::reset_scheduler() {
         block->memory.clear();
         block->alive = block->thread_count;
         block->mbarriers.clear();
-        block->view.reset();
+        block->view.reset(launch_.request.poison);
     }
     for (Thread& thread : threads_) thread.copies = thread.products = nullptr;
     std::fill(transfers_.begin(), transfers_.end(), Transfers());
