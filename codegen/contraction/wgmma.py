@@ -50,9 +50,9 @@ def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
-    Barrier Ring Shared Tile TensorMap along at base batch brought buffer c channel chunk col e empty exchange f first full
-    group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next operands p panel part piece place previous q
-    r rank reduce row shared stage sum t tap theirs tile total turn u v
+    Barrier Ring Shared Tile TensorMap along at base batch brought buffer c channel chunk col e empty exchange f first
+    full group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next operands p panel part piece
+    place previous q r rank reduce row shared stage sum t tap theirs tile total turn u v
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -67,8 +67,8 @@ class _Renderer(Producer, Results):
         self.layout = Layout(spec, self.parts, schedule)
         rank = range(8)
         first = self.parts.a
-        own = computed_names(first) if isinstance(first, Computed) else ()
-        taken = [spec.name, *TAKEN, *own, *(f"{x}{d}" for x in "tobmp" for d in rank), *own_names((spec.a, spec.b))]
+        own = [*(computed_names(first) if isinstance(first, Computed) else ()), *own_names((spec.a, spec.b))]
+        taken = [spec.name, *TAKEN, *own, *(f"{x}{d}" for x in "tobmp" for d in rank)]
         self.names, self.w = Names(taken), Writer()
         self.itemsize = element_bytes(self.types)
         self.t = self._index_type()
@@ -128,8 +128,7 @@ class _Renderer(Producer, Results):
 
     def render(self) -> KernelSource:
         w, s, spec, layout = self.w, self.s, self.spec, self.layout
-        program = layout.program
-        k = self.parts.reduction
+        program, k = layout.program, self.parts.reduction
         plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.batch} x " if self.batch > 1 else ""
         instruction = f"m64n{self.columns}k{32 // self.itemsize}"
@@ -170,8 +169,7 @@ class _Renderer(Producer, Results):
         )
         w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
-        names = self.epilogue.pointers
-        maps = layout.maps
+        names, maps = self.epilogue.pointers, layout.maps
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
         a_map, *b_maps = (self.names.unique(name, "_map") for name in (self.a, *self.seconds))
         parameters = []
@@ -186,9 +184,10 @@ class _Renderer(Producer, Results):
             else:
                 parameters += [GRID_CONSTANT + name for name in maps_]
         self.operand_maps = {n: self.names.unique(program.loads[n].name, "_map") for n in layout.operand_maps}
-        for n, (op, name) in enumerate(zip(program.loads, names.loads)):
-            mapped = self.operand_maps.get(n)
-            parameters.append(GRID_CONSTANT + mapped if mapped else parameter(op, name))
+        loads = [parameter(op, name) for op, name in zip(program.loads, names.loads)]
+        for n, name in self.operand_maps.items():
+            loads[n] = GRID_CONSTANT + name
+        parameters += loads
         if maps is None:
             parameters += [parameter(op, name, written=True) for op, name in zip(layout.stores, names.stores)]
         else:
@@ -227,12 +226,9 @@ class _Renderer(Producer, Results):
                 continue
             for _, number in zip(operands, numbers):
                 factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
-        first_output = len(factors) + len(program.loads)
-        outputs = range(first_output, first_output + len(layout.stores))
-        loads = [
-            layout.operand_maps[n][1] if n in layout.operand_maps else len(factors) + n
-            for n in range(len(program.loads))
-        ]
+        first, stop = len(factors), len(factors) + len(program.loads)
+        read = [layout.operand_maps[n - first][1] if n - first in self.operand_maps else n for n in range(first, stop)]
+        outputs = range(stop, stop + len(layout.stores))
         written: tuple[int | TensorMap, ...] = maps or tuple(outputs)
         written += tuple(range(outputs.stop, outputs.stop + len(spec.partials)))
         blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
@@ -243,7 +239,7 @@ class _Renderer(Producer, Results):
             (s.threads, 1, 1),
             self._shared_bytes(),
             uses_barriers=True,
-            parameters=(*factors, *loads, *written),
+            parameters=(*factors, *read, *written),
             cluster=(s.split, 1, 1),
         )
 
@@ -322,8 +318,8 @@ class _Renderer(Producer, Results):
             self.computed.members(rows=True)
         self.partials.members(layout.chunk)
         turn = ", turn[2]" if s.turns else ""
-        operands = f", operands[{s.groups}]" if layout.operand_maps else ""
-        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn}{operands};")
+        turn += f", operands[{s.groups}]" if layout.operand_maps else ""
+        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
         w.close("};")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
@@ -342,7 +338,7 @@ class _Renderer(Producer, Results):
         w.close()
         if s.turns:
             w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
-        if self.layout.operand_maps:
+        if self.operand_maps:
             w.line(f"for (int i = 0; i < {s.groups}; ++i) barrier_init(shared.operands[i], 1);")
         w.line("barrier_fence_init();")
         w.close()
@@ -380,11 +376,7 @@ class _Renderer(Producer, Results):
         self.epilogue.scalars()
         if self.computed is not None:
             self.computed.begin()
-        if self.layout.operand_maps:
-            if self.persistent:
-                w.line("uint32 brought = 0;  // the phase of the operands' barrier")
-        elif self.layout.maps is not None or (self.layout.carried and not self.layout.by_warps):
-            w.line("int buffer = 0;")
+        self.begin_buffers()
         first, last = self.stage_range(stages)
         if s.turns:
             w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")

@@ -149,6 +149,15 @@ class Results:
             texts.append(f"{name}[{start}{element}]")
         return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
+    def begin_buffers(self) -> None:
+        """Declares what says which buffer is next, before all tiles."""
+        layout = self.layout
+        if layout.operand_maps:
+            if self.persistent:
+                self.w.line("uint32 brought = 0;  // the phase in which a tile's operands come")
+        elif layout.maps is not None or (layout.carried and not layout.by_warps):
+            self.w.line("int buffer = 0;")
+
     def bring_operands(self) -> None:
         """Asks the copy engine for a tile's part of operands as large as the results, before its products."""
         w, layout = self.w, self.layout
@@ -391,7 +400,7 @@ class Results:
 
     def _copy_out(self, ragged_m: bool) -> None:
         """One thread tells the copy engine to take the results of a chunk."""
-        w, s, layout = self.w, self.s, self.layout
+        w, s = self.w, self.s
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         rows = f"m0 + {self.rows}".removesuffix(" + 0")

@@ -162,7 +162,7 @@ SPARE = 16
 #: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.
 MOST_BOTH = {1: 192, 2: 192, 3: 128}
 #: Stages of a ring, or more if they are so small that fewer bytes than these would be on their way.
-MOST_STAGES, IN_FLIGHT = 8, 96 * 1024
+MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
 #: Columns of a consumer that takes turns: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
