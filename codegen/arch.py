@@ -140,6 +140,8 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, sms: int, te
     )
 
 
+#: The oldest architecture that kernels are written for, as compute capability times ten: the first of CUDA 13.
+OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known
     for known in (

@@ -6,6 +6,7 @@ sums up, never what it computes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
@@ -78,10 +79,10 @@ def target(name: str) -> Arch:
     """
     if name in archs.KNOWN:
         return archs.KNOWN[name]
-    digits = name.removeprefix("sm_").rstrip("af")
-    if not (name.startswith("sm_") and digits.isdecimal()):
+    found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
+    number = int(found[1]) if found else 0
+    if number < archs.OLDEST:
         raise ValueError(f"{name!r} is no architecture; one is 'sm_90a'")
-    number = int(digits)
     if number < 80:
         return replace(
             PORTABLE,
@@ -94,7 +95,10 @@ def target(name: str) -> Arch:
             max_blocks_per_sm=16,
             has_cp_async=False,
         )
-    return archs.from_compute_capability(number // 10, number % 10)
+    try:
+        return archs.from_compute_capability(number // 10, number % 10)
+    except ValueError:
+        raise ValueError(f"{name!r} is no architecture known here; known: {', '.join(archs.KNOWN)}") from None
 
 
 def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:

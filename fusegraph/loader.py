@@ -52,6 +52,8 @@ _WANTED = (
     "wanted is a fusegraph.Graph, a cudnn.pygraph, a program of torch.export, or a torch.nn.Module with a tuple of "
     "example inputs"
 )
+#: Packages that files may well need -> the extra of ours that brings them.
+_EXTRAS = {"cudnn": "cudnn", "onnx": "onnx", "torch": "torch", "PIL": "examples", "skimage": "examples"}
 _numbers = itertools.count()
 
 
@@ -113,8 +115,15 @@ def _split(file: str) -> tuple[Path, str | None]:
     """The absolute path and the name of ``FILE`` or ``FILE:name``; a file that exists is taken as it is."""
     text, colon, name = file.rpartition(":")
     if not os.path.lexists(file) and colon and name.isidentifier():
-        return Path(os.path.abspath(text)), name
-    return Path(os.path.abspath(file)), None
+        return _absolute(text), name
+    return _absolute(file), None
+
+
+def _absolute(text: str) -> Path:
+    try:
+        return Path(os.path.abspath(text))
+    except FileNotFoundError:
+        raise FileError(f"{text!r} is in no folder: the working folder has been removed") from None
 
 
 def _compiled(path: Path) -> CodeType:
@@ -196,6 +205,8 @@ def _blamed_on(path: Path) -> Iterator[None]:
         frames = _own_frames(error.__traceback__, path)
         trace = "".join(traceback.format_list(frames)).rstrip()
         what = "".join(traceback.format_exception_only(error)).rstrip()
+        if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            what += f"; install it with: pip install 'fusegraph[{_EXTRAS[error.name]}]'"
         lines = [f"{path} raised {type(error).__name__}", trace, what]
         raise FileError("\n".join(line for line in lines if line)) from None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 
 import pytest
 from test_cli import HEAD, POINTWISE
@@ -49,6 +51,10 @@ def test_bad_architectures(write, out, tell):
         status, told, _ = tell("compile", file, "--arch", given, "--out", str(out))
         assert (status, told["error"]["type"]) == (2, "CompileError")
         assert expected in told["error"]["message"]
+    for given in ("sm_9", "sm_999", "sm_50", "x y", ""):
+        status, told, _ = tell("explain", file, "--arch", given)
+        assert (status, told["error"]["type"]) == (2, "CompileError")
+        assert f"{given!r} is no architecture" in told["error"]["message"]
     assert not out.exists()
     status, told, _ = tell("compile", file, "--engine", "cpu", "--arch", "sm_80", "--out", str(out))
     assert status == 2
@@ -101,9 +107,52 @@ def test_a_defect_shows_its_traceback(write, tell, monkeypatch):
     assert "defect of fusegraph" in stderr
 
 
+@pytest.mark.parametrize("error", ["ImportError('a module is half imported')", "fg.GraphError('x')"])
+def test_what_an_interrupt_makes_fail_is_no_error(error, write, capsys):
+    text = f"""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    raise {error} from None
+"""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["explain", write(HEAD + text)]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "fusegraph: interrupted\n"
+
+
 def test_interrupt(write, capsys):
     assert main(["explain", write("raise KeyboardInterrupt\n")]) == 130
     assert capsys.readouterr().err == "fusegraph: interrupted\n"
+
+
+def test_packages_that_are_missing(write, tell, monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    _, told, _ = tell("explain", write("import skimage\n"))
+    assert told["error"]["message"].endswith("; install it with: pip install 'fusegraph[examples]'")
+    _, told, _ = tell("explain", write("import no_such_module\n"))
+    assert "pip install" not in told["error"]["message"]
+
+
+@pytest.mark.parametrize("command", ["run", "compile"])
+def test_nothing_is_timed_on_the_cpu(command, write, tell):
+    status, told, _ = tell(command, write(POINTWISE), "--engine", "cpu", "--autotune")
+    assert (status, told["error"]["type"]) == (2, "FusegraphError")
+    assert "--autotune times kernels on a GPU; engine cpu" in told["error"]["message"]
+
+
+def test_a_working_folder_that_is_gone(tell, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, told, stderr = tell("explain", "graphs.py")
+    assert (status, told["error"]["type"]) == (2, "FileError")
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def test_a_reader_that_goes_away(write):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"], ["--arch", "sm_1", "--json"]])
+def test_no_room_for_the_result(options, write):
+    with open("/dev/full", "w") as full:
+        command = [*ENTRY, "explain", write(POINTWISE), *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "fusegraph: error: stdout cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c(write, tmp_path):
     ready = tmp_path / "ready"
     file = write(f"import pathlib, time\npathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n")

@@ -212,7 +212,8 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers.",
+            help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers, layouts, "
+            "calls, refused, attention.",
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import fusegraph
 from codegen import PORTABLE, target
-from fusegraph.cli.console import note, print_json, print_table, progress, say
+from fusegraph.cli.console import check_autotune, note, print_json, print_table, progress, say
 from fusegraph.engines.cuda import DEFAULT_ARCH, CudaExecutable
 from fusegraph.errors import CompileError, FusegraphError, GraphError
 from fusegraph.graph import Graph
@@ -83,10 +83,11 @@ def compile_file(
     host's compiler: ``compile_ms`` is that run's for each of them, registers and spills are None.  Engine reference has
     no kernels.
     """
-    targets: list[str | None] = list(_archs(archs)) if engine == "cuda" else [None]
     if engine != "cuda" and archs:
         raise FusegraphError(f"--arch {archs[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
+    check_autotune(engine, autotune)
     graphs = load_graphs(file)
+    targets: list[str | None] = list(_archs(archs)) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))
     names = artifacts.UniqueNames()
     jobs = []

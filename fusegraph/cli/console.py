@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import shutil
+import signal
 import sys
+import threading
 import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, ParamSpec
 
 from fusegraph.errors import FusegraphError
 
 _PACKAGE = Path(__file__).parents[1]
 NOT_OK, ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
+#: What writing to stdout fails with.
+_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 P = ParamSpec("P")
 
@@ -39,36 +45,72 @@ def guarded(command: Callable[P, int]) -> Callable[P, None]:
 
 def _guard(body: Callable[[], int], *, as_json: bool) -> int:
     try:
-        try:
-            with _own_warnings_as_notes():
-                status = body()
-        except FusegraphError as error:
-            status = _report(type(error).__name__, str(error), ERROR, as_json=as_json)
-        except MemoryError as error:
-            message = f"not enough memory: {error or 'an allocation failed'}"
-            status = _report("MemoryError", message, ERROR, as_json=as_json)
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            message = f"a defect of fusegraph, not of your graph: {type(error).__name__}: {error}"
-            status = _report(type(error).__name__, message, DEFECT, as_json=as_json)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
+        with _interrupts() as interrupts:
+            try:
+                with _own_warnings_as_notes():
+                    status = body()
+            except Exception as error:
+                if interrupts:
+                    raise KeyboardInterrupt from None
+                if isinstance(error, OSError) and error.errno in _OUTPUT:
+                    raise
+                status = _report(error, as_json=as_json)
+            sys.stdout.flush()
+            return status
+    except OSError as error:  # of stdout: files that we write have a FileError
         with contextlib.suppress(OSError, ValueError):  # what is still buffered must not fail at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
+        note(f"error: stdout cannot be written: {error.strerror}")
+        return ERROR
     except KeyboardInterrupt:
         note("interrupted")
         return INTERRUPTED
 
 
-def _report(kind: str, message: str, status: int, *, as_json: bool) -> int:
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """A list of the interrupts so far.  Each is a KeyboardInterrupt as always; but what is interrupted may make another
+    error of it, as a half-imported NumPy does.
+    """
+    seen: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield seen
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    """Says what went wrong; returns the exit status."""
+    kind, message, status = type(error).__name__, str(error), ERROR
+    if isinstance(error, MemoryError):
+        kind, message = "MemoryError", f"not enough memory: {error or 'an allocation failed'}"
+    elif not isinstance(error, FusegraphError):
+        traceback.print_exception(error)
+        message, status = f"a defect of fusegraph, not of your graph: {kind}: {error}", DEFECT
     note(f"error: {message}")
     if as_json:
         print_json({"error": {"type": kind, "message": message}})
     return status
+
+
+def check_autotune(engine: str, autotune: bool | None) -> None:
+    """Raises FusegraphError where schedules are to be timed for an engine that is not on a GPU."""
+    if autotune and engine != "cuda":
+        raise FusegraphError(f"--autotune times kernels on a GPU; engine {engine} runs on this machine's CPU")
 
 
 @contextlib.contextmanager

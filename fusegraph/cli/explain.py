@@ -23,7 +23,8 @@ def explain_file(
     With both ``kernel`` and ``as_json`` the object is ``kernels[]`` with ``graph, name, family, nodes, code``.  Raises
     FileError if no graph has such a kernel.
     """
-    arch = arch or (driver.properties(0).arch if driver.available() else DEFAULT_ARCH)
+    if arch is None:
+        arch = driver.properties(0).arch if driver.available() else DEFAULT_ARCH
     options = Options(strict=strict)
     choose, _ = choosers(arch, 0, None, default_cache(), nvrtc_options(options))
     plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fusegraph
-from fusegraph.cli.console import NOT_OK, note, print_json, print_table, progress, say
+from fusegraph.cli.console import NOT_OK, check_autotune, note, print_json, print_table, progress, say
 from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph
@@ -43,8 +43,9 @@ def run_file(
     ``out`` gets a folder a graph with its outputs as ``.npy`` files; floats of 8 bits and bfloat16, which NumPy alone
     cannot load, are saved as the float32 of the same value.
     """
-    graphs = load_graphs(file)
     engine = engine or default_engine()
+    check_autotune(engine, autotune)
+    graphs = load_graphs(file)
     folders: list[Path | None] = [None] * len(graphs)
     if out is not None:
         parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()

@@ -128,7 +128,8 @@ def _identify(command: tuple[str, ...], stamp: tuple[str, int, int]) -> Compiler
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"the C++ compiler {shlex.join(command)} does not run: {error}; {_INSTALL}") from None
     if result.returncode:
-        raise ToolchainError(f"{shlex.join(command)} --version failed: {result.stderr.strip()}; {_INSTALL}")
+        said = result.stderr.strip() or f"exit status {result.returncode}"
+        raise ToolchainError(f"{shlex.join(command)} --version failed: {said}; {_INSTALL}")
     return Compiler(command, "\n".join((*map(str, stamp), os.uname().machine, result.stdout)))
 
 
