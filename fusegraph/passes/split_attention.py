@@ -21,11 +21,13 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
 
-#: Multiprocessors of an H200; queries and keys of a tile; the fewest tiles of a part, and the most parts.
+#: Multiprocessors of an H200; queries and keys of a tile; the most parts.
 BLOCKS = arch("sm_90a").sm_count_hint
-ROWS, KEYS, LEAST_TILES, MOST_PARTS = 64, 128, 4, 64
-#: Tiles in whose time results are combined; what parts must be faster by.
-COMBINING, MARGIN = 4, 1.2
+ROWS, KEYS, MOST_PARTS = 64, 128, 64
+#: Times in units of that in which a block works on a tile, on an H200: those of beginning, of combining results, and
+#: more for each part; how many tiles come from memory in one, if that part of the multiprocessors asks for them, and
+#: how much slower memory is for each one less; what parts must be faster by.
+BEGINNING, COMBINING, PART, AT_ONCE, ENOUGH, SLOWER, MARGIN = 4.0, 2.5, 0.05, 80, 0.9, 0.1, 1.2
 
 
 def split_attention(graph: Graph) -> Simplified:
@@ -53,10 +55,12 @@ def best_parts(node: Node) -> int:
         rows = batch.pop()
     work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
 
-    def time(parts: int) -> int:
-        return -(-work * parts // BLOCKS) * -(-tiles // parts) + (COMBINING if parts > 1 else 0)
+    def time(parts: int) -> float:
+        of_blocks = -(-work * parts // BLOCKS) * -(-tiles // parts)
+        of_memory = prod(batch) * tiles / AT_ONCE * (1 + SLOWER * max(0.0, ENOUGH - work * parts / BLOCKS))
+        return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * PART if parts > 1 else 0)
 
-    counts = range(1, max(1, min(MOST_PARTS, tiles // LEAST_TILES)) + 1)
+    counts = range(1, min(MOST_PARTS, tiles) + 1)
     best = min(counts, key=time)
     return best if MARGIN * time(best) <= time(1) else 1
 
