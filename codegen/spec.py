@@ -415,6 +415,8 @@ class AttentionSpec:
     pages              of the keys and of the values, whose strides are then those within a block; or None.
     parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
     computed           for queries, keys and values how they are computed, their operands being in no memory; or None.
+    order              a counter of tiles of queries that blocks have taken, 4 bytes that are 0 when the kernel is
+                       launched, its last argument; or None.  Not all forms use it.
     """
 
     name: str
@@ -444,11 +446,12 @@ class AttentionSpec:
     pages: tuple[Pages, Pages] | None = None
     parts: int = 1
     computed: tuple[ComputedRows | None, ComputedRows | None, ComputedRows | None] = (None, None, None)
+    order: Operand | None = None
 
     @property
     def growing(self) -> bool:
         """Whether later queries meet later keys, so that the last ones may meet the most."""
-        return any(b.key < 0 and b.row > 0 for b in self.bounds)
+        return any(b.key < 0 and b.row > 0 for b in (*self.bounds, *self.ranges))
 
     @property
     def some_meet_none(self) -> bool:

@@ -27,6 +27,7 @@ from fusegraph.passes.fuse import fuse
 from fusegraph.passes.join_gradients import join_gradients
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
+from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.reduce_columns import Columns, reduce_columns
@@ -177,7 +178,8 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: 
     joined = join_gradients(attended.graph, options, apart) if fusion else Recognised(same(attended.graph), ())
     in_parts = split_products(joined.simplified.graph) if fusion else same(attended.graph)
     side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
-    moved = move_reshapes(side_by_side.graph) if fusion else same(side_by_side.graph)
+    in_order = order_attention(side_by_side.graph, options) if fusion else same(side_by_side.graph)
+    moved = move_reshapes(in_order.graph) if fusion else same(in_order.graph)
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
@@ -190,6 +192,7 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: 
         joined.simplified.counterpart,
         in_parts.counterpart,
         side_by_side.counterpart,
+        in_order.counterpart,
         moved.counterpart,
         chosen.counterpart,
     )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from graphs import check_all, check_on_gpu, executables
-from test_attention import BOTTOM, CAUSAL, FORMS, made
+from test_attention import BOTTOM, CAUSAL, FORMS, HOPPER, made
 
 import fusegraph as fg
+from codegen import attention
+from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.spec import AttentionSpec
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering import cudnn_attention
 from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.passes.decompose import decompose
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
+from fusegraph.runtime import nvrtc
 
 Q, K = [0, 70, 70, 71, 150], [0, 40, 45, 45, 200]
 ROWS, KEYS = 160, 210  # more than there are tokens
@@ -35,7 +41,7 @@ def inputs(g: fg.Graph) -> dict[str, Any]:
 
 
 def packed(**how: Any) -> fg.Graph:
-    return made(extra=offsets, **{"rows": ROWS, "keys": KEYS, "layout": "BSHD", **how})
+    return made(**{"extra": offsets, "rows": ROWS, "keys": KEYS, "layout": "BSHD", **how})
 
 
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -74,6 +80,52 @@ def test_the_reference_is_that_of_each_sequence() -> None:
             elif q1 > q0:
                 assert not o[:, :, q0:q1].any()
         assert not o[:, :, Q[-1] :].any()
+
+
+@pytest.mark.slow
+def test_blocks_take_tiles_as_they_come_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks, which count the tiles of queries that they have taken, and of which rings go around."""
+
+    def few(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
+        found = attention_wgmma_schedule.schedules(spec, arch)
+        ahead = 1 if spec.depth > 32 else 2
+        return tuple(replace(s, groups=2, keys=32, blocks=2, heads=2, chains=2, ahead=ahead) for s in found)
+
+    def more(name: str, *shape: int) -> Any:
+        return lambda g: {**offsets(g), name: g.tensor(name, shape, "float32")}
+
+    monkeypatch.setitem(attention._FASTEST, "wgmma", few)
+    graphs = [
+        packed(name="bottom", heads=4, shared=2, generate_stats=True, **BOTTOM),
+        packed(name="biased", heads=2, extra=more("bias", 1, 1, 1, KEYS), **CAUSAL),
+        packed(name="sunk", heads=2, extra=more("sink_token", 1, 2, 1, 1)),
+        packed(name="elements", heads=2, depth=36, width=20, layout="rows"),  # results leave from registers
+    ]
+    for g in graphs:
+        (kernel,) = [k for k in plan(g, choose=by_cost_model(HOPPER)).kernels if k.group.family == "attention"]
+        assert kernel.source.grid == (2, 1, 1)
+        assert kernel.source.zeroed == ((len(kernel.arguments) - 1, 4),)
+    check_all(graphs, arch="sm_90a", inputs=inputs)
+
+
+@pytest.mark.slow
+def test_one_query_of_each_sequence() -> None:
+    """Keys are cut into parts, of which a sequence has some of the last and of the first."""
+    count, keys = 4, 1500
+    begin = [0, 5, 700, 701, keys]
+
+    def several(g: fg.Graph) -> dict[str, Any]:
+        return {key: g.tensor(key, (count + 1,), "int32") for key in OFFSETS}
+
+    def own(g: fg.Graph) -> dict[str, Any]:
+        found = random_inputs(g)
+        found[OFFSETS[0]][...], found[OFFSETS[1]][...] = range(count + 1), begin
+        return found
+
+    g = made(name="decode", rows=count, keys=keys, heads=1, extra=several)
+    specs = [k.group.lowered.spec for k in plan(g).kernels if k.group.family == "attention"]
+    assert [s.parts > 1 for s in specs] == [True]
+    check_all([g], arch="sm_90a", inputs=own)
 
 
 @pytest.mark.slow
@@ -125,6 +177,16 @@ def test_cudnn_is_not_asked() -> None:
 def test_one_batch_of_all_tokens() -> None:
     with pytest.raises(ShapeError, match="one of all tokens, got 2"):
         made(batch=2, extra=offsets)
+
+
+@pytest.mark.slow
+def test_compiles_without_spills() -> None:
+    graphs = [packed(name="plain", rows=1000, keys=1000, depth=128, **CAUSAL)]
+    graphs.append(packed(name="sloped", rows=1000, keys=1000, depth=64, use_alibi_mask=True, generate_stats=True))
+    kernels = [k.source for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels]
+    for compiled in nvrtc.compile_kernels(kernels, "sm_90a"):
+        assert compiled.spill_bytes == 0, compiled.name
+        assert not compiled.warnings, compiled.name
 
 
 @pytest.mark.gpu

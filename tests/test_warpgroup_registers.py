@@ -17,6 +17,7 @@ SHARES = [
     (1, 2, 1, attention_backward_wgmma_schedule.FEWER),
     *((1, n, 1, held) for n, held in attention_wgmma_schedule.REGISTERS.items()),
     *((1, n, 1, held) for n, held in attention_wgmma_schedule.LISTING_REGISTERS.items()),
+    *((1, n, 1, held) for n, held in attention_wgmma_schedule.SPANNED_REGISTERS.items()),
     *((1, n, 1, held) for n, held in contraction_wgmma_layout.REGISTERS.items()),
     *((2, n, 1, held) for n, held in contraction_wgmma_layout.GATHER_REGISTERS.items()),
     *((f, n, 1, held) for f, of in contraction_wgmma_layout.FILL_REGISTERS.items() for n, held in of.items()),

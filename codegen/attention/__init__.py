@@ -8,6 +8,7 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from codegen.arch import Arch
@@ -55,5 +56,9 @@ def render(spec: AttentionSpec, schedule: AttentionSchedule) -> KernelSource:
     if isinstance(schedule, AttentionWgmmaSchedule):
         return attention_wgmma.render(spec, schedule)
     if isinstance(schedule, AttentionMmaSchedule):
-        return attention_mma.render(spec, schedule)
-    return attention_simt.render(spec, schedule)
+        source = attention_mma.render(spec, schedule)
+    else:
+        source = attention_simt.render(spec, schedule)
+    if spec.order is None:
+        return source
+    return replace(source, parameters=tuple(range(len(spec.read) + len(spec.loads) + len(spec.written))))

@@ -75,8 +75,9 @@ class Fragments(Scores):
         block_rows: int,
         *,
         listed: bool = False,
+        spanned: bool = False,
     ) -> None:
-        super().__init__(w, spec, names, keys, listed=listed)
+        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are 2^lift times as large, so that more of them are normal numbers when they are rounded
@@ -112,7 +113,7 @@ class Fragments(Scores):
             return None
         if self.inner.program.stores[0].value != Result(inner):
             return None
-        self.edge.known[Result(first)] = SCORE
+        self.edge.known[Result(first)] = self.inner.known[Result(inner)] = SCORE
         (value,) = (v for v in self.edge.program.instructions[first].args if v != Anchor())
         return value
 
@@ -145,12 +146,19 @@ class Fragments(Scores):
             w.line(f"rows.total[0] = rows.total[1] = {own};  // one of the lanes that share a row has it")
 
     @property
+    def first_key(self) -> str:
+        """The first key of ``tile``."""
+        return linear([("span.base", int(self.spanned)), ("tile", self.keys)])
+
+    @property
     def trivial(self) -> bool:
         """Whether all products are scores."""
         return self.plain and not self.differ and self.factor is None
 
     def define(self) -> None:
         """Writes the function that makes scores of a tile's products."""
+        if self.spanned:
+            self._intervals()
         if not self.trivial:
             whole = ", bool whole" if self.listed else ""
             self.w.open(f"const auto scores = [&](int tile{whole})")
@@ -158,13 +166,24 @@ class Fragments(Scores):
             self.w.close("};")
         if self.weight is not None:
             self.w.open("const auto weigh = [&](int tile)")
-            self.w.line(f"const int n0 = tile * {self.keys};")
+            self.w.line(f"const int n0 = {self.first_key};")
             random = random_words(self.weight.program)
             if random is None or self.quads or not random.together:
                 self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
             else:
                 self._weighted_at_random(self.weight, random)
             self.w.close("};")
+
+    def _intervals(self) -> None:
+        """Writes the intervals of keys that a thread's two rows meet."""
+        w, spec = self.w, self.spec
+        w.line("int begin[2], end[2];  // the keys that a row meets are those from begin to end - 1")
+        w.line("#pragma unroll")
+        w.open("for (int f = 0; f < 2; ++f)")
+        m = "m0 + row + f * 8"
+        w.line(f"const int m = {m if spec.rows % self.block_rows == 0 else f'min({m}, {spec.rows - 1})'};")
+        self.interval("m")
+        w.close()
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
@@ -212,11 +231,15 @@ class Fragments(Scores):
             w.close()
             if not self.differ:
                 return
-        w.line(f"const int n0 = tile * {self.keys};")
+        w.line(f"const int n0 = {self.first_key};")
         if not self.differ:
             self._tile(inside=True)
             return
-        w.open(f"if ({self.inside(self.top, self.group_rows, 'n0')})")
+        if self.spanned:
+            w.line(f"const bool meets = max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1]);")
+            w.open("if (__all_sync(0xffffffffu, meets))")
+        else:
+            w.open(f"if ({self.inside(self.top, self.group_rows, 'n0')})")
         if self.plain:
             w.line("return;  // the products are the scores")
             w.close()
@@ -253,7 +276,7 @@ class Fragments(Scores):
         return "lane % 4 * 2", "j * 2"
 
     def _tile(self, *, inside: bool) -> None:
-        self._positions(self.inner if inside else self.edge)
+        self._positions(self.inner if inside or self.spanned else self.edge)
         self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
 
     def _each(self, name: str, write: Callable[[bool], None]) -> None:

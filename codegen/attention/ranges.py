@@ -168,6 +168,13 @@ class Ranges:
             return f"int(min(max(-({furthest}), int64(0)), int64({every}))) / {keys}"
         return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
 
+    def of_row(self, n: int, row: str) -> str:
+        """What the sum of a range is of this query, and of key 0."""
+        bound = self.ranges[n]
+        terms = [(f"int64({row})", bound.row)]
+        terms += [(f"int64({self._at(x, row, -2)})", c) for x, c in bound.loads]
+        return linear(terms, bound.start)
+
     def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:
         """The largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its other
         parts.

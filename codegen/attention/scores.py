@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from codegen.attention.computed import Computed
@@ -18,6 +19,8 @@ from codegen.spec import AttentionSpec, Bound, Pages
 #: More than there are queries and keys: bounds further away decide the same as those at this distance, where what is
 #: added to them still is an int.
 FAR = 1 << 30
+#: More neighbours than are read at once.
+VECTOR = 16
 #: What variables are called of which there are several.
 NUMBERED = ("b", "bound", "d", "part", "rest", "rows", "keys")
 
@@ -72,17 +75,21 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
 
 class Scores:
     """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.  ``listed``: the tiles that are
-    met are known one by one, and of each whether no range is broken in it (the C variable ``whole``).
+    met are known one by one, and of each whether no range is broken in it (the C variable ``whole``).  ``spanned``:
+    ranges, too, leave each query an interval of keys, which is known of a thread's rows (``begin`` and ``end``).
 
     C variables: ``b0``, ``b1``, ... coordinates of the batch; ``bound0``, ... what the numbers of a bound add up to.
     """
 
-    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False) -> None:
-        self.w, self.spec, self.keys, self.listed = w, spec, keys, listed
+    def __init__(
+        self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
+    ) -> None:
+        self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
         self.t = "int32" if self._reach() else "int64"
-        self.ragged = spec.keys % keys != 0
+        self.ragged = spec.keys % keys != 0 or spanned
         self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
-        inner, loads = (spec.within, spec.within_loads) if listed else (spec.inside, spec.inside_loads)
+        known = listed or spanned
+        inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
         self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
         self.computed = tuple(None if c is None else Computed(w, c, names) for c in spec.computed)
@@ -93,8 +100,14 @@ class Scores:
         if spec.epilogue is not None:
             real = spec.program.real
             self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
+        #: of spans' first keys: pages and parts hold whole tiles, vectors that programs read begin at multiples of it
+        self.step = 1
+        if spec.pages is not None or spec.parts > 1:
+            self.step = keys
+        elif any(op.strides[-1] for op in spec.loads) or spec.weight is not None or spec.q.dtype.itemsize == 1:
+            self.step = VECTOR
         #: whether tiles differ: some lie outside of bounds, or at the end
-        self.differ = bool(spec.bounds) or self.ragged or listed
+        self.differ = bool(spec.bounds) or self.ragged or known
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
     def _reach(self) -> bool:
@@ -203,13 +216,7 @@ class Scores:
         if rows == 1:
             ends = m0
 
-        def most(number: int, bound: Bound) -> str:
-            """The largest row * i + start of the queries."""
-            terms, constant = self._start(number, bound)
-            if bound.row:
-                terms = [(f"({ends})" if bound.row > 0 and ends != m0 else m0, bound.row), *terms]
-            return linear(terms, constant)
-
+        most = partial(self._most, m0, ends)
         starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
         stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
         if not self.listed:
@@ -229,6 +236,13 @@ class Scores:
             last = f"{none} ? 0 : {last}"
         return first, last
 
+    def _most(self, m0: str, last: str, number: int, bound: Bound) -> str:
+        """The largest row * i + start of the queries m0 to last."""
+        terms, constant = self._start(number, bound)
+        if bound.row:
+            terms = [(f"({last})" if bound.row > 0 and last != m0 else m0, bound.row), *terms]
+        return linear(terms, constant)
+
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         """Adds the first tiles of keys that ranges let queries meet, and those behind the last ones."""
         intervals = Ranges.intervals(self.spec)
@@ -237,6 +251,50 @@ class Scores:
             ranges.tile("m0", rows)
         for n in intervals:
             (starts if self.spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
+
+    def span(self, m0: str, rows: int, *, some: bool) -> None:
+        """Writes ``base``, the first key that one of the queries m0 to m0 + rows - 1 may meet, or one before it, and
+        ``tiles``, how many tiles of keys from there on they may meet; with ``some`` at least one.
+        """
+        w, spec, keys = self.w, self.spec, self.keys
+        ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads)
+        ranges.tile(m0, rows)
+        w.line(f"int low = 0, high = {spec.keys};  // keys that some of the queries may meet")
+        last = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
+        for n, bound in enumerate(spec.bounds):
+            self._limit(bound.key, f"int64({self._most(m0, last, n, bound)})", "low", "high")
+        for n, bound in enumerate(spec.ranges):
+            self._limit(bound.key, ranges.sum(n, keys=False), "low", "high")
+        if spec.parts > 1:
+            each = -(-spec.keys // (keys * spec.parts)) * keys
+            part = "b0" if self.t == "int32" else "int(b0)"
+            w.line(f"low = max(low, {part} * {each});")
+            w.line(f"high = min(high, {part} * {each} + {each});")
+        base = f"low / {self.step} * {self.step}" if self.step > 1 else "low"
+        w.line(f"const int base = {base}, tiles = max({'1' if some else '0'}, (high - base + {keys - 1}) / {keys});")
+
+    def interval(self, row: str) -> None:
+        """Writes ``begin[f]`` and ``end[f]``: the keys that no bound and no range keeps this query from are those from
+        begin to end - 1.
+        """
+        w, spec = self.w, self.spec
+        every = Ranges(w, spec, self.batch, self.edge.pointers.loads)
+        w.line("begin[f] = 0;")
+        w.line(f"end[f] = {spec.keys};")
+        for n, bound in enumerate(spec.bounds):
+            terms, constant = self._start(n, bound)
+            self._limit(bound.key, f"int64({linear([(row, bound.row), *terms], constant)})", "begin[f]", "end[f]")
+        for n, bound in enumerate(spec.ranges):
+            self._limit(bound.key, every.of_row(n, row), "begin[f]", "end[f]")
+
+    def _limit(self, key: int, rest: str, low: str, high: str) -> None:
+        """Narrows an interval of keys to those n for which key * n + rest, a C expression, is not negative."""
+        if not key:
+            self.w.line(f"if ({rest} < 0) {high} = 0;")
+            return
+        limit = f"-({rest})" if key > 0 else f"{rest} + 1".removesuffix(" - 1 + 1")
+        name, which = (low, "max") if key > 0 else (high, "min")
+        self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
 
     def inside(self, m0: str, rows: int, n0: str) -> str:
         """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
@@ -262,11 +320,18 @@ class Scores:
         number e.  Keys that do not exist have minus infinity.
         """
         w = self.w
-        epilogue = self.inner if inside else self.edge
+        epilogue = self.inner if inside or self.spanned else self.edge
         guarded = not inside and self.ragged
+        if self.spanned:  # keys that do not exist are behind the last that a query meets
+            guarded &= any(op.strides[-1] for op in epilogue.program.loads)
         start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
         w.line(f"Vector<float, {count}> score{start};")
         self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
+        if self.spanned and not inside:
+            w.line("#pragma unroll")
+            w.open(f"for (int e = 0; e < {count}; ++e)")
+            w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
+            w.close()
 
     def _run(
         self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool

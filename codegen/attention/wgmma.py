@@ -24,10 +24,13 @@ from codegen.attention.wgmma_schedule import (
     AttentionWgmmaSchedule,
     box,
     columns,
+    dynamic,
+    listed,
     narrow,
     panels,
     quads_box,
     shared_bytes,
+    spanned,
     values_box,
 )
 from codegen.iteration import linear
@@ -45,7 +48,7 @@ TAKEN = frozenset(
     inverse inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
     mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
-    prefetch_queries u
+    prefetch_queries u span following begin meets base low high
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -67,9 +70,8 @@ class _Renderer(Producer):
         self.sink = arguments[-1] if spec.sink is not None else ""
         self.pointers = arguments[3:]
         top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
-        self.scores = Fragments(
-            self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, listed=bool(spec.ranges)
-        )
+        known = {"listed": listed(spec), "spanned": spanned(spec)}
+        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, **known)
         self.front = self.scores.computed[0]
         self.narrow = narrow(spec)
         self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
@@ -77,9 +79,9 @@ class _Renderer(Producer):
         #: elements of queries and keys in a row of 128 bytes
         self.panel = 2 * PANEL // self.size
         #: of a thread of the producer and of a consumer
-        self.registers = schedule.registers(listing=bool(spec.ranges))
+        self.registers = schedule.registers(listing=listed(spec), spanned=spanned(spec))
         #: how the producer finds the tiles that are met, where that depends on data
-        self.listing = Listing(self.w, spec, self.scores, schedule.rows) if spec.ranges else None
+        self.listing = Listing(self.w, spec, self.scores, schedule.rows) if listed(spec) else None
         quads = quads_box(spec) if self.narrow else None
         #: whether of each four keys of a tile two are in its first half: then a thread has four neighbours' scores
         self.quads = self.scores.quads = quads is not None
@@ -104,6 +106,7 @@ class _Renderer(Producer):
         self.written = self.scores.written(self.names)
         if spec.stats is not None:
             self.stats = self.written[-1]
+        self.order = self.names.unique(spec.order.name) if spec.order is not None and dynamic(spec) else ""
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
         #: whether the first product of a tile of queries begins while the one before ends; both have tiles of keys
@@ -120,6 +123,7 @@ class _Renderer(Producer):
             f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k{self.step}, m64n{self.width}k{self.step})",
         ]
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
+        more += ["turns.cuh"] * bool(self.order)
         needed = headers(program, *more, "attention.cuh", *random_headers(spec), programs=[spec.weight, spec.epilogue])
         heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         for n in dict.fromkeys((s.keys, self.width)):
@@ -131,6 +135,9 @@ class _Renderer(Producer):
         parameters += self.scores.parameters()
         written = [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         parameters += [constant + self.out, *written[1:]] if self.out_map else written
+        if self.order:
+            assert spec.order is not None
+            parameters.append(parameter(spec.order, self.order, written=True))
         signature(w, spec.name, s.threads, parameters, 1)
         self._shared()
         self._barriers()
@@ -145,6 +152,10 @@ class _Renderer(Producer):
         passed: list[int | TensorMap] = [*self.maps, *range(len(self.maps), out)]
         passed += [self.out_map or out, *range(out + 1, out + len(spec.written))]
         work = self.tiles * self.batches
+        zeroed: tuple[tuple[int, int], ...] = ()
+        if self.order:
+            passed.append(out + len(spec.written))
+            zeroed = ((out + len(spec.written), 4),)
         return KernelSource(
             spec.name,
             w.text(),
@@ -153,6 +164,7 @@ class _Renderer(Producer):
             shared_bytes(spec, s),
             uses_barriers=True,
             parameters=tuple(passed),
+            zeroed=zeroed,
         )
 
     # ---- the consumers
@@ -184,10 +196,19 @@ class _Renderer(Producer):
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         if self.joined:
             self._registers()
+            if self.scores.spanned:
+                w.line("barrier_wait(shared.spans_full[query.index], query.parity);")
+                w.line("attention::Span span = shared.spans[query.index];")
             self._await_queries("query", "blockIdx.x")
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             self._first_product("query")
-        self._work(keys=not self.listing)
+        if not self.scores.spanned:
+            self._work(keys=not self.listing)
+        elif self.joined:
+            w.open(f"while (span.work < {self.tiles * self.batches})")
+            self._tile_at("span.work")
+        else:
+            self._next_span()
         self.scores.state(self.sink, self.width)
         if not self.joined:
             self._await_queries("query", "work")
@@ -196,7 +217,7 @@ class _Renderer(Producer):
             w.line("int tile = shared.tiles[stage.index];")
             w.open("if (tile >= 0)")
         elif spec.some_meet_none and not self.joined:
-            w.open("if (first < last)")
+            w.open(f"if ({self.first} < {self.last})")
         if not self.joined:
             self._registers()
         self.scores.define()
@@ -208,14 +229,14 @@ class _Renderer(Producer):
             w.line(f"prefetch_queries({self._following()});")
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
-        self.scores.make("tile" if self.listing else "last - 1")
+        self.scores.make("tile" if self.listing else f"{self.last} - 1")
         self._soften(free=self.joined and self.out_map is not None)
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
             w.open("while (true)")
             w.line("previous = stage;")
         else:
-            w.open("for (int tile = last - 2; tile >= first; --tile)")
+            w.open(f"for (int tile = {self.last} - 2; tile >= {self.first}; --tile)")
             w.line(f"const Ring<{s.stages}> previous = stage;")
         w.line("++stage;")
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
@@ -262,6 +283,8 @@ class _Renderer(Producer):
                 w.close()
         self._results()
         w.line("query = next;" if self.joined else "++query;")
+        if self.joined and self.scores.spanned:
+            w.line("span = following;")
         w.close()
         if self.joined:
             w.line("wgmma_wait<0>();  // nothing is in flight, but the compiler cannot know")
@@ -332,10 +355,15 @@ class _Renderer(Producer):
         self._multiply_keys("stage", query)
         self._turn(begin=False)
 
+    @property
+    def _number(self) -> str:
+        """The number of the tile of queries."""
+        return "span.work" if self.scores.spanned else "work"
+
     def _free_queries(self) -> None:
         """Lets the producer bring queries to where the results before have left from."""
         w = self.w
-        w.open("if (t == 0 && work != blockIdx.x)")
+        w.open(f"if (t == 0 && {self._number} != blockIdx.x)")
         w.line("tma_wait_read<0>();")
         w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
         w.close()
@@ -347,7 +375,11 @@ class _Renderer(Producer):
         w.line("++stage;")
         w.line(f"Ring<{s.ahead}> next = query;")
         w.line("++next;")
-        w.open(f"if ({self._following()} < {self.tiles * self.batches})")
+        if self.scores.spanned:
+            w.line("barrier_wait(shared.spans_full[next.index], next.parity);")
+            w.line("const attention::Span following = shared.spans[next.index];")
+        following = "following.work" if self.scores.spanned else self._following()
+        w.open(f"if ({following} < {self.tiles * self.batches})")
         self._await_queries("next", self._following())
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._first_product("next")
@@ -447,7 +479,7 @@ class _Renderer(Producer):
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
         w.open("if (t == 0)")
         if s.ahead > 1 and not self.joined and self.front is None:
-            w.open("if (work != blockIdx.x)")
+            w.open(f"if ({self._number} != blockIdx.x)")
             w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
             w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
             w.close()

@@ -1,4 +1,8 @@
-"""Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has the copy engine fill it."""
+"""Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has the copy engine fill it.
+
+Where masks leave each query an interval of keys that depends on data (packed sequences), a second warp looks at the
+queries of tiles to come, so that nothing waits for what it finds: the tiles of keys that they meet.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedul
 from codegen.expr import Operand
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, TensorMap
+
+#: So many tiles of keys are met in less time than it takes to look at further queries.
+FEW_TILES = 8
 
 
 class Producer:
@@ -25,6 +32,7 @@ class Producer:
     quads       whether of each four keys two lie in the first half of a tile.
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
+    order       the counter of tiles of queries that are taken as blocks come to them; or empty.
     front       what computes queries, which the consumers do then; or None.
     """
 
@@ -49,6 +57,7 @@ class Producer:
     joined: bool
     spread: bool
     front: Computed | None
+    order: str
 
     def _shared(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -65,6 +74,9 @@ class Producer:
         w.line(
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
         )
+        if self.scores.spanned:
+            w.line(f"Barrier spans_full[{s.ahead}];")
+            w.line(f"attention::Span spans[{s.ahead}];  // of queries to come, and the end")
         if self.listing:
             w.line(
                 f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
@@ -81,6 +93,8 @@ class Producer:
             w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
             w.line("barrier_init(shared.queries_full[i], 1);")
             w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+            if self.scores.spanned:
+                w.line("barrier_init(shared.spans_full[i], 1);")
             w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         for name in ("keys", "values"):
@@ -98,8 +112,30 @@ class Producer:
         work = self.tiles * self.batches
         step = f"work = {self._following()}" if s.alternate else "work += gridDim.x"
         w.open(f"for (int work = blockIdx.x; work < {work}; {step})")
-        heads = min(s.heads, self.batches)
-        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        self._tile_at("work", keys=keys)
+
+    def _next_span(self) -> None:
+        """Opens the loop over tiles of queries that the scout has found."""
+        w = self.w
+        w.open("while (true)")
+        w.line("barrier_wait(shared.spans_full[query.index], query.parity);")
+        w.line("const attention::Span span = shared.spans[query.index];")
+        w.line(f"if (span.work >= {self.tiles * self.batches}) break;")
+        self._tile_at("span.work")
+
+    @property
+    def first(self) -> str:
+        """The first tile of keys that queries may meet."""
+        return "0" if self.scores.spanned else "first"
+
+    @property
+    def last(self) -> str:
+        """The one behind the last."""
+        return "span.tiles" if self.scores.spanned else "last"
+
+    def _tile_at(self, work: str, *, keys: bool = False) -> None:
+        heads = min(self.s.heads, self.batches)
+        self.w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>({work});")
         self.scores.place("at.row", "at.col", keys=keys, some=self.joined)
 
     def _following(self) -> str:
@@ -195,7 +231,10 @@ class Producer:
         w.line(f"Ring<{s.stages}> stage;")
         if self.front is None:
             w.line(f"Ring<{s.ahead}> query;")
-        self._work()
+        if self.scores.spanned:
+            self._next_span()
+        else:
+            self._work()
         if self.listing:
             self._load_queries("lane == 0")
             self.listing.rows()
@@ -206,26 +245,64 @@ class Producer:
             self._end_list()
             w.close()
         else:
-            w.open("for (int tile = last - 1; tile >= first; --tile, ++stage)")
+            w.open(f"for (int tile = {self.last} - 1; tile >= {self.first}; --tile, ++stage)")
             self._load_tile()
             w.close()
             if spec.some_meet_none and not self.joined:
-                self._load_queries(f"first >= last{' && lane == 0' if self.spread else ''}")
+                self._load_queries(f"{self.first} >= {self.last}{' && lane == 0' if self.spread else ''}")
         if self.front is None:
             w.line("++query;")
         w.close()
+        if self.scores.spanned:
+            self._scout()
+        w.close()
+
+    def _scout(self) -> None:
+        """Writes the warp that looks at queries, while those before them are worked on."""
+        w, s = self.w, self.s
+        w.close("} else if (threadIdx.x / 32 == 1) {")
+        w.depth += 1
+        w.line("const int lane = threadIdx.x % 32;")
+        w.line(f"Ring<{s.ahead}> query;")
+        w.line("int work = blockIdx.x;")
+        w.open(f"while (work < {self.tiles * self.batches})")
+        self._tile_at("work")
+        self.scores.span("m0", s.rows, some=self.joined)
+        self._tell("{work, base, tiles}")
+        w.line("++query;")
+        if self.order:
+            w.line("// Who is behind takes no more; of those that are done soon the next one is looked at early.")
+            w.line(f"if (tiles > {FEW_TILES}) {self._told}")
+            w.line(f"if (lane == 0) work = gridDim.x + take_number({self.order});")
+            w.line("work = __shfl_sync(0xffffffffu, work, 0);")
+        else:
+            w.line(f"work = {self._following()};")
+        w.close()
+        self._tell("{work, 0, 0}")
+
+    @property
+    def _told(self) -> str:
+        """What waits for a place for a span."""
+        return "barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);"
+
+    def _tell(self, span: str) -> None:
+        w = self.w
+        w.line(self._told)
+        w.open("if (lane == 0)")
+        w.line(f"shared.spans[query.index] = {span};")
+        w.line("barrier_arrive(shared.spans_full[query.index]);")
         w.close()
 
     def _load_tile(self) -> None:
         """Writes the loads of a tile of keys and of values, in front of the first that of the queries."""
-        w, s, spec = self.w, self.s, self.spec
-        w.line(f"const int n0 = tile * {s.keys};")
+        w, spec = self.w, self.spec
+        w.line(f"const int n0 = {self.scores.first_key};")
         w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
         if self.listing:
             w.line("shared.tiles[stage.index] = tile * 2 + whole;")
         self._load_rows("keys", 0, spec.depth)
         if not self.listing:
-            self._load_queries(f"tile == last - 1{' && lane == 0' if self.spread else ''}")
+            self._load_queries(f"tile == {self.last} - 1{' && lane == 0' if self.spread else ''}")
         w.line("barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);")
         self._load_rows("values", 1, spec.width)
 

@@ -8,6 +8,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.attention.fragments import check_types
+from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
 from codegen.expr import Operand
 from codegen.spec import AttentionSpec, Pages, TensorMap
@@ -20,6 +21,8 @@ PANEL = 64  # 16-bit elements of 128 bytes
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
+#: The same where a warp beside it looks at queries to come.
+SPANNED_REGISTERS = {1: (56, 240), 2: (40, 232), 3: (56, 152), 4: (56, 104)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}
 #: So many queries are few tiles.
@@ -32,6 +35,9 @@ MOST_TILES = 1 << 14
 CHOICES = 12
 #: A time smaller than this part of another makes a difference.
 NOTICEABLE = 0.995
+#: So many batches are worked on together where data say which keys are met, of all of them only some: by whether tiles
+#: of queries take different times, so that long ones of all batches begin early, or the same, of keys in the L2 cache.
+TOGETHER = {True: 32, False: 8}
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 24 << 20
 
@@ -62,8 +68,10 @@ class AttentionWgmmaSchedule:
     chains: int = 2
     alternate: bool = False
 
-    def registers(self, *, listing: bool) -> tuple[int, int]:
+    def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
+        if spanned:
+            return SPANNED_REGISTERS[self.groups]
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
@@ -74,9 +82,9 @@ class AttentionWgmmaSchedule:
         """
         return (
             self.ahead > 1
-            and not (spec.ranges or spec.pages)
+            and not (listed(spec) or spec.pages)
             and spec.parts == 1
-            and bool(spec.bounds or spec.keys % self.keys == 0)
+            and bool(spec.bounds or spec.ranges or spec.keys % self.keys == 0)
         )
 
     @property
@@ -86,6 +94,21 @@ class AttentionWgmmaSchedule:
     @property
     def rows(self) -> int:
         return self.groups * ROWS
+
+
+def listed(spec: AttentionSpec) -> bool:
+    """Whether the producer finds the tiles of keys that are met one by one: they are no interval."""
+    return len(Ranges.intervals(spec)) < len(spec.ranges) or (bool(spec.ranges) and spec.computed[0] is not None)
+
+
+def spanned(spec: AttentionSpec) -> bool:
+    """Whether they are an interval that depends on data, which a warp finds ahead of the producer."""
+    return bool(spec.ranges) and not listed(spec)
+
+
+def dynamic(spec: AttentionSpec) -> bool:
+    """Whether blocks take tiles of queries as they come to them: who has short ones takes more."""
+    return spec.order is not None and spanned(spec)
 
 
 def panels(elements: int, size: int = 2) -> int:
@@ -110,7 +133,8 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
     queries = s.rows * row * max(deep, panels(spec.width))
     values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
     ring = s.stages * row * (s.keys * deep + values)
-    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + 128
+    spans = 24 * s.ahead if spanned(spec) else 0
+    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + spans + 128
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
@@ -232,6 +256,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
         if len(sides) > 1 or spec.inside.instructions:
             preferred = [(2, 128), (2, 176), (2, 96)]
+            if spanned(spec):
+                preferred = [(2, 128), (2, 96), *([] if spec.within.instructions else [(2, 160)])]
         if reads:
             preferred = [(2, 128), (2, 96), (2, 112)] if spec.ranges else [(2, 96), (2, 80), (2, 112)]
     elif tall <= 192:
@@ -252,7 +278,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
     # Where tiles of queries take very different times, blocks of one each are spread better.
-    blocks = MOST_BLOCKS if spec.ranges or (sides and tall > 192) else arch.sm_count_hint
+    blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else arch.sm_count_hint
     found = []
     for groups, keys in dict.fromkeys(preferred):
         keys = tile_keys(spec, keys)
@@ -283,9 +309,11 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int,
     """How many batches' tiles of queries follow each other, and whether every other round of them is reversed: as many
     as have keys and values that fit the L2 cache together, or fewer where that gives all blocks as much to do.
     """
+    batches = prod(spec.batch)
+    if spanned(spec):
+        return min(batches, TOGETHER[spec.growing]), False
     if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
         return 1, False  # tiles of one batch follow each other: none of them takes long
-    batches = prod(spec.batch)
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
     most = min(batches, max(1, SHARED_IN_L2 // max(each, 1)) * shares)

@@ -18,6 +18,11 @@ struct Rows {
     float total[2] = {};
 };
 
+// A tile of queries, by its number, and how many tiles of keys it may meet, from which key on.
+struct Span {
+    int work, base, tiles;
+};
+
 // Two floats in the 16-bit type T, the first in the lower half.
 template <class T>
 __device__ __forceinline__ uint32 pair(float first, float second);

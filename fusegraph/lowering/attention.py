@@ -144,7 +144,8 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
     q, k, v = multiplied(node)
     space = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
-    paged, parts = node.attributes["paged"], node.attributes["parts"]
+    paged, parts, ordered = (node.attributes[key] for key in ("paged", "parts", "order"))
+    stats = node.outputs[1 : len(node.outputs) - ordered]
     first = 3 + 2 * paged + node.attributes["sink"]
     weight: Weight | None = node.attributes["weight"]
     rest = len(score.operands) - 2
@@ -223,13 +224,14 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         within,
         tuple(numbers[t] for t in within_reads),
         over(_spread(part(node.outputs[0]), (*batch, rows, v.shape[-1])), rows, v.shape[-1]),
-        _stats(part(node.outputs[1]), over, rows) if len(node.outputs) > 1 else None,
+        _stats(part(stats[0]), over, rows) if stats else None,
         operand(sink, broadcast_strides(sink, (*batch, 1, 1))[:-2]) if node.attributes["sink"] else None,
         node.attributes["zero"],
         node.attributes["rounded"],
         weighed,
         pages=pages,
         computed=(q_rows, k_rows, v_rows),
+        order=operand(node.outputs[-1], (0,)) if ordered else None,
     )
     return spec, (*lead, *made_of, *(own[t] for t in (*reads, *weight_reads)))
 

@@ -58,6 +58,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         "weight": node.attributes["weight"],
         "paged": False,
         "parts": 1,
+        "order": False,
     }
     spec, reads = attention.whole_spec(Node(ATTENTION, (q, k, v, *others), forward, loss), graph, options, name)
     halves = {t.dtype.itemsize for t in (q, k, v, loss)} == {2}

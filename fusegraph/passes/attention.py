@@ -397,6 +397,7 @@ def _node(graph: Graph, match: _Match) -> Node:
         "weight": weight[0] if weight else None,
         "paged": paged,
         "parts": 1,
+        "order": False,
     }
     outputs = (match.out.output, *(() if match.stats is None else (match.stats,)))
     return Node(ATTENTION, (*lead, *rest, *(weight[1] if weight else ())), attributes, *outputs)

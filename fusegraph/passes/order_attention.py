@@ -1,0 +1,36 @@
+"""Attention whose tiles of queries take times that depend on data (packed sequences): blocks take tiles as they come to
+them, not each the same number, and count them in memory.
+"""
+
+from __future__ import annotations
+
+from codegen.attention.wgmma_schedule import spanned
+from fusegraph.dtypes import int32
+from fusegraph.graph import Graph, Node
+from fusegraph.layout import packed_strides
+from fusegraph.lowering.attention import whole_spec
+from fusegraph.lowering.base import Options
+from fusegraph.ops.base import Kind
+from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+
+
+def order_attention(graph: Graph, options: Options) -> Simplified:
+    """The graph with such attention nodes given a counter."""
+    found = {
+        node
+        for node in graph.nodes
+        if node.kind is Kind.ATTENTION
+        and node.attributes["parts"] == 1
+        and spanned(whole_spec(node, graph, options, "attention")[0])
+    }
+    if not found:
+        return same(graph)
+    rewrite = Rewrite(graph)
+    for node in graph.nodes:
+        if node not in found:
+            rewrite.take_over(node)
+            continue
+        order = intermediate(rewrite.graph, node.name, "order", (1,), packed_strides((1,)), int32)
+        results = (*map(rewrite.result, node.outputs), order)
+        rewrite.graph.add_node(Node(node.op, rewrite.inputs(node), {**node.attributes, "order": True}, *results))
+    return rewrite.done()
