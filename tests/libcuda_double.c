@@ -1,11 +1,11 @@
 /* A double of the CUDA driver for tests of fusegraph/runtime/{driver,launch,device_array}.py on a machine without a GPU.
  *
  * Two devices whose memory is host memory, all streams in order and immediate.  It is strict where the real driver is:
- * calls that need a context fail without one, memory, modules and events of a device want its own, cuMemAlloc and cuModuleLoadData fail during a capture unless the thread
- * relaxed its capture mode, addresses freed twice fail.  A "module" is any image starting with "IMG"; its kernels are
- * the C functions below, which find their arguments through kernelParams as a GPU would.  An image that is a real cubin
- * has every kernel it is asked for: each logs its pointers, as many as `double_pointers` said.
- * `double_log()` is the text of the calls that matter, for tests to read.
+ * calls that need a context fail without one, memory, modules and events of a device want its own, cuMemAlloc and
+ * cuModuleLoadData fail during a capture unless the thread relaxed its capture mode, addresses freed twice fail.  A
+ * "module" is any image starting with "IMG"; its kernels are the C functions below, which find their arguments through
+ * kernelParams as a GPU would.  An image that is a real cubin has every kernel it is asked for: each logs its pointers,
+ * as many as `double_pointers` said.  `double_log()` is the text of the calls that matter, for tests to read.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -106,6 +106,7 @@ static int here(char *p, size_t n) {
   int i = find(p, n);
   return i >= 0 && blocks[i].device == device_now();
 }
+static int elsewhere(char *p) { return find(p, 0) >= 0 && !here(p, 0); }
 CUresult cuMemFree_v2(void *p) {
   NEED_CONTEXT;
   NEED_RELAXED;
@@ -185,7 +186,7 @@ CUresult cuGetErrorString(int code, const char **s) { *s = "described by the dou
 typedef void (*Kernel)(unsigned threads, void **params);
 static void add_one(unsigned threads, void **params) {
   float *in = *(float **)params[0], *out = *(float **)params[1];
-  if (!here((char *)in, 0) || !here((char *)out, 0)) { LOG("memory of another device\n"); return; }
+  if (elsewhere((char *)in) || elsewhere((char *)out)) { LOG("memory of another device\n"); return; }
   for (unsigned i = 0; i < threads; i++) {
     out[i] = in[i] + 1;
     if (i == threads / 2) usleep(200); /* lets another thread in while the arguments are in use */

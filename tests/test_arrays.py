@@ -14,7 +14,7 @@ import pytest
 
 from codegen.dtypes import ALL, bfloat16, bool_, float8_e4m3, float8_e5m2, float16, float32, int32
 from fusegraph.errors import ArgumentError, DeviceError
-from fusegraph.runtime import arrays, dlpack, driver, views
+from fusegraph.runtime import arrays, dlpack, driver, entry_points, views
 from fusegraph.runtime.arrays import CPU, cuda_device, view
 
 # --- NumPy ---------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class CudaInterface(Interface):
 def fake_pointers(monkeypatch):
     """Device memory without a device: every address belongs to cuda:1, and orderings of streams are noted."""
     orders: list[tuple[int, ...]] = []
-    monkeypatch.setattr(driver, "pointer_device", lambda pointer: 1 if pointer >= 0x1000 else None)
+    monkeypatch.setattr(entry_points, "pointer_device", lambda pointer: 1 if pointer >= 0x1000 else None)
     monkeypatch.setattr(driver, "order", lambda *streams: orders.append(streams))
     return orders
 

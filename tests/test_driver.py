@@ -17,6 +17,7 @@ from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import arrays, dlpack, driver, launch, replay
 from fusegraph.runtime.arrays import CPU, DeviceArray, cuda_device
+from fusegraph.runtime.entry_points import pointer_device
 
 TILED = TensorMap(1, "bfloat16", (100, 50), (256,), (64, 32), (1, 2), 128, offset=16)
 IM2COL = TensorMap(
@@ -122,7 +123,7 @@ def double_memory() -> None:
     for device in (0, 1):
         buffer = driver.allocate(x.nbytes, device)
         assert (buffer.nbytes, buffer.device, buffer.pointer % 256) == (400, device, 0)
-        assert driver.pointer_device(buffer.pointer + 10) == device
+        assert pointer_device(buffer.pointer + 10) == device
         driver.copy_to_device(buffer.pointer, x.ctypes.data, x.nbytes, device, stream=5)
         driver.copy_to_host(y.ctypes.data, buffer.pointer, x.nbytes, device)
         np.testing.assert_array_equal(x, y)
@@ -133,10 +134,10 @@ def double_memory() -> None:
         with raises(DeviceError, "copy 401 bytes", "cuMemcpyDtoHAsync", "CUDA_ERROR_INVALID_VALUE (1)", "described by"):
             driver.copy_to_host(y.ctypes.data, buffer.pointer, 401, device)
     assert "sync 0x5" in log(lib)
-    assert driver.pointer_device(x.ctypes.data) is None
+    assert pointer_device(x.ctypes.data) is None
     with driver.using(1):
         lib.double_clear()
-        assert driver.pointer_device(buffer.pointer) == 1
+        assert pointer_device(buffer.pointer) == 1
         assert log(lib) == []  # any context will do
     assert driver.allocate(0).pointer != 0
     with raises(

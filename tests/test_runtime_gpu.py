@@ -15,6 +15,7 @@ from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import arrays, driver, launch, views
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, view
+from fusegraph.runtime.entry_points import pointer_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +37,7 @@ def test_device_array_round_trip(dtype):
         seen = view(there, name="x")
         assert (seen.framework, seen.pointer, seen.strides) == ("fusegraph", there.pointer, there.strides)
         if there.size:
-            assert driver.pointer_device(there.pointer) == 0
+            assert pointer_device(there.pointer) == 0
 
 
 def test_device_array_interface_and_protocols():
@@ -300,8 +301,8 @@ def test_gpu_events_and_memory():
     host = np.zeros(16, np.uint8)
     driver.copy_to_host(host.ctypes.data, buffer.pointer + buffer.nbytes - 16, 16)
     assert (host == 3).all()
-    assert driver.pointer_device(buffer.pointer) == 0
-    assert driver.pointer_device(host.ctypes.data) is None
+    assert pointer_device(buffer.pointer) == 0
+    assert pointer_device(host.ctypes.data) is None
     with pytest.raises(DeviceError, match=r"cannot allocate .* CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
         driver.allocate(driver.properties(0).total_memory * 2)
 

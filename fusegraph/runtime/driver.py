@@ -372,21 +372,6 @@ def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int =
             call("cuMemsetD8Async", pointer, value, nbytes, stream, doing=f"fill {nbytes} bytes on cuda:{device}")
 
 
-def pointer_device(pointer: int) -> int | None:
-    """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA."""
-    cuda = bindings()
-    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    # The query needs some context; which one does not matter, addresses are unified.
-    if not int(call("cuCtxGetCurrent", doing="read the current context")):
-        enter(0)  # the thread keeps it
-    code, value = cuda.cuPointerGetAttribute(attribute, pointer)
-    if code == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
-        return None
-    if code:
-        raise error("cuPointerGetAttribute", code, f"look up the address {pointer:#x}")
-    return None if int(value) < 0 else int(value)
-
-
 # --- streams and events --------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 A call enters the driver twice: it asks for the thread's context, and it launches.  Both go through ``cuda.bindings``
 with objects that were made when the kernel was built, so that none of them has to be converted.  ctypes is for
-functions whose structures ``cuda.bindings`` would make anew at every call.
+functions whose structures ``cuda.bindings`` would make anew at every call, and for what some of its releases misread.
 """
 
 from __future__ import annotations
@@ -38,6 +38,25 @@ def entry_point(name: str) -> Callable[..., int]:
 def failure(function: str, code: int, doing: str) -> DeviceError:
     """The DeviceError for result ``code`` of an entry point."""
     return driver.error(function, driver.bindings().CUresult(code), doing)
+
+
+def pointer_device(pointer: int) -> int | None:
+    """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA.
+
+    ``cuPointerGetAttribute`` of cuda-bindings 13.3.1 says 0 for the memory of every device.
+    """
+    cuda = driver.bindings()
+    # The query needs some context; which one does not matter, addresses are unified.
+    if not int(driver.call("cuCtxGetCurrent", doing="read the current context")):
+        driver.enter(0)  # the thread keeps it
+    function, ordinal = "cuPointerGetAttribute", ctypes.c_int(-1)
+    attribute = int(cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    code = entry_point(function)(ctypes.byref(ordinal), attribute, ctypes.c_uint64(pointer))
+    if code == int(cuda.CUresult.CUDA_ERROR_INVALID_VALUE):
+        return None
+    if code:
+        raise failure(function, code, f"look up the address {pointer:#x}")
+    return None if ordinal.value < 0 else ordinal.value
 
 
 def context_test(device: int) -> Callable[[], bool]:

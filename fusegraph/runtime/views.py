@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen.dtypes import BY_NAME, BY_NUMPY, DType
 from fusegraph.errors import ArgumentError
-from fusegraph.runtime import dlpack, driver
+from fusegraph.runtime import dlpack, driver, entry_points
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.strides import contiguous_strides
 
@@ -345,7 +345,7 @@ def _view_cuda_interface(x: Any, name: str, stream: int) -> ArrayView:
     pointer = pointer or 0
     if pointer % dtype.itemsize:
         _refuse_alignment(name, pointer, dtype)
-    index = driver.pointer_device(pointer) if 0 not in shape else 0
+    index = entry_points.pointer_device(pointer) if 0 not in shape else 0
     if index is None:
         _refuse(
             name, f"has a __cuda_array_interface__ with address {pointer:#x}, which is no device memory", "pass another"
