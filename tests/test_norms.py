@@ -358,6 +358,17 @@ def test_groupnorm_after_a_convolution() -> None:
     check_all([g])
 
 
+def test_a_norm_of_rows_behind_one_of_groups_is_one_kernel() -> None:
+    """Its kernel is one of rows as they are, not of divided ones."""
+    graph = fg.Graph("test")
+    x = graph.tensor("x", (2, 6, 9))
+    y, *_ = graph.groupnorm(x, *weights(graph, x, (1,)), groups=3, norm_forward_phase="training")
+    z, *_ = graph.layernorm(graph.swish(y), *weights(graph, x, (2,), "factor term"), norm_forward_phase="training")
+    graph.output(graph.softmax(z), name="z")
+    assert len(plan(graph).kernels) == 2
+    check_all([graph])
+
+
 def test_dimensions_that_are_divided() -> None:
     assert divided((2, 8, 5), (2, 4, 2, 5)) == ((2,), (4, 2), (5,))
     assert divided((6,), (1, 2, 3, 1)) == ((1, 2, 3, 1),)

@@ -185,6 +185,45 @@ def test_only_the_shape_of_an_index_matters() -> None:
         np.testing.assert_array_equal(y, np.broadcast_to(np.arange(6), (5, 6)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "joined", "perm", "divided", "left"),
+    [
+        ((7, 2, 12), (7, 8, 3), (1, 0, 2), (2, 4, 7, 3), ["reshape", "transpose"]),
+        ((7, 2, 4, 3), (7, 8, 3), (1, 0, 2), (2, 4, 7, 3), ["transpose"]),
+        ((7, 2, 4, 3), (7, 1, 24), (2, 0, 1), (2, 12, 1, 7), ["reshape", "transpose", "reshape"]),
+        ((7, 2, 4, 3), (7, 24, 1), (1, 0, 2), (2, 1, 4, 3, 7), ["transpose", "reshape"]),
+        ((4, 6), (3, 8), (1, 0), (4, 6), ["reshape", "transpose", "reshape"]),
+        ((4, 6), (2, 2, 6), (1, 0, 2), (4, 6), ["reshape", "transpose", "reshape"]),
+        ((0, 2, 6), (0, 12), (1, 0), (2, 6, 0), ["reshape", "transpose", "reshape"]),
+    ],
+)
+def test_dimensions_that_are_joined_and_divided_again(
+    shape: tuple[int, ...], joined: tuple[int, ...], perm: tuple[int, ...], divided: tuple[int, ...], left: list[str]
+) -> None:
+    """As heads are by attention: they are turned where they are, and nothing is copied."""
+    graph = fg.Graph("test")
+    x = graph.exp(graph.tensor("x", shape))
+    graph.output(graph.neg(x.reshape(joined).transpose(perm).reshape(divided)), name="y")
+    graph.output(graph.tanh(x), name="z")
+    result = simplify(graph)
+    assert [n.op.name for n in result.graph.nodes if n.kind.name == "MOVEMENT"] == left
+    inputs = random_inputs(graph)
+    old, new = evaluate(graph, inputs), evaluate(result.graph, inputs)
+    np.testing.assert_array_equal(new[result.graph.outputs[0]], old[graph.outputs[0]])
+
+
+@pytest.mark.slow
+def test_heads_of_a_part_are_no_copy() -> None:
+    """Queries, keys and values in one product, batches inside of rows, as torch.nn.MultiheadAttention has them."""
+    graph = fg.Graph("test")
+    x, w = graph.tensor("x", (9, 2, 16)), graph.tensor("w", (16, 48))
+    q, k, v = graph.split(x @ w, 3, axis=-1)
+    q, k, v = (t.reshape((9, 8, 4)).transpose((1, 0, 2)).reshape((2, 4, 9, 4)) for t in (q, k, v))
+    graph.output(graph.sdpa(q, k, v), name="y")
+    assert len(plan(graph).kernels) == 2
+    check_all([graph])
+
+
 def test_counterparts_have_the_same_values() -> None:
     """Every tensor's counterpart has its value, on random graphs in float64, where nothing is rounded on the way."""
     for seed in range(40):

@@ -61,6 +61,16 @@ def _neighbours(graph: Graph, tensor: Tensor) -> list[Node]:
     return [*graph.consumers(tensor), *([producer] if producer is not None else [])]
 
 
+def _reduces_rows(node: Node) -> bool:
+    """Whether a node reduces the last dimensions, and not all."""
+    if node.kind is not Kind.REDUCTION:
+        return False
+    shape = node.inputs[0].shape
+    axes = [d for d in node.attributes["axes"] if shape[d] != 1]
+    real = [d for d in range(len(shape)) if shape[d] != 1]
+    return 0 < len(axes) < len(real) and axes == real[-len(axes) :]
+
+
 class _Moving:
     """Builds the new graph."""
 
@@ -73,15 +83,22 @@ class _Moving:
         self._fine: dict[tuple[Tensor, Shape], Tensor] = {}
 
     def _mark(self, tensor: Tensor, shape: Shape) -> None:
-        """Which nodes are computed in the finer shape, from a tensor on, both ways."""
+        """Which nodes are computed in the finer shape, from a tensor on, both ways: none of those that lead to a row's
+        reduction in the coarser one, as a norm behind another has, for they belong with that.
+        """
+        found: dict[Node, Shape] = {}
         stack, seen = [tensor], {tensor}
         while stack:
-            for node in _neighbours(self._old, stack.pop()):
-                if node not in self._moved and self._movable(node, tensor.shape):
-                    self._moved[node] = shape
+            current = stack.pop()
+            for node in _neighbours(self._old, current):
+                if current in node.inputs and _reduces_rows(node):
+                    return
+                if node not in self._moved and node not in found and self._movable(node, tensor.shape):
+                    found[node] = shape
                     fresh = {t for t in (node.output, *node.inputs) if t.shape == tensor.shape} - seen
                     seen |= fresh
                     stack += fresh
+        self._moved |= found
 
     def _movable(self, node: Node, shape: Shape) -> bool:
         """Whether a node goes element by element over a shape, by itself and not as a part of another kernel."""

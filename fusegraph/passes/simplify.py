@@ -2,7 +2,8 @@
 
 Dead nodes, common subexpressions, nodes of constants only, and identities that hold in floating point for every input,
 NaN, infinity and the sign of zero included: x * 1, x / 1, x - 0, -(-x), abs(abs(x)), relu(relu(x)), not(not(x)), a cast
-to the same dtype, movement to the same places; x to the power of 2, 1 or -1 as a product, itself or a reciprocal.
+to the same dtype, movement to the same places, dimensions joined and divided again; x to the power of 2, 1 or -1 as a
+product, itself or a reciprocal.
 (x + 0 is not x: it turns -0 into +0.)
 """
 
@@ -10,17 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
 import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
+from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Rewrite, Simplified, live_nodes
+from fusegraph.passes.rewrite import Rewrite, Simplified, live_nodes, named
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
@@ -44,6 +48,8 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
                 replacement = seen.get(_key(node, inputs))
             if replacement is None:
                 replacement = _folded(rewrite.graph, node, inputs)
+            if replacement is None:
+                replacement = _divided_and_turned(node, inputs)
             if replacement is not None:
                 rewrite.new[node.output] = replacement
                 continue
@@ -162,6 +168,42 @@ _RULES: dict[str, Callable[[Node, tuple[Tensor, ...]], Tensor | None]] = {
     "pad": _same,
     "concatenate": _only,
 }
+
+
+def _divided_and_turned(node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """A reshape of a transpose of a reshape that joins dimensions, if what it joins is divided again: the dimensions in
+    another order, which is a view however x lies in memory.  Heads are joined with the batch like this, and divided.
+    """
+    graph = inputs[0].graph
+    turn = graph.producer(inputs[0])
+    first = graph.producer(turn.inputs[0]) if turn is not None and turn.op.name == "transpose" else None
+    if node.op.name != "reshape" or turn is None or first is None or first.op.name != "reshape":
+        return None
+    x, joined = first.inputs[0], first.output
+    fine = _refined(x.shape, joined.shape)
+    parts = None if fine is None or fine == joined.shape else divided(joined.shape, fine)
+    if fine is None or parts is None:
+        return None
+    starts = [0, *accumulate(map(len, parts))]
+    order = tuple(d for at in turn.attributes["perm"] for d in range(starts[at], starts[at + 1]))
+    turned = tuple(fine[d] for d in order)
+    if [n for n in turned if n != 1] != [n for n in node.output.shape if n != 1]:
+        return None
+    result = x if x.shape == fine else graph.apply(TABLE["reshape"], (x,), {"shape": fine})
+    result = graph.apply(TABLE["transpose"], (result,), {"perm": order})
+    if turned != node.output.shape:
+        result = graph.apply(TABLE["reshape"], (result,), {"shape": node.output.shape})
+    return named(result, node.name, "turned")
+
+
+def _refined(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape of fewest dimensions of which the dimensions of both shapes are made, None if there is none."""
+    if 0 in shape:
+        return None
+    steps = sorted({*accumulate(reversed(shape), mul), *accumulate(reversed(other), mul), 1})
+    if any(after % before for before, after in pairwise(steps)):
+        return None
+    return tuple(after // before for before, after in pairwise(steps))[::-1]
 
 
 def _folded(result: Graph, node: Node, inputs: tuple[Tensor, ...]) -> Tensor | None:
