@@ -78,10 +78,11 @@ def one_hot(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of so many elements.
+    """``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
 
-    on and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
-    range has ``off`` everywhere.
+    index holds integers, of any shape; the result has its shape with the new axis, which is number ``axis`` of it.  on
+    and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
+    range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis).
     """
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
@@ -98,7 +99,8 @@ def one_hot(
 def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
     """Element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
 
-    index has x's rank; its other sizes are at most those of x.  Positions outside of the axis are clamped to its ends.
+    x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
+    larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError.
     """
     (axis,) = normal_axes(axis, x.rank)
     if not index.dtype.is_int:
@@ -129,6 +131,9 @@ def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
 def gather_nd(self: Graph, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
     """Slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions of x behind
     ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
+
+    x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
+    GatherND.  Raises DTypeError, ShapeError.
     """
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
@@ -169,6 +174,9 @@ def put_along_axis(
     index and values have one shape, of x's rank; their other sizes are at most x's.  mode is set (the last value where
     several have one place) or add, mul, max or min, of the element that is there with all values.  An index out of
     range is left out.  Every place looks at every index of its row: meant for few values a row.
+
+    The result has x's shape and dtype, which values have, too; index holds integers.  Raises DTypeError, ShapeError,
+    AttributeValueError (no such axis or mode).
     """
     (axis,) = normal_axes(axis, x.rank)
     if mode not in ("set", "add", "mul", "max", "min"):

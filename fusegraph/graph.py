@@ -100,14 +100,17 @@ class Graph:
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
         """A tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it can be.
 
-        Python numbers, and lists of them, take the graph's io_dtype; NumPy arrays keep theirs.
+        Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
+        of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
+        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed).
         """
+        label = f"constant {name!r}" if name else "a constant"
         try:
             value = np.asarray(array)
         except ValueError as error:
-            raise ShapeError(f"constant {name or ''!r}: {error}") from None
+            raise ShapeError(f"{label}: {error}") from None
         if value.dtype not in BY_NUMPY:
-            raise DTypeError(f"constant {name or ''!r}: NumPy dtype {value.dtype} is not one of fusegraph's")
+            raise DTypeError(f"{label}: NumPy dtype {value.dtype} is not one of fusegraph's")
         source = BY_NUMPY[value.dtype]
         if dtype is not None:
             kind = as_dtype(dtype)
@@ -180,7 +183,12 @@ class Graph:
     def apply_node(
         self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
     ) -> Node:
-        """Applies an op of the table and returns its node.  The methods call this."""
+        """Applies an op of the table and returns its node.  The methods call this.
+
+        Operands are tensors of this graph, Python numbers (which take the dtype of the first tensor, if they can), or
+        arrays, which become constants.  Raises GraphError (how many operands, or what they are; unknown or missing
+        attributes) and what the op's shape rule raises, with the operands' shapes and dtypes behind it.
+        """
         if name is not None:
             check_name("tensor", name)
         label = f"{op.name} {name!r}" if name else op.name

@@ -111,6 +111,8 @@ def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | 
 def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
     place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+
+    Any dtype.  Raises ShapeError unless every spatial size is a multiple of ``block``.
     """
     images, channels, *sizes = _image(x, block)
     if any(size % block for size in sizes):
@@ -125,6 +127,8 @@ def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = Non
 def depth_to_space(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
     `space_to_depth` undoes.  torch's pixel_shuffle.
+
+    Any dtype.  Raises ShapeError unless the channels are a multiple of block^n.
     """
     images, channels, *sizes = _image(x, block)
     n = len(sizes)

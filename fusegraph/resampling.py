@@ -115,8 +115,10 @@ def interpolation(
 ) -> tuple[Array, Array]:
     """(index, weights) of the elements around positions on an axis of some size, for `resample`.
 
-    mode is linear or cubic (Keys 1981, whose coefficient is ``cubic``).  scale, below 1, widens the filter as for an
-    image that shrinks by it, against aliasing.  Elements beyond the ends are those at the ends, or left out.
+    positions (new,), in elements of the axis -> both (new, taps).  mode is linear or cubic (Keys 1981, whose
+    coefficient is ``cubic``).  scale, below 1, widens the filter as for an image that shrinks by it, against aliasing.
+    Elements beyond the ends are those at the ends, or left out.  Raises ShapeError where the table would have more than
+    `MAX_TABLE` entries.
     """
     support = {"linear": 1, "cubic": 2}[mode]
     reach = support / min(scale, 1.0)
@@ -157,6 +159,9 @@ def interpolate(
     mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
     elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
     are for floats.
+
+    size is one integer for all spatial dimensions, or one each; the result (N, C, *size) has x's dtype.  Raises
+    AttributeValueError (size or mode), ShapeError (an axis without elements, or longer than `MAX_TABLE`), DTypeError.
     """
     rank = x.rank - 2
     sizes: list[int] = [size] * rank if hasattr(size, "__index__") else list(size)

@@ -50,6 +50,11 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
 
 
 class ReferenceExecutable(Executable):
+    """Evaluates a graph with the NumPy references of its ops, in float64, on the CPU: what the others are checked with.
+
+    Results are rounded to their dtypes; with ``strict`` so is every intermediate.
+    """
+
     engine = "reference"
 
     def __init__(self, graph: Graph, *, strict: bool = False) -> None:

@@ -119,7 +119,10 @@ def error(call: str, code: Any, doing: str) -> DeviceError:
 
 
 def call(function: str, *arguments: Any, doing: str) -> Any:
-    """Call a driver function; its values without the result code (None, one value, or a tuple)."""
+    """Call a driver function; its values without the result code (None, one value, or a tuple).
+
+    ``doing`` is what errors say could not be done.  Raises DeviceError for any other result than success.
+    """
     cuda = bindings()
     try:
         code, *values = getattr(cuda, function)(*arguments)

@@ -291,7 +291,7 @@ def from_dlpack(x: Any, *, name: str = "x", stream: int = 0) -> ArrayView:
 
 
 def from_dlpack_viewer(framework: str) -> _Viewer:
-    """A viewer through DLPack whose views say they are of ``framework``."""
+    """A viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view` does."""
 
     def view_dlpack(x: Any, name: str, stream: int) -> ArrayView:
         try:
