@@ -134,21 +134,22 @@ def compile_kernels(
     if arch not in supported_archs():
         version = ".".join(map(str, nvrtc_version()))
         raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
-    keys: list[str] = []
+    keys: dict[int, str] = {}  # of a source, by its identity: layers of a network that are alike share one
     units: dict[str, _Unit] = {}
-    library: dict[str, str | None] = {}
-    all_options = _checked_options(options)
+    alike: dict[str, list[KernelSource]] = {}
+    all_options, library = _checked_options(options), dict[str, str | None]()
     for source in sources:
-        unit = _Unit(_checked_source(source), headers_of(source.code, library), arch, all_options)
-        units[unit.key] = unit
-        keys.append(unit.key)
+        if id(source) not in keys:
+            unit = _Unit(_checked_source(source), headers_of(source.code, library), arch, all_options)
+            keys[id(source)], units[unit.key] = unit.key, unit
+        alike.setdefault(keys[id(source)], []).append(source)
     done: dict[str, CompiledKernel] = {}
 
     def finish(key: str, kernel: CompiledKernel) -> None:
         done[key] = kernel
         if progress:
-            for index in (index for index, its_key in enumerate(keys) if its_key == key):
-                progress(sources[index], kernel)
+            for source in alike[key]:
+                progress(source, kernel)
 
     missing = []
     for key, unit in units.items():
@@ -171,7 +172,7 @@ def compile_kernels(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [done[key] for key in keys]
+    return [done[keys[id(source)]] for source in sources]
 
 
 # --- one compilation
