@@ -20,16 +20,16 @@ RESERVED = frozenset(
     load_shared store_shared threadIdx blockIdx blockDim
     gridDim warpSize dim3 main abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf floor fmod log
     log1p log2 max min pow rint round sin sinh sqrt rsqrt tan tanh trunc isnan isinf
-    signbit half NULL INFINITY NAN M N K signed_ size lane warp
+    signbit half load_evict_last NULL INFINITY NAN M N K signed_ size lane warp
     asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write
     close open printf assert linux unix near far
     barrier_init barrier_fence_init barrier_arrive barrier_expect barrier_wait barrier_arrive_cluster tma_load
     tma_load_im2col tma_load_multicast tma_load_im2col_multicast tma_store tma_store_add tma_prefetch tma_commit
     tma_wait tma_wait_read bulk_load bulk_store fence_async_shared registers_increase registers_decrease
     named_barrier_sync named_barrier_arrive grid_dependency_wait grid_dependency_launch cluster_rank cluster_sync
-    cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_commit
-    copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed store_matrices
-    block_from_the_end
+    cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_evict_last
+    copy_async_commit copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed
+    store_matrices block_from_the_end
     store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
     fragment_at fragment_at_across load_fragment load_fragment_across load_columns load_column_pairs put_fragment
     Fragment Pair PairOf load_results carry_row fetch_row winograd FragmentWords store_fragments

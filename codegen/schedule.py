@@ -104,7 +104,7 @@ def target(name: str) -> Arch:
 def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
     """The schedule that the family's cost model thinks is the fastest on an architecture."""
     if isinstance(spec, PointwiseSpec):
-        return pointwise.best_schedule(spec)
+        return pointwise.best_schedule(spec, arch)
     if isinstance(spec, PoolSpec):
         return next(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):
@@ -125,7 +125,7 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
 def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
     """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
     if isinstance(spec, PointwiseSpec):
-        return _unique(pointwise.schedules(spec))
+        return _unique(pointwise.schedules(spec, arch))
     if isinstance(spec, PoolSpec):
         return _unique(pool_schedule.schedules(spec, arch))
     if isinstance(spec, RowsSpec):

@@ -12,6 +12,8 @@ from codegen.arch import Arch
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
+from codegen.pointwise import PointwiseSchedule
+from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
 from codegen.tiles import Unsupported
 from fusegraph.errors import GraphError
@@ -222,7 +224,8 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
     groups = [g for g in partition.groups if g.family != "view"]
     names = Names()
     choices: dict[str, Choice] = {}
-    sources: dict[tuple[str, bool, bool, bool], KernelSource] = {}
+    sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
+    found = order.found_in_cache(partition, turned)
     refused: dict[str, str] = {}
     kernels = []
     for number, group in enumerate(groups):
@@ -237,8 +240,10 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
                 refused[group.writes[0].name] = str(reason)
                 continue
         choice = choices[alike]
+        if group in found and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
+            choice = replace(choice, schedule=replace(choice.schedule, lasting=False))
         early = number + 1 < len(groups) and order.may_come_in_early(groups[number + 1])
-        key = alike, group in turned, number == 0, early
+        key = alike, group in turned, number == 0, early, group in found
         if key not in sources:
             source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
             source = from_the_end(source) if group in turned else source

@@ -10,9 +10,10 @@ import pytest
 from graphs import check_all
 
 import fusegraph as fg
+from codegen.schedule import target
 from fusegraph.lowering import rows
 from fusegraph.passes import order, split_reductions
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
 
 
@@ -53,6 +54,27 @@ def test_there_and_back() -> None:
         x = g.output(x, name=f"x{axis}")
     g.output(x / g.reduction(x, "max", 1), name="y")
     assert turned(g) == [False, True, False]
+
+
+def test_what_the_next_kernel_begins_with_stays_in_the_cache() -> None:
+    """The last of what is read is kept instead only where nobody begins with the last of what is written."""
+
+    def lasting(graph: fg.Graph) -> list[bool]:
+        kernels = plan(graph, choose=by_cost_model(target("sm_90a"))).kernels
+        return ["evict_last" in k.source.code for k in kernels]
+
+    g = fg.Graph("columns")
+    x = g.tensor("x", (8192, 8192))
+    for axis in (1, 0):
+        x = x - g.reduction(g.exp(x), "add", axis)
+        x = g.output(x, name=f"x{axis}")
+    g.output(x / g.reduction(x, "max", 1), name="y")
+    first, *_, last = lasting(g)
+    assert not first
+    assert last
+    g = fg.Graph("alone")
+    g.output(g.softmax(g.tensor("x", (8192, 4096))), name="y")
+    assert lasting(g) == [True]
 
 
 def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

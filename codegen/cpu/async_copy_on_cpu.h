@@ -70,6 +70,10 @@ inline void copy_async_cached(void* shared, const void* global, int valid = 16, 
     fusegraph_cpu::copy_async(shared, global, 16, valid, file, line);
 }
 
+inline void copy_async_evict_last(void* shared, const void* global, int valid = 16, FUSEGRAPH_WHERE) {
+    fusegraph_cpu::copy_async(shared, global, 16, valid, file, line);
+}
+
 inline void copy_async_commit() { ++fusegraph_cpu::async_copies().committed; }
 
 template <int Pending>

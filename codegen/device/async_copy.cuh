@@ -32,6 +32,14 @@ __device__ __forceinline__ void copy_async_cached(void* shared, const void* glob
                  : "memory");
 }
 
+// The same for what the L2 cache is to evict last: after what is written meanwhile.
+__device__ __forceinline__ void copy_async_evict_last(void* shared, const void* global, int valid = 16) {
+    asm volatile(
+        "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
+        " cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, p; }"
+        ::"r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(valid) : "memory");
+}
+
 // The thread's copies since the last commit become a group, which may be empty.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -9,7 +9,10 @@ the first is used.  The space is walked in the memory order of its operands, wit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from codegen.arch import Arch
+from codegen.lasting import worth_lasting
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiles as pointwise_tiles
 from codegen.pointwise import tiles_unaligned as pointwise_tiles_unaligned
@@ -23,15 +26,22 @@ from codegen.spec import KernelSource, PointwiseSpec
 __all__ = ["PointwiseSchedule", "TilesSchedule", "best_schedule", "render", "schedules"]
 
 
-def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule | TilesSchedule:
+def best_schedule(spec: PointwiseSpec, arch: Arch | None = None) -> PointwiseSchedule | TilesSchedule:
     """The schedule used when nothing was tuned."""
-    return pointwise_tiling.best_tiles(spec) or next(_vectors(spec))
+    return pointwise_tiling.best_tiles(spec) or next(_lasting(spec, arch))
 
 
-def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule | TilesSchedule]:
+def schedules(spec: PointwiseSpec, arch: Arch | None = None) -> Iterator[PointwiseSchedule | TilesSchedule]:
     """Schedules worth trying, best guess first."""
     tiles = list(pointwise_tiling.tiles(spec))
-    yield from tiles or _vectors(spec)
+    yield from tiles or _lasting(spec, arch)
+
+
+def _lasting(spec: PointwiseSpec, arch: Arch | None) -> Iterator[PointwiseSchedule]:
+    """Schedules without tiles, of kernels whose streams are evicted last where that is worth it."""
+    worth = arch is not None and worth_lasting(spec.program, spec.shape, arch)
+    for schedule in _vectors(spec):
+        yield replace(schedule, lasting=worth and schedule.form != "unaligned")
 
 
 def _vectors(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:

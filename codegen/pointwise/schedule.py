@@ -24,13 +24,15 @@ class PointwiseSchedule:
     """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
 
     rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that
-    are contiguous along the rows (`pointwise.unaligned`).
+    are contiguous along the rows (`pointwise.unaligned`).  lasting: the L2 cache evicts what is read once after what is
+    written (`codegen.lasting`).
     """
 
     vector: int
     unroll: int
     form: str
     itype: str
+    lasting: bool = False
 
 
 def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:

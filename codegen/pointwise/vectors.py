@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import prod
 
 from codegen.iteration import Coordinates, at_most, linear
+from codegen.lasting import streams
 from codegen.naming import Writer
 from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
@@ -120,6 +121,8 @@ class _Renderer:
         self.w = self.body.w
         self.kinds = [access(op.strides, self.shape, schedule.vector, op) for op in self.program.loads]
         self.loads = self.body.varying_loads()
+        #: loads that the L2 cache is to evict last
+        self.lasting = streams(self.program, self.shape) if schedule.lasting else frozenset()
 
     # ---- structure
 
@@ -310,7 +313,8 @@ class _Renderer:
             register = self.body.register(n)
             whole = f"{register}{at}" if at else f"const {self._register_type(n)} {register}"
             if kind == "vector":
-                load = "load_packed" if at and self._packs(n) else "load"
+                last = "load_evict_last" if n in self.lasting and not place.ragged else "load"
+                load = "load_packed" if at and self._packs(n) else last
                 w.line(f"{whole} = {load}<{vector}>({plus(pointer, place.offset(strides))}{self._count(place)});")
             elif vector == 1 or kind == "uniform":
                 w.line(f"{whole} = {pointer}[{place.offset(strides)}];")

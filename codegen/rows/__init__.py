@@ -12,8 +12,10 @@ rows (`rows.walk`); where parts of a row are, warps have them (`rows.segments`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from codegen.arch import Arch
+from codegen.lasting import worth_lasting
 from codegen.rows import schedule as rows_schedule
 from codegen.rows import walk_schedule as rows_walk_schedule
 from codegen.rows.across import AcrossRenderer
@@ -28,7 +30,10 @@ def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     if spec.walk is not None:
         return rows_walk_schedule.schedules(spec, arch)
-    return rows_schedule.schedules(spec, arch)
+    found = rows_schedule.schedules(spec, arch)
+    if not worth_lasting(spec.program, (*spec.outer, *spec.row), arch):
+        return found
+    return (replace(schedule, lasting=schedule.form != "memory" and not schedule.across) for schedule in found)
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:

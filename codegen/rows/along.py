@@ -117,7 +117,8 @@ class AlongRenderer(RowsRenderer):
             offset = self._offset(operand.strides)
             if asynchronous:
                 source = f"{self.pointers.loads[n]} + {offset}" if offset != "0" else self.pointers.loads[n]
-                w.line(f"copy_async<{s.vector * operand.dtype.itemsize}>({name} + {self._at}, {source});")
+                copy = self._copy(n, s.vector * operand.dtype.itemsize)
+                w.line(f"{copy}({name} + {self._at}, {source});")
                 continue
             held = self._vector(n)
             w.line(f"{vector_type(operand, s.vector)} {held};")

@@ -8,6 +8,7 @@ from math import prod
 from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of, literal
 from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Pointers, converted, headers, heading
+from codegen.lasting import streams
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.rows.schedule import RowsSchedule
@@ -46,6 +47,9 @@ class RowsRenderer(ABC):
         self.terms: dict[Value, str] = {}
         self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
+        #: loads that the L2 cache is to evict last
+        everywhere = (*self.space.outer, *self.space.row)
+        self.lasting = streams(self.program, everywhere) if schedule.lasting else frozenset()
         #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
         #: of the stage that is being written
         self.columns: dict[int, str] = {}
@@ -236,7 +240,8 @@ class RowsRenderer(ABC):
         if vector == 1 or (kind == "uniform" and not every):
             w.line(f"{target} = {pointer}[{offset}];")
         elif kind == "vector":
-            w.line(f"{target} = load<{vector}>({plus(pointer, offset)});")
+            load = "load_evict_last" if n in self.lasting else "load"
+            w.line(f"{target} = {load}<{vector}>({plus(pointer, offset)});")
         else:
             if target.startswith("const "):
                 declared, _, name = target.removeprefix("const ").rpartition(" ")
@@ -246,6 +251,10 @@ class RowsRenderer(ABC):
             step = linear([("e", operand.strides[self.dim])])
             at = step if offset == "0" else offset if kind == "uniform" else f"{offset} + {step}"
             w.line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
+
+    def _copy(self, n: int, nbytes: int) -> str:
+        """What copies so many bytes of a load to shared memory."""
+        return "copy_async_evict_last" if n in self.lasting and nbytes == 16 else f"copy_async<{nbytes}>"
 
     def _write(self, k: int, values: str, offset: str, guard: str = "") -> None:
         """Writes the vector of a store."""

@@ -52,6 +52,7 @@ class RowsSchedule:
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
     stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
+    lasting  the L2 cache evicts what is read once after what is written (`codegen.lasting`).
     """
 
     form: str
@@ -63,6 +64,7 @@ class RowsSchedule:
     cluster: int = 1
     resident: int = 0
     stages: int = 1
+    lasting: bool = False
 
     @property
     def threads(self) -> int:

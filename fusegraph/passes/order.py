@@ -4,6 +4,8 @@ or written begins with what that had last, which is still in the L2 cache.  And 
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
 
@@ -28,6 +30,23 @@ def from_the_end(partition: Partition) -> frozenset[Group]:
             found.add(group)
         if sum(t.nbytes for t in moved.values()) >= FEW_BYTES:
             recent = dict.fromkeys(moved, group in found)
+    return frozenset(found)
+
+
+def found_in_cache(partition: Partition, turned: Set[Group]) -> frozenset[Group]:
+    """The groups whose results a kernel that is ``turned`` begins with: their kernels had better leave these in the
+    cache, not what they have read.
+    """
+    found: set[Group] = set()
+    last: Group | None = None
+    for group in partition.groups:
+        if group.family == "view":
+            continue
+        read = {t.base for t in group.reads}
+        if last is not None and group in turned and any(t.base in read for t in last.writes):
+            found.add(last)
+        if sum(t.nbytes for t in {t.base for t in (*group.reads, *group.writes)}) >= FEW_BYTES:
+            last = group
     return frozenset(found)
 
 

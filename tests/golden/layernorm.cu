@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128, 6) layernorm_kernel(
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
         const uint32 col = min((u * 32 + lane) * 4, uint32(996));
-        x_v[u] = load<4>(x + row * 1000 + col);
+        x_v[u] = load_evict_last<4>(x + row * 1000 + col);
     }
     float y_mean_add_part = 0.0f;
     #pragma unroll

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax_kernel(
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
         const uint32 col = (u * 128 + lane) * 8;
-        x_v[u] = load<8>(x + row * 8192 + col);
+        x_v[u] = load_evict_last<8>(x + row * 8192 + col);
     }
     float y_max_part = -infinity<float>();
     #pragma unroll

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     for (uint32 u = 0; u < 8; ++u) {
         const uint32 col = (u * 2048 + lane) * 4;
         const uint32 at = (u * 512 + threadIdx.x) * 4;
-        copy_async<16>(x_s + at, x + row * 65536 + col);
+        copy_async_evict_last(x_s + at, x + row * 65536 + col);
     }
     copy_async_commit();
     copy_async_wait<0>();
