@@ -75,7 +75,7 @@ def as_dtype(value: Any) -> DType:
     else:
         try:
             return BY_NUMPY[np.dtype(value)]
-        except (TypeError, KeyError):
+        except (TypeError, ValueError, KeyError):
             pass
     raise DTypeError(f"unknown dtype {value!r}; fusegraph has {', '.join(BY_NAME)}")
 

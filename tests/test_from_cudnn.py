@@ -453,6 +453,21 @@ MISTAKES: list[tuple[Wrong, type[Exception], str]] = [
         GraphError,
         "make elements share an address",
     ),
+    (
+        lambda g: g.relu(g.tensor([2, "x"], name="t", stride=[2.5, 1])).set_output(True),
+        NotSupportedError,
+        r"tensor 't' \(uid 1\): its dim \[2, 'x'\] is no list of integers",
+    ),
+    (
+        lambda g: g.relu(g.tensor([2, 3], name="t", stride=[1])).set_output(True),
+        NotSupportedError,
+        r"tensor 't' \(uid 1\): its stride \[1\] has not as many numbers as its dim",
+    ),
+    (
+        lambda g: g.transpose(g.tensor([2, 3]), permutation=[None, 0]).set_output(True),
+        GraphError,
+        "transpose 'transpose.0': ",
+    ),
 ]
 
 

@@ -9,8 +9,10 @@ import pytest
 from test_from_cudnn import DATA, cudnn, execute, normal, pygraph
 
 import fusegraph as fg
+from fusegraph.dtypes import BY_NAME
 from fusegraph.errors import AttributeValueError, NotSupportedError
 from fusegraph.frontends.cudnn import from_cudnn
+from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.report.check import run
 
 
@@ -114,6 +116,36 @@ def test_attention(told, meant, stats):
     assert set(names) >= {"q", "k", "v"}
     for found, expected in zip(execute(graph, arrays), wanted.values()):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("amax", [False, True])
+def test_attention_of_8_bit_floats(amax):
+    """Amax_O is the largest magnitude before it is scaled and rounded."""
+    g = pygraph(DATA.FP8_E4M3)
+    q, k, v = (g.tensor([2, 3, 5, 16], name=n) for n in "qkv")
+    scales = {n: g.tensor([1, 1, 1, 1], name=n, data_type=DATA.FLOAT) for n in SCALES}
+    how = {"attn_scale": 0.25, "use_causal_mask": True, "generate_stats": True, "is_inference": False}
+    o, stats, _, most = g.sdpa_fp8(q=q, k=k, v=v, **scales, **how)
+    o.set_output(True).set_data_type(DATA.FP8_E4M3)
+    stats.set_output(True).set_data_type(DATA.FLOAT)
+    if amax:
+        most.set_output(True).set_data_type(DATA.FLOAT).set_dim([1, 1, 1, 1])
+    graph = from_cudnn(g)
+    assert graph.nodes[0].op.name == "sdpa_fp8"
+    assert [t.dtype.name for t in graph.outputs] == ["float8_e4m3", "float32", "float32"][: 2 + amax]
+    arrays: dict[str, Any] = {n: normal((2, 3, 5, 16), BY_NAME["float8_e4m3"].numpy, 1) for n in "qkv"}
+    arrays |= {n: np.full((1, 1, 1, 1), 1.0 + 0.25 * i, np.float32) for i, n in enumerate(SCALES)}
+    found = execute(graph, arrays)
+    ours = fg.Graph("ours")
+    made = {n: ours.tensor(n, t.shape, str(t.dtype)) for n, t in arrays.items()}
+    out, kept = ours.sdpa_fp8(**made, attn_scale=0.25, use_causal_mask=True, generate_stats=True, dtype="float32")
+    ours.output(out)
+    ours.output(kept)
+    exact, log_sums = run(ours.compile("reference"), arrays).values()
+    np.testing.assert_allclose(found[0].astype(float), exact, rtol=0.07, atol=0.02)
+    np.testing.assert_allclose(found[1], log_sums, rtol=1e-5)
+    if amax:
+        np.testing.assert_allclose(found[2].item(), np.abs(exact).max() / arrays["scale_o"].item(), rtol=1e-5)
 
 
 def test_attention_to_pages():

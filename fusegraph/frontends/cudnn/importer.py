@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import index
 from typing import Any
 
 from fusegraph.dtypes import float64
@@ -59,14 +60,19 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
         try:
             results = RULES[node.node_type.name].make(reading, node)
             for port, tensor in node.outputs.items():
+                if port not in results and not reading.is_wanted(tensor):
+                    continue
                 if port not in results:
                     raise GraphError(f"there is no result {port} ({tensor.name!r})")
                 reading.finish(node, port, results[port])
         except FusegraphError as error:
             raise type(error)(f"pygraph {label!r}, {_called(node)}: {error}") from None
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+            told = f"{error}; it was told {dict(node.params)}"
+            raise GraphError(f"pygraph {label!r}, {_called(node)}: a parameter is of a wrong kind: {told}") from None
     if not graph.outputs:
         raise GraphError(f"pygraph {label!r} has no output; mark one with set_output(True)")
-    names = [(t.name, uid) for uid, t in _tensors(pygraph).items() if uid in graph.uids]
+    names = [(str(t.name), uid) for uid, t in _tensors(pygraph).items() if uid in graph.uids]
     graph.labels = {name: uid for name, uid in names if sum(n == name for n, _ in names) == 1}
     return graph
 
@@ -112,6 +118,7 @@ def _lacking(node: Any) -> list[str]:
         if tensor is None:
             continue
         what = f"tensor {tensor.name!r} (uid {tensor.uid})"
+        found += [f"{what}: {problem}" for problem in _malformed(tensor)]
         try:
             dtype_of(tensor.data_type)
         except DTypeError as error:
@@ -121,6 +128,23 @@ def _lacking(node: Any) -> list[str]:
         if tensor.reordering_type is not None:
             found.append(f"{what}: reordering_type {getattr(tensor.reordering_type, 'name', tensor.reordering_type)}")
     return found
+
+
+def _malformed(tensor: Any) -> Iterator[str]:
+    """What of a tensor is not what it has to be: cudnn-frontend takes anything, and leaves it to the driver."""
+    if not isinstance(tensor.uid, int):
+        yield "a uid is an integer"
+    rank = None
+    for what in ("dim", "stride"):
+        numbers = getattr(tensor, what)
+        try:
+            sizes = [index(n) for n in (() if numbers is None else numbers)]
+        except TypeError:
+            yield f"its {what} {numbers!r} is no list of integers"
+            return
+        if rank and sizes and len(sizes) != rank:
+            yield f"its {what} {sizes} has not as many numbers as its dim"
+        rank = len(sizes)
 
 
 def _set(value: Any) -> bool:

@@ -7,6 +7,7 @@ Python graph shows before cuDNN has seen it is row-major throughout, and provisi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fusegraph.layout import packed_strides, stride_order
 
@@ -33,14 +34,13 @@ def result_strides(
     """The strides cuDNN gives a result of a shape; operands are the (shape, strides) of the node's, in order."""
     if kind in _CHANNELS_LAST:
         return channels_last(shape)
-    if kind in ("MATMUL", "SDPA") or not operands:
+    if kind in ("MATMUL", "SDPA", "SDPA_FP8") or not operands:
         return packed_strides(shape)
     first, strides = operands[0]
     if kind == "RESHAPE":
         return packed_strides(shape) if is_logical(params) else channels_last(shape)
     if kind == "TRANSPOSE":
-        order = params["permutation"]
-        assert isinstance(order, (list, tuple))
+        order: Any = params["permutation"]
         return tuple(strides[d] for d in order)
     if kind == "SLICE":
         return strides

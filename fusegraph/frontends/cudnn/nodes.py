@@ -300,6 +300,7 @@ RULES: dict[str, Rule] = {
     "TRANSPOSE": Rule(_transpose, ("input",), ("permutation",)),
     "SLICE": Rule(_slice, ("input",), ("slices",)),
     "SDPA": Rule(attention.sdpa, attention.PORTS, attention.PARAMS),
+    "SDPA_FP8": Rule(attention.sdpa_fp8, attention.PORTS_FP8, attention.PARAMS),
     "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, attention_backward.PARAMS),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }

@@ -35,6 +35,7 @@ class Reading:
         #: Once cuDNN has inferred what was not set, what the Python graph shows is what it is.
         self._inferred = bool(getattr(pygraph, "_cpp_bog_done", False))
         self._producer = {t.uid: (n, port) for n in pygraph.nodes for port, t in n.outputs.items() if t is not None}
+        self._taken = {t.uid for n in pygraph.nodes for t in n.inputs.values() if t is not None}
         self._strides: dict[int, tuple[int, ...]] = {}
         self._casts: dict[tuple[Tensor, DType], Tensor] = {}
 
@@ -59,6 +60,10 @@ class Reading:
             default = self._context.intermediate_data_type if tensor.is_virtual else self._context.io_data_type
             found = dtype_of(default)
         return found or float32
+
+    def is_wanted(self, tensor: Any) -> bool:
+        """Whether anything takes a result."""
+        return not tensor.is_virtual or tensor.uid in self._taken
 
     def computes_in(self, node: Any) -> DType:
         """The dtype in which a node computes."""
