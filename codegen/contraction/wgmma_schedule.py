@@ -18,6 +18,7 @@ from codegen.contraction.wgmma_layout import (
     TAIL,
     Layout,
     WgmmaSchedule,
+    brought,
     panel_size,
     ring_bytes,
     round_up,
@@ -73,8 +74,11 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
 
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
-    """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
-    return _ranked(spec, arch)[0][0]
+    """Cycles that the best schedule is estimated to take, but for what memory takes: the other forms' estimates leave
+    that out, too.  Raises Unsupported with a reason.
+    """
+    best = _ranked(spec, arch)[0][1]
+    return _cost(spec, best.factors(spec), best, cold=False)
 
 
 @lru_cache(256)
@@ -211,6 +215,9 @@ RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
 ADD_STAGE = 100.0
 #: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
 L2_RATE, LATENCY = 70.0, 1500.0
+#: Bytes from memory in a cycle, for all multiprocessors and for one, and cycles from asking for a stage until it is
+#: there while others ask as well; the share by which the shorter of what memory and all else take adds to the longer.
+MEMORY_RATE, MEMORY_SHARE, ROUND_TRIP, OVERLAP = 2200.0, 50.0, 2400.0, 0.05
 #: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: The same of a row of windows some of whose channels do not exist.
@@ -227,9 +234,10 @@ FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 
 SHARED_RATE, SHARED_ACCESS = 116.0, 128
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
-#: Cycles of the epilogue for each 8 columns of a consumer, those that a cluster needs to add up, and the bytes of sums
-#: that it exchanges in a cycle.
-EPILOGUE, EXCHANGE, EXCHANGE_RATE = 60.0, 6000.0, 30.0
+#: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
+EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 800.0, 200.0, 40.0
+#: Cycles that a cluster needs to add up, and each of its blocks, and bytes of sums that it exchanges in a cycle.
+EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 15.0
 #: Clusters of a size that 132 multiprocessors hold at a time: those of a cluster are neighbours.
 CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
@@ -288,10 +296,21 @@ def _windows_past_channels(parts: Factors) -> float:
 _FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
 
-def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
+def _fresh_bytes(spec: ContractionSpec, parts: Factors) -> int:
+    """Bytes of the factors that the copy engine brings, each counted once."""
+    sides = ((parts.a, spec.a, 1), (parts.b, spec.b, spec.products))
+    return sum(
+        count * prod(side.map.sizes) * gather.operand.dtype.itemsize
+        for side, gather, count in sides
+        if isinstance(side, Side)
+    )
+
+
+def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, *, cold: bool = True) -> float:
     """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
 
-    The constants are fits to measurements on an H200.
+    Nor can the whole be faster than memory, where the factors are if ``cold``.  The constants are fits to measurements
+    on an H200.
     """
     itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
@@ -306,16 +325,23 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
         loads += s.rows * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
     else:  # the copy engine takes as long for a short row as for one of 128 bytes
         rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.cols, itemsize)
-        every = (s.rows + cols * rows) * parts.reduction.per_stage
+        every = (brought(parts.a, s.rows, parts.rows) + cols * rows) * parts.reduction.per_stage
         partial = _windows_past_channels(parts)
         loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
-    loads = max(loads, _filling(spec, parts, s))
+    loads = max(loads, _filling(spec, parts, s), ROUND_TRIP / s.stages if cold else 0.0)
     if isinstance(parts.a, Computed):
         loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
-    epilogue = EPILOGUE * s.pieces * s.part / 8 * max(1, len(spec.program.operands)) + 800
-    rounds = -(-tiles // max(1, CLUSTERS[s.split] * s.blocks // 132))
+    layout = Layout(spec, parts, s)
+    operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
+    epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
+    together = max(1, CLUSTERS[s.split] * s.blocks // 132)
+    rounds = -(-tiles // together)
+    mainloop = depth * (max(products, loads) + 0.05 * loads)
+    if s.split > 1:
+        epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split + s.rows * cols * 4 / EXCHANGE_RATE
+    work = rounds * (mainloop + epilogue)
     if s.turns:  # one consumer's epilogue meanwhile the other's products
-        mainloop = depth * (max(products, loads) + 0.05 * loads)
-        return LATENCY + max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    exchange = EXCHANGE + s.rows * cols * 4 / EXCHANGE_RATE if s.split > 1 else 0.0
-    return LATENCY + rounds * (depth * (max(products, loads) + 0.05 * loads) + epilogue + exchange)
+        work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
+    rate = min(MEMORY_RATE, MEMORY_SHARE * min(tiles, together) * s.split)
+    memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0
+    return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
