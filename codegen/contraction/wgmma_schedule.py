@@ -217,7 +217,7 @@ ADD_STAGE = 100.0
 L2_RATE, LATENCY = 70.0, 1500.0
 #: Bytes from memory in a cycle, for all multiprocessors and for one, and cycles from asking for a stage until it is
 #: there while others ask as well; the share by which the shorter of what memory and all else take adds to the longer.
-MEMORY_RATE, MEMORY_SHARE, ROUND_TRIP, OVERLAP = 2200.0, 50.0, 2400.0, 0.05
+MEMORY_RATE, MEMORY_SHARE, ROUND_TRIP, OVERLAP = 2000.0, 50.0, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: The same of a row of windows some of whose channels do not exist.
@@ -235,9 +235,9 @@ SHARED_RATE, SHARED_ACCESS = 116.0, 128
 #: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
 FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 #: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
-EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 800.0, 200.0, 40.0
+EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
 #: Cycles that a cluster needs to add up, and each of its blocks, and bytes of sums that it exchanges in a cycle.
-EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 15.0
+EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 #: Clusters of a size that 132 multiprocessors hold at a time: those of a cluster are neighbours.
 CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
@@ -328,14 +328,15 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, *, cold: bool
         every = (brought(parts.a, s.rows, parts.rows) + cols * rows) * parts.reduction.per_stage
         partial = _windows_past_channels(parts)
         loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
-    loads = max(loads, _filling(spec, parts, s), ROUND_TRIP / s.stages if cold else 0.0)
+    together = max(1, CLUSTERS[s.split] * s.blocks // 132)
+    rounds = -(-tiles // together)
+    refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
+    loads = max(loads, _filling(spec, parts, s), refill)
     if isinstance(parts.a, Computed):
         loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
     layout = Layout(spec, parts, s)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
-    together = max(1, CLUSTERS[s.split] * s.blocks // 132)
-    rounds = -(-tiles // together)
     mainloop = depth * (max(products, loads) + 0.05 * loads)
     if s.split > 1:
         epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split + s.rows * cols * 4 / EXCHANGE_RATE
