@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from graphs import check_all, compile_for
+from graphs import check_all, check_on_gpu, compile_for
 
 import fusegraph as fg
 from codegen import lasting
@@ -48,12 +48,21 @@ def test_streams_of_large_kernels_last() -> None:
     assert loaded_to_last(normalised(8192, 4096), "sm_80") == set()
 
 
+#: Rows in registers, twice, and in shared memory.
+SIZES = ((512, "float32"), (1000, "bfloat16"), (520, "bfloat16"))
+
+
 @pytest.mark.slow
 def test_values_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lasting, "LEAST_BYTES", 0)
-    sizes = ((512, "float32"), (1000, "bfloat16"), (520, "bfloat16"))  # the last in shared memory
-    graphs = [make(6, cols, io) for make in (normalised, biased) for cols, io in sizes]
+    graphs = [make(6, cols, io) for make in (normalised, biased) for cols, io in SIZES]
     for graph in graphs:
         assert loaded_to_last(graph) >= {"x"}
     check_all(graphs, arch="sm_90a")
     compile_for("sm_90a", graphs, choose=by_cost_model(target("sm_90a")))
+
+
+@pytest.mark.gpu
+def test_values_that_last_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "LEAST_BYTES", 0)
+    check_on_gpu([make(600, cols, io) for make in (normalised, biased) for cols, io in SIZES])

@@ -330,7 +330,9 @@ def uneven(shape: tuple[int, ...], dtype: str, size: Any) -> fg.Graph:
 
 
 def run_in_planes(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, int, int]]) -> None:
-    """Graphs of one kernel, with so many planes a block and neighbours a vector (0: as many as suit)."""
+    """Graphs of one kernel, with so many planes a block and neighbours a vector (0: as many as suit); of one, with
+    64-bit offsets.
+    """
     monkeypatch.setattr("codegen.pool.steps.LEAST_ELEMENTS", 0)
     made = []
     for graph, planes, vector in cases:
@@ -339,7 +341,8 @@ def run_in_planes(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Grap
         best = best_schedule(spec)
         assert isinstance(best, PoolSchedule)
         assert best.planes
-        forced = replace(best, planes=planes, vector=vector or best.vector)
+        itype = "int64" if vector == 1 else best.itype
+        forced = replace(best, planes=planes, vector=vector or best.vector, itype=itype)
         monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, forced=forced: forced)
         made.append(CpuExecutable(graph, Options(), lazy=True))
     build_together(made)
@@ -363,6 +366,17 @@ def test_planes_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
             for dtype, planes in (("float32", 4), ("bfloat16", 2), ("float64", 1))
         ],
     )
+
+
+@pytest.mark.gpu
+def test_planes_on_the_gpu() -> None:
+    graphs = [uneven((3, 5, 56, 40), dtype, (13, 9)) for dtype in ("float32", "bfloat16", "float64")]
+    graphs += [uneven((40, 150, 33, 48), "float16", (5, 7)), uneven((1, 3, 37, 51), "bfloat16", (12, 50))]
+    for graph in graphs:
+        best = best_schedule(plan(graph).kernels[0].group.lowered.spec)
+        assert isinstance(best, PoolSchedule)
+        assert best.planes
+    check_on_gpu(graphs)
 
 
 def test_planes_are_for_what_can_be_folded_in_turn() -> None:
