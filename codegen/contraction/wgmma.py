@@ -398,8 +398,8 @@ class _Renderer(Producer, Results):
         if s.turns:
             w.line("barrier_wait(shared.turn[group], turn);")
             w.line("turn ^= 1;")
-        if self.computed is None and s.groups > 1:
-            # Unrolled it would compile a fifth longer.  What the loop itself takes, the other consumers' products hide.
+        if self.computed is None and (s.groups > 1 or self.columns > GROUP_ROWS):
+            # Unrolled it compiles a fifth longer; only products of few columns are too short to hide the loop itself.
             w.line("#pragma unroll 1")
         w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
