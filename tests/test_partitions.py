@@ -234,7 +234,7 @@ def test_what_groups_reach_is_known_after_merges():
             network = nx.DiGraph((a, b) for a in groups.members for b in groups.successors[a])
             network.add_nodes_from(groups.members)
             for a in groups.members:
-                assert {b for b in groups.members if groups.reach[a] >> b & 1} == nx.descendants(network, a)
+                assert {b for b in groups.members if groups.reach[a] >> groups.bit[b] & 1} == nx.descendants(network, a)
 
 
 def test_a_network_is_one_kernel_a_layer():

@@ -48,7 +48,7 @@ def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
 
 
 class _Quotient:
-    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches
+    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches, by the bit of each
     (and of some that are none any more)."""
 
     def __init__(self, graph: Graph) -> None:
@@ -62,6 +62,7 @@ class _Quotient:
         for producer, consumer in graph.network.edges():
             self.successors[self.order[producer]].add(self.order[consumer])
             self.predecessors[self.order[consumer]].add(self.order[producer])
+        self.bit = {k: k for k in self.members}
         self.reach: dict[int, int] = {}
         for node in reversed(list(nx.topological_sort(graph.network))):
             k = self.order[node]
@@ -84,7 +85,7 @@ class _Quotient:
         """A node on a path from group a to group b that leaves both, which merging them would turn into a cycle."""
         for first, last in ((a, b), (b, a)):
             for s in self.successors[first]:
-                if s != last and self.reach[s] >> last & 1:
+                if s != last and self.reach[s] >> self.bit[last] & 1:
                     return self.members[s][0]
         return None
 
@@ -156,6 +157,11 @@ class _Quotient:
     def merge(self, a: int, b: int) -> set[int]:
         """Merges group b into a; returns the groups that have other neighbours now."""
         changed = {a} | min((self.reducing & self.successors[k] for k in (a, b)), key=len) - {b}
+        # Whatever reaches one of two groups reaches the one that takes the other's results: its bit stands for both.
+        bits = 1 << self.bit[a] | 1 << self.bit[b]
+        bit = self.bit.pop(b)
+        if b in self.successors[a]:
+            self.bit[a] = bit
         self._views.pop(b, None)
         self._views[a] = self.joined(a, b)
         self._joined = {}
@@ -178,16 +184,14 @@ class _Quotient:
             forward[a] |= gone
         for neighbours in (self.successors, self.predecessors):
             neighbours[a] -= {a, b}
-        bit_a, bit_b = 1 << a, 1 << b
-        joined = (self.reach[a] | self.reach.pop(b)) & ~(bit_a | bit_b)
-        self.reach[a] = joined
-        # Whatever reaches a group that has all these bits already has them, too.  A bit of b left behind harms nobody.
+        self.reach[a] = (self.reach[a] | self.reach.pop(b)) & ~bits
+        # Whatever reaches a group that has all these bits already has them, too.  One left behind harms nobody.
+        joined = self.reach[a] | 1 << self.bit[a]
         pending = list(self.predecessors[a])
         while pending:
             k = pending.pop()
-            bits = self.reach[k] | joined | bit_a
-            if bits != self.reach[k]:
-                self.reach[k] = bits
+            if joined & ~self.reach[k]:
+                self.reach[k] |= joined
                 pending += self.predecessors[k]
         return changed
 
