@@ -55,7 +55,7 @@ def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedul
     deep, wide = panels(spec.attention.depth), panels(spec.attention.width)
     brought = 2 * PANEL * (deep + wide) * (GROUPS * ROWS + s.stages * s.cols)
     gradients, sums = 2 * GROUPS * s.cols * 2 * ROWS, 4 * PANEL * deep * s.cols
-    return brought + gradients + sums + 8 * s.stages * s.cols + 16 * (s.stages + 2) + 128
+    return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 2) + 128
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardJoinedSchedule, ...]:
@@ -114,7 +114,7 @@ class _Joined(Renderer):
         super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, 1, apart))
         assert spec.by_queries is not None
         assert spec.order is not None
-        self.schedule = schedule
+        self.schedule, self.each = schedule, False
         self.registers = FEWER if self.deep == self.wide == 1 else REGISTERS
         self.scores.whole_tiles = True
         self.sums = self.names.unique(spec.by_queries.name, "_map")
@@ -177,6 +177,26 @@ class _Joined(Renderer):
 
     def _end_work(self) -> None:
         pass
+
+    # ---- the warp that brings the numbers of queries
+
+    def _meet(self, condition: str, comment: str = "") -> None:
+        """Writes the barrier of consumers and of the warp that brings numbers of queries."""
+        before = f"if ({condition}) " if condition else ""
+        self.w.line(f"{before}named_barrier_sync({GRADIENTS}, {GROUPS * GROUP + 32});{comment}")
+
+    def _numbers(self) -> None:
+        """Those of a tile are there when consumers have finished reading those of the tile before the one before."""
+        w = self.w
+        w.close("} else if (threadIdx.x / 32 == 1) {")
+        w.depth += 1
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile)")
+        self._bring("[tile % 2]")
+        self._meet("")
+        w.close()
+        self._meet("first < last", "  // those of the last one are no longer needed")
+        self._end_tiles()
 
     # ---- the warp that adds to the sums of queries
 
@@ -248,6 +268,7 @@ class _Joined(Renderer):
         w.line("barrier_wait(shared.held_full[held.index], held.parity);")
         self._tiles()
         self.scores.define()
+        self._meet("first < last")
         w.open("for (int tile = first; tile < last; ++tile, ++stage, ++sent)")
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
         self._multiply("s", 0)
@@ -255,12 +276,12 @@ class _Joined(Renderer):
         self.scores.draw("tile")
         w.line("wgmma_wait<1>();  // the products of queries and keys are there")
         w.line("wgmma_hold(s);")
-        self.scores.probabilities("tile", "&shared.shift[stage.index][0]")
+        self.scores.probabilities("tile", "&shared.numbers[tile % 2][0][0]")
         self._sum("by_p", "factor", 1)
         w.line("wgmma_wait<1>();  // those with the loss are there")
         w.line("wgmma_hold(d);")
         ready = "" if s.apart else "wgmma_wait<0>();  // the factors are no longer needed"
-        self.scores.gradients("tile", "&shared.delta[stage.index][0]", "", gradients, ready)
+        self.scores.gradients("tile", "&shared.numbers[tile % 2][1][0]", "", gradients, ready)
         w.line("auto& by_scores = shared.gradients[sent.parity];")
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {s.cols // 16}; ++j)")
@@ -268,7 +289,7 @@ class _Joined(Renderer):
         w.close()
         w.line("fence_async_shared();")
         self._sum("by_s", gradients, 0)
-        w.line(f"named_barrier_sync({GRADIENTS}, {GROUPS * GROUP});  // those of all keys are there")
+        self._meet("", "  // those of all keys are there, and the numbers of the next queries")
         self._by_keys()
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")

@@ -8,7 +8,6 @@ multiply a tile, the consumer computes the exponentials of the next one or the g
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -26,12 +25,13 @@ from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, TensorMap
 from codegen.tiles import Unsupported
 
+NUMBERS = 4  #: Named barriers of warpgroups and of who brings them numbers of queries begin here, others at 1.
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
     Barrier Ring Shared Tile at attention bits by_p by_s c0 d delta draw e empty f factor first full g_factor group held
-    held_empty held_full i j kept keys kk lane last losses m memory met n previous queries r0 row s score scores shared
-    shift slope slope_of stage stored t tile unit v values weighted word words work x
+    held_empty held_full i j kept keys kk lane last losses m memory met n numbers place previous queries r0 reader row s
+    score scores shared shift slope slope_of stage stored t tile unit v values weighted word words work x
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -81,6 +81,8 @@ class Renderer:
         self.deep, self.wide = panels(a.depth), panels(a.width)
         #: whether products with the loss are needed
         self.with_loss = spec.first is not None or spec.by_scores is not None
+        #: whether every warpgroup of consumers keeps the numbers of queries for itself
+        self.each = True
         self.results: list[Result] = []
         number = len(spec.arguments) + len(a.loads)
         for sums, factor, op, elements, tile in (
@@ -185,7 +187,9 @@ class Renderer:
             w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
         self._more_shared()
         if not spec.queries:
-            w.line(f"alignas(16) float shift[{s.stages}][{s.cols}], delta[{s.stages}][{s.cols}];")
+            places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
+            what = "shift and delta" if self.with_loss else "shift"
+            w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
         if self.scores.ranged:
             w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
         w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
@@ -199,7 +203,7 @@ class Renderer:
         w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
         w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        w.line(f"barrier_init(shared.full[i], {1 if spec.queries else 33 + 32 * self.with_loss});")
+        w.line("barrier_init(shared.full[i], 1);")
         w.line(f"barrier_init(shared.empty[i], {s.groups});")
         w.close()
         self._more_barriers()
@@ -291,32 +295,45 @@ class Renderer:
         self._end_tiles()
         self._end_work()
         if not spec.queries:
-            self._numbers(1, "shift", self.scores.shift_of, self.shift)
-            if self.with_loss:
-                self._numbers(2, "delta", self.scores.delta_of, self.delta)
+            self._numbers()
         self._more_warps()
         w.close()
 
-    def _numbers(self, warp: int, name: str, text: Callable[[str, str, str], str], source: str) -> None:
-        """Writes what a warp does that brings a number for each of the columns, by ordinary loads."""
-        w, s, spec = self.w, self.s, self.spec
-        w.close(f"}} else if (threadIdx.x / 32 == {warp}) {{")
+    def _numbers(self) -> None:
+        """Writes the warps that bring the numbers of queries, each for a warpgroup of consumers, by ordinary loads.
+
+        Two tiles' have places, in turn.  Who reads or writes them meets when a tile's are there: the last is done.
+        """
+        w, s = self.w, self.s
+        w.close(f"}} else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups}) {{")
         w.depth += 1
+        w.line("const int reader = threadIdx.x / 32 - 1;  // the warpgroup that they are for")
+        w.line("int place = 0;")
         self._work()
         self.scores.intervals()
         self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        w.line("#pragma unroll 1")
-        w.open(f"for (int i = threadIdx.x % 32; i < {s.cols}; i += 32)")
-        w.line(f"const {self.scores.t} x = tile * {s.cols} + i;")
-        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-        w.line(f"shared.{name}[stage.index][i] = {text(source, 'x', exists)};")
-        w.close()
-        w.line("barrier_arrive(shared.full[stage.index]);")
+        w.open("for (int tile = first; tile < last; ++tile, place ^= 1)")
+        self._bring("[reader][place]")
+        w.line(f"named_barrier_sync({NUMBERS} + reader, {GROUP + 32});")
         w.close()
         self._end_tiles()
         self._end_work()
+
+    def _bring(self, place: str) -> None:
+        """Writes what a warp does for the numbers of a tile."""
+        w, s, spec = self.w, self.s, self.spec
+        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+        text, i = self.scores.shift_of(self.shift, "x", exists), "i"
+        if self.with_loss:
+            i = f"i % {s.cols}"
+            text = f"i < {s.cols} ? {f'({text})' if exists else text} : {self.scores.delta_of(self.delta, 'x', exists)}"
+        count = s.cols * (1 + self.with_loss)
+        # Loads one after the other may take longer than a tile; where each is of one kind, registers suffice for four.
+        w.line("#pragma unroll" if s.cols in (32, 64) else f"#pragma unroll {1 if self.registers[0] < 40 else 2}")
+        w.open(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)")
+        w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
+        w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")
+        w.close()
 
     # ---- the consumers
 
@@ -332,6 +349,8 @@ class Renderer:
         self.scores.unit()
         self.scores.scalars()
         w.line(f"Ring<{s.stages}> stage;")
+        if not spec.queries:
+            w.line("int place = 0;  // of the queries' numbers")
         w.line(f"Ring<{s.ahead}> held;")
         if self.mapped and s.ahead > 1:
             w.line("bool stored = false;  // whether results are on their way out of the tile before")
@@ -356,9 +375,6 @@ class Renderer:
         w.line("barrier_wait(shared.full[stage.index], stage.parity);")
         self._multiply("s", 0)
         w.line("wgmma_wait<1>();  // the sums of the tile before are made")
-        # One thread gives the stage away for its warpgroup, whose other warps have read the stage's numbers: a product
-        # is made by all four of them, and the one waited for needs factors that each computed of these.  That orders
-        # their reads before the producer's next writes; compute-sanitizer's racecheck does not know it and warns.
         w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
         if s.ahead > 1:
             self._release("t == 0 && stored && tile > first")
@@ -367,18 +383,20 @@ class Renderer:
         self.scores.draw("tile")
         w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
         w.line("wgmma_hold(s);")
-        self.scores.probabilities("tile", "&shared.shift[stage.index][0]")
+        if not spec.queries:
+            w.line(f"named_barrier_sync({NUMBERS} + group, {GROUP + 32});  // so are the queries' numbers")
+        self.scores.probabilities("tile", "&shared.numbers[group][place][0][0]")
         if spec.second is not None:
             self._sum("by_p", "factor", 1)
         if self.with_loss:
             w.line(f"wgmma_wait<{int(spec.second is not None)}>();  // those with the loss are there")
             w.line("wgmma_hold(d);")
             ready = "wgmma_wait<0>();  // the factors are no longer needed" if both and not s.apart else ""
-            self.scores.gradients("tile", "&shared.delta[stage.index][0]", self.by_scores, factors[1], ready)
+            self.scores.gradients("tile", "&shared.numbers[group][place][1][0]", self.by_scores, factors[1], ready)
         if spec.first is not None:
             self._sum("by_s", factors[1], 0)
         w.line("previous = stage;")
-        w.line("++stage;")
+        w.line("++stage;" if spec.queries else "++stage, place ^= 1;")
         self._end_work()
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")

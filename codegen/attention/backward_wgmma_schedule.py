@@ -55,7 +55,7 @@ class AttentionBackwardWgmmaSchedule:
 
 def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> int:
     row = 2 * PANEL * (panels(spec.attention.depth) + panels(spec.attention.width))
-    numbers = 0 if spec.queries else 8 * s.stages * s.cols
+    numbers = 0 if spec.queries else 16 * s.groups * s.cols
     met = 16 * s.ahead if own_ranges(spec) else 0
     return row * (s.ahead * s.height + s.stages * s.cols) + numbers + met + 16 * (s.stages + s.ahead) + 128
 

@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         alignas(1024) float sums[2][96][32];  // on their way to those of queries
         Barrier sums_empty;
         int number;
-        alignas(16) float shift[2][96], delta[2][96];
+        alignas(16) float numbers[2][2][96];  // shift and delta of a tile's queries, and of the next one's
         Barrier held_full[1], held_empty[1], full[2], empty[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
             barrier_init(shared.held_empty[i], 2);
         }
         for (int i = 0; i < 2; ++i) {
-            barrier_init(shared.full[i], 65);
+            barrier_init(shared.full[i], 1);
             barrier_init(shared.empty[i], 2);
         }
         barrier_init(shared.sums_empty, 1);
@@ -110,28 +110,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         } else if (threadIdx.x / 32 == 1) {
             for (int32 b2 = 0; b2 < 2; ++b2) {
                 const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
-                for (int tile = first; tile < last; ++tile, ++stage) {
-                    barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                    #pragma unroll 1
-                    for (int i = threadIdx.x % 32; i < 96; i += 32) {
-                        const int32 x = tile * 96 + i;
-                        shared.shift[stage.index][i] = x < 1024 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>();
+                for (int tile = first; tile < last; ++tile) {
+                    #pragma unroll 2
+                    for (int i = threadIdx.x % 32; i < 192; i += 32) {
+                        const int32 x = tile * 96 + i % 96;
+                        shared.numbers[tile % 2][i / 96][i % 96] = i < 96 ? (x < 1024 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>()) : x < 1024 ? dQ_delta[b1 * 2048 + b2 * 1024 + x] : 0.0f;
                     }
-                    barrier_arrive(shared.full[stage.index]);
+                    named_barrier_sync(4, 288);
                 }
-            }
-        } else if (threadIdx.x / 32 == 2) {
-            for (int32 b2 = 0; b2 < 2; ++b2) {
-                const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
-                for (int tile = first; tile < last; ++tile, ++stage) {
-                    barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                    #pragma unroll 1
-                    for (int i = threadIdx.x % 32; i < 96; i += 32) {
-                        const int32 x = tile * 96 + i;
-                        shared.delta[stage.index][i] = x < 1024 ? dQ_delta[b1 * 2048 + b2 * 1024 + x] : 0.0f;
-                    }
-                    barrier_arrive(shared.full[stage.index]);
-                }
+                if (first < last) named_barrier_sync(4, 288);  // those of the last one are no longer needed
             }
         } else if (threadIdx.x / 32 == 3) {
             for (int32 b2 = 0; b2 < 2; ++b2) {
@@ -194,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                     }
                 }
             };
+            if (first < last) named_barrier_sync(4, 288);
             for (int tile = first; tile < last; ++tile, ++stage, ++sent) {
                 barrier_wait(shared.full[stage.index], stage.parity);
                 wgmma_fence();
@@ -217,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 scores(tile);
                 #pragma unroll
                 for (int j = 0; j < 48; j += 4) {
-                    const auto x = load_shared<2>(&shared.shift[stage.index][0] + j * 2 + lane % 4 * 2);
+                    const auto x = load_shared<2>(&shared.numbers[tile % 2][0][0] + j * 2 + lane % 4 * 2);
                     #pragma unroll
                     for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);
                 }
@@ -233,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 wgmma_hold(d);
                 #pragma unroll
                 for (int j = 0; j < 48; j += 4) {
-                    const auto x = load_shared<2>(&shared.delta[stage.index][0] + j * 2 + lane % 4 * 2);
+                    const auto x = load_shared<2>(&shared.numbers[tile % 2][1][0] + j * 2 + lane % 4 * 2);
                     #pragma unroll
                     for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
                 }
@@ -251,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                         by_s, g_factor[kk], matrix_descriptor<128>(&shared.queries[stage.index][0][kk * 16][0], 12288, 1024), true);
                 }
                 wgmma_commit();
-                named_barrier_sync(4, 256);  // those of all keys are there
+                named_barrier_sync(4, 288);  // those of all keys are there, and the numbers of the next queries
                 wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 8; ++kk) {

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
         alignas(1024) bfloat16 values[1][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 queries[3][1][64][64];
         alignas(1024) bfloat16 losses[3][1][64][64];
-        alignas(16) float shift[3][64], delta[3][64];
+        alignas(16) float numbers[2][2][2][64];  // shift and delta of a tile's queries, and of the next one's
         Barrier held_full[1], held_empty[1], full[3], empty[3];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
             barrier_init(shared.held_empty[i], 2);
         }
         for (int i = 0; i < 3; ++i) {
-            barrier_init(shared.full[i], 65);
+            barrier_init(shared.full[i], 1);
             barrier_init(shared.empty[i], 2);
         }
         barrier_fence_init();
@@ -102,39 +102,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                     }
                 }
             }
-        } else if (threadIdx.x / 32 == 1) {
+        } else if (threadIdx.x >= 32 && threadIdx.x < 96) {
+            const int reader = threadIdx.x / 32 - 1;  // the warpgroup that they are for
+            int place = 0;
             for (int work = blockIdx.x; work < 16; work += gridDim.x, ++held) {
                 const Tile at = tile_at<2, 8, 2>(work);
                 const int r0 = at.col * 128;
                 const int32 b1 = at.row;
                 for (int32 b2 = 0; b2 < 2; ++b2) {
                     const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
-                    for (int tile = first; tile < last; ++tile, ++stage) {
-                        barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                        #pragma unroll 1
-                        for (int i = threadIdx.x % 32; i < 64; i += 32) {
-                            const int32 x = tile * 64 + i;
-                            shared.shift[stage.index][i] = attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]);
+                    for (int tile = first; tile < last; ++tile, place ^= 1) {
+                        #pragma unroll
+                        for (int i = threadIdx.x % 32; i < 128; i += 32) {
+                            const int32 x = tile * 64 + i % 64;
+                            shared.numbers[reader][place][i / 64][i % 64] = i < 64 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : dQ_delta[b1 * 2048 + b2 * 1024 + x];
                         }
-                        barrier_arrive(shared.full[stage.index]);
-                    }
-                }
-            }
-        } else if (threadIdx.x / 32 == 2) {
-            for (int work = blockIdx.x; work < 16; work += gridDim.x, ++held) {
-                const Tile at = tile_at<2, 8, 2>(work);
-                const int r0 = at.col * 128;
-                const int32 b1 = at.row;
-                for (int32 b2 = 0; b2 < 2; ++b2) {
-                    const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
-                    for (int tile = first; tile < last; ++tile, ++stage) {
-                        barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                        #pragma unroll 1
-                        for (int i = threadIdx.x % 32; i < 64; i += 32) {
-                            const int32 x = tile * 64 + i;
-                            shared.delta[stage.index][i] = dQ_delta[b1 * 2048 + b2 * 1024 + x];
-                        }
-                        barrier_arrive(shared.full[stage.index]);
+                        named_barrier_sync(4 + reader, 160);
                     }
                 }
             }
@@ -145,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         const float unit = 43.28085f;  // of a score, to base 2
         Ring<3> stage;
+        int place = 0;  // of the queries' numbers
         Ring<1> held;
         for (int work = blockIdx.x; work < 16; work += gridDim.x, ++held) {
             const Tile at = tile_at<2, 8, 2>(work);
@@ -231,10 +215,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                     wgmma_commit();
                     wgmma_wait<1>();  // the products of queries and keys are there
                     wgmma_hold(s);
+                    named_barrier_sync(4 + group, 160);  // so are the queries' numbers
                     scores(tile);
                     #pragma unroll
                     for (int j = 0; j < 32; j += 4) {
-                        const auto x = load_shared<2>(&shared.shift[stage.index][0] + j * 2 + lane % 4 * 2);
+                        const auto x = load_shared<2>(&shared.numbers[group][place][0][0] + j * 2 + lane % 4 * 2);
                         #pragma unroll
                         for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);
                     }
@@ -250,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                     wgmma_hold(d);
                     #pragma unroll
                     for (int j = 0; j < 32; j += 4) {
-                        const auto x = load_shared<2>(&shared.delta[stage.index][0] + j * 2 + lane % 4 * 2);
+                        const auto x = load_shared<2>(&shared.numbers[group][place][1][0] + j * 2 + lane % 4 * 2);
                         #pragma unroll
                         for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
                     }
@@ -266,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                     }
                     wgmma_commit();
                     previous = stage;
-                    ++stage;
+                    ++stage, place ^= 1;
                 }
                 wgmma_wait<0>();
                 if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);
