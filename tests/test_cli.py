@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fusegraph as fg
 from codegen.cpu import DEVICE_DIR
 from fusegraph.cli import main
 from fusegraph.cli.compile import GRAPH_KEYS, KERNEL_KEYS
@@ -181,6 +182,16 @@ def test_compile_for_the_reference(write, out, tell):
     (graph,) = told["graphs"]
     assert (graph["kernels"], graph["decisions"]) == ([], [])
     assert list(contents(out / "fma")) == ["manifest.json"]
+
+
+def test_runs_without_fusion(write, tell, monkeypatch):
+    asked = []
+    compiled = fg.compile
+    monkeypatch.setattr(fg, "compile", lambda *args, **options: asked.append(options) or compiled(*args, **options))
+    for options in ([], ["--no-fusion"]):
+        status, told, _ = tell("run", write(POINTWISE), "--engine", "reference", "--check", *options)
+        assert (status, told["graphs"][0]["ok"]) == (0, True)
+    assert [given["fusion"] for given in asked] == [True, False]
 
 
 def test_no_fusion_and_strict(write, out, tell):

@@ -126,6 +126,7 @@ def run_command(
     ] = None,
     as_json: Json = False,
     strict: Strict = False,
+    no_fusion: NoFusion = False,
     autotune: Autotune = None,
 ) -> int:
     """Run on random inputs, on the GPU or the CPU."""
@@ -138,6 +139,7 @@ def run_command(
         seed=seed,
         out=out,
         strict=strict,
+        fusion=not no_fusion,
         autotune=autotune,
         as_json=as_json,
     )

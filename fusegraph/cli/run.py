@@ -35,6 +35,7 @@ def run_file(
     seed: int,
     out: str | None,
     strict: bool,
+    fusion: bool = True,
     autotune: bool | None = None,
     as_json: bool,
 ) -> int:
@@ -57,7 +58,7 @@ def run_file(
     with progress(len(graphs)) as step:
         for graph, folder in zip(graphs, folders):
             step(f"{graph.name}: building for {engine}")
-            executable = fusegraph.compile(graph, engine, strict=strict, autotune=autotune)
+            executable = fusegraph.compile(graph, engine, strict=strict, fusion=fusion, autotune=autotune)
             step(f"{graph.name}: running on {engine}")
             inputs = random_inputs(graph, seed)
             outputs, milliseconds = _timed(executable, inputs)
