@@ -217,8 +217,20 @@ class Fragments(Scores):
 
     def softmax(self, chains: int) -> None:
         """Takes the scores of the tile in of which they were made last."""
+        self._taken_in("softmax", chains, "rescale")
+
+    def largest(self, chains: int) -> None:
+        """The first half of `softmax`: nothing is written to the scores."""
+        self.w.line("float shift[2];")
+        self.w.line(f"attention::largest<{chains}>(s, rows, unit, shift, rescale);")
+
+    def exponentials(self, chains: int) -> None:
+        """The second half of `softmax`."""
+        self._taken_in("exponentials", chains, "shift, rescale")
+
+    def _taken_in(self, function: str, chains: int, arguments: str) -> None:
         lift = f", {self.lift}.0f" if self.lift else ""
-        self.w.line(f"attention::softmax<{chains}>(s, rows, unit, rescale{lift});")
+        self.w.line(f"attention::{function}<{chains}>(s, rows, unit, {arguments}{lift});")
         if self.weight is not None:
             self.w.line(f"weigh({self.made});")
 

@@ -48,7 +48,7 @@ TAKEN = frozenset(
     inverse inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
     score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
     mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
-    prefetch_queries u span following begin meets base low high
+    prefetch_queries u span following begin meets base low high shift queries
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
 
@@ -230,7 +230,8 @@ class _Renderer(Producer):
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile" if self.listing else f"{self.last} - 1")
-        self._soften(free=self.joined and self.out_map is not None)
+        self.scores.softmax(s.chains)
+        self._round(free=self.joined and self.out_map is not None)
         if self.listing:
             w.line(f"Ring<{s.stages}> previous = stage;")
             w.open("while (true)")
@@ -251,12 +252,21 @@ class _Renderer(Producer):
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
+        # Where consumers take no turns, and products are those of 8-bit floats, it was faster on an H200 to look for
+        # maxima while the products with values go on.
+        apart = self.narrow and not s.turns
+        if apart:
+            self.scores.largest(s.chains)
         # The other consumers' products run meanwhile; what follows may be done in any order, rounding while the units
         # for exponentials are busy, only once nothing reads the probabilities of the tile before.
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
         self._add_part()
-        self._soften(again=True)
+        if apart:
+            self.scores.exponentials(s.chains)
+        else:
+            self.scores.softmax(s.chains)
+        self._round(again=True)
         w.close()
         latest = "previous" if self.listing else "stage"
         w.line(f"barrier_wait(shared.values_full[{latest}.index], {latest}.parity);")
@@ -389,10 +399,9 @@ class _Renderer(Producer):
         w.line("wgmma_wait<0>();")
         w.close()
 
-    def _soften(self, *, again: bool = False, free: bool = False) -> None:
-        """Takes in the scores of a tile, which become a factor of the products with its values."""
+    def _round(self, *, again: bool = False, free: bool = False) -> None:
+        """Makes exponentials a factor of the products with the tile's values."""
         w = self.w
-        self.scores.softmax(self.s.chains)
         if free and self.front is None:
             self._free_queries()
         if self.narrow:
@@ -411,33 +420,39 @@ class _Renderer(Producer):
         w, s, spec = self.w, self.s, self.spec
         steps = -(-spec.depth // self.step)
         part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.open("")
+        w.line(f"const uint64 queries = matrix_descriptor<128>(shared.queries[{query}.index][0][{part}], 16, 1024);")
+        w.line(f"const uint64 keys = matrix_descriptor<128>(shared.keys[{stage}.index][0][0], 16, 1024);")
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
         w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
-        at = f"kk % 4 * {self.step}"
-        w.line(f"    s, matrix_descriptor<128>(&shared.queries[{query}.index][kk / 4][{part}][{at}], 16, 1024),")
-        w.line(f"    matrix_descriptor<128>(&shared.keys[{stage}.index][kk / 4][0][{at}], 16, 1024), kk > 0);")
+        if steps > 4:
+            w.line(f"    s, matrix_behind(queries, kk / 4 * {s.rows * 128} + kk % 4 * 32),")
+            w.line(f"    matrix_behind(keys, kk / 4 * {s.keys * 128} + kk % 4 * 32), kk > 0);")
+        else:
+            w.line("    s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);")
         w.close()
         w.line("wgmma_commit();")
+        w.close()
 
     def _multiply_values(self, stage: str) -> None:
         w, s = self.w, self.s
+        w.open("")
+        leading = 16 if self.narrow else s.keys * 2 * PANEL
+        w.line(f"const uint64 values = matrix_descriptor<128>(shared.values[{stage}.index][0][0], {leading}, 1024);")
         w.line("wgmma_fence();")
         w.line("#pragma unroll")
         w.open(f"for (int kk = 0; kk < {s.keys // self.step}; ++kk)")
         if self.narrow:
-            place = f"&shared.values[{stage}.index][0][0][kk * {self.step}]"
             w.line(f"wgmma<{self.element}, {self.element}, {self.width}>(")
-            w.line(f"    part, probability[kk], matrix_descriptor<128>({place}, 16, 1024), kk > 0);")
-            w.close()
-            w.line("wgmma_commit();")
-            return
-        w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
-        place = f"shared.values[{stage}.index][0][kk * 16]"
-        w.line(f"    o, probability[kk], matrix_descriptor<128>({place}, {s.keys * 128}, 1024), true);")
+            w.line("    part, probability[kk], matrix_behind(values, kk * 32), kk > 0);")
+        else:
+            w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
+            w.line("    o, probability[kk], matrix_behind(values, kk * 2048), true);")
         w.close()
         w.line("wgmma_commit();")
+        w.close()
 
     def _meet(self) -> None:
         """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where

@@ -254,6 +254,9 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
+        if sides:
+            # Fewer keys beyond the diagonal, and room for the next queries, which begin while the ones before end.
+            preferred = [(2, 160), (2, 176), (2, 128), (2, 96)]
         if len(sides) > 1 or spec.inside.instructions:
             preferred = [(2, 128), (2, 176), (2, 96)]
             if spanned(spec):
@@ -287,16 +290,18 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
         # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys)
-        chains = 1 if groups > 2 else 4 if tall <= 64 and groups == 2 else 2
+        chains = 4 if tall <= 64 and groups == 2 else 2
+        # Products of 8-bit floats take half as long, as exponentials do not: turns would be waited for.
+        turns = groups > 1
+        if narrow(spec) and 64 < tall <= 128:
+            chains, turns = 1, False
         grid = blocks
         if groups > 1 and not sides and not spec.ranges:
             # All tiles take the same time.  No more blocks than the rounds ask for: the last one is as long as others.
             work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(
-                groups, keys, stages, groups > 1, heads, grid, ahead, chains, alternate=alternate
-            )
+            s = AttentionWgmmaSchedule(groups, keys, stages, turns, heads, grid, ahead, chains, alternate=alternate)
             if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
                 found.append(s)
                 break

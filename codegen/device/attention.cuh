@@ -49,37 +49,57 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 }
 #endif
 
-// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
-// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum of
-// at least 1; NaN and infinity make the sum NaN.  There are few warps to switch between: maxima and sums are made in Chains
-// that do not wait for each other.  All exponentials, and their sums, are 2^lift times as large.
+// Takes a tile's scores into the largest of their rows: what shift is to be taken off before they become exponentials, and
+// by what the sums before are to be multiplied.  There are few warps to switch between: maxima are made in Chains
+// that do not wait for each other.
 template <int Chains, int N>
-__device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
-                                        float lift = 0.0f) {
+__device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, float unit, float (&shift)[2],
+                                        float (&rescale)[2]) {
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
-        float most[Chains], sum[Chains] = {};
+        float most[Chains];
 #pragma unroll
         for (int c = 0; c < Chains; ++c) most[c] = rows.largest[f];
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) most[i % Chains] = fmaxf(most[i % Chains], score[i / 2 * 4 + 2 * f + i % 2]);
 #pragma unroll
         for (int c = 1; c < Chains; ++c) most[0] = fmaxf(most[0], most[c]);
-        float largest = fmaxf(most[0], __shfl_xor_sync(0xffffffffu, most[0], 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        const float shift = largest == -infinity<float>() ? 0.0f : unit * largest;
-        rescale[f] = math::fast_exp2(unit * rows.largest[f] - shift);
-        rows.largest[f] = largest;
-#pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            float& s = score[i / 2 * 4 + 2 * f + i % 2];
-            s = math::fast_exp2(unit * s - (shift - lift));
-            sum[i % Chains] += s;
-        }
-#pragma unroll
-        for (int c = 1; c < Chains; ++c) sum[0] += sum[c];
-        rows.total[f] = rows.total[f] * rescale[f] + sum[0];
+        float found = fmaxf(most[0], __shfl_xor_sync(0xffffffffu, most[0], 1));
+        found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, 2));
+        shift[f] = found == -infinity<float>() ? 0.0f : unit * found;
+        rescale[f] = math::fast_exp2(unit * rows.largest[f] - shift[f]);
+        rows.largest[f] = found;
     }
+}
+
+// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.
+template <int Chains, int N>
+__device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, float unit, const float (&shift)[2],
+                                             const float (&rescale)[2], float lift = 0.0f) {
+    float sum[2][Chains] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const int f = i / 2 % 2;
+        score[i] = math::fast_exp2(unit * score[i] - (shift[f] - lift));
+        sum[f][(i / 4 * 2 + i % 2) % Chains] += score[i];
+    }
+#pragma unroll
+    for (int f = 0; f < 2; ++f) {
+#pragma unroll
+        for (int c = 1; c < Chains; ++c) sum[f][0] += sum[f][c];
+        rows.total[f] = rows.total[f] * rescale[f] + sum[f][0];
+    }
+}
+
+// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
+// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum of
+// at least 1; NaN and infinity make the sum NaN.  All exponentials, and their sums, are 2^lift times as large.
+template <int Chains, int N>
+__device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
+                                        float lift = 0.0f) {
+    float shift[2];
+    largest<Chains>(score, rows, unit, shift, rescale);
+    exponentials<Chains>(score, rows, unit, shift, rescale, lift);
 }
 
 // Exponentials as the first factor of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +

@@ -19,7 +19,7 @@
 //     o attended = matmul(o rounded, o values, dtype=bfloat16)
 //     o = reshape(o attended, shape=(1, 16, 2048, 128))
 // 16 x 2048 queries and 2048 keys of 128 elements, values of 128, bfloat16
-// 128 queries a block, tiles of 176 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n176k16, m64n12...
+// 128 queries a block, tiles of 160 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n160k16, m64n12...
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
 #include "math.cuh"
@@ -32,7 +32,7 @@
 #include "pipeline.cuh"
 #include "attention.cuh"
 
-FUSEGRAPH_WGMMA(176)
+FUSEGRAPH_WGMMA(160)
 FUSEGRAPH_WGMMA(128)
 
 extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
@@ -42,17 +42,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
     const __grid_constant__ TensorMap o_map)
 {
     struct Shared {
-        alignas(1024) bfloat16 queries[1][2][128][64];  // panels of 128 bytes, swizzled
-        alignas(1024) bfloat16 keys[2][2][176][64];
-        alignas(1024) bfloat16 values[2][2][176][64];
-        Barrier queries_full[1], queries_empty[1];
+        alignas(1024) bfloat16 queries[2][2][128][64];  // panels of 128 bytes, swizzled
+        alignas(1024) bfloat16 keys[2][2][160][64];
+        alignas(1024) bfloat16 values[2][2][160][64];
+        Barrier queries_full[2], queries_empty[2];
         Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int group = int(threadIdx.x / 128) - 1;  // a warpgroup: consumers count from 0
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 1; ++i) {
+        for (int i = 0; i < 2; ++i) {
             barrier_init(shared.queries_full[i], 1);
             barrier_init(shared.queries_empty[i], 2);
         }
@@ -70,17 +70,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         registers_decrease<24>();
         if (threadIdx.x == 0) {
             Ring<2> stage;
-            Ring<1> query;
+            Ring<2> query;
             for (int work = blockIdx.x; work < 256; work = back_and_forth(work)) {
                 const Tile at = tile_at<16, 16, 16>(work);
                 const int m0 = (15 - at.col) * 128;
                 const int32 b0 = at.row / 4;
                 const int32 b1 = at.row % 4;
-                const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
+                const int first = 0, last = max(first + 1, min(13, max(0, (m0 + 127) + 160) / 160));  // tiles of keys that the queries may meet
                 for (int tile = last - 1; tile >= first; --tile, ++stage) {
-                    const int n0 = tile * 176;
+                    const int n0 = tile * 160;
                     barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(shared.keys_full[stage.index], 45056);
+                    barrier_expect(shared.keys_full[stage.index], 40960);
                     #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         tma_load(shared.keys[stage.index][i], o_keys_turned_map, shared.keys_full[stage.index], i * 64, n0, b0);
@@ -94,18 +94,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                         }
                     }
                     barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(shared.values_full[stage.index], 45056);
+                    barrier_expect(shared.values_full[stage.index], 40960);
                     #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         tma_load(shared.values[stage.index][i], o_values_map, shared.values_full[stage.index], i * 64, n0, b0);
-                    }
-                }
-                if (first >= last) {
-                    barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);
-                    barrier_expect(shared.queries_full[query.index], 32768);
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        tma_load(shared.queries[query.index][i], o_queries_map, shared.queries_full[query.index], i * 64, m0, b0, b1);
                     }
                 }
                 ++query;
@@ -116,102 +108,141 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         const int t = threadIdx.x % 128, lane = t % 32;
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<2> stage;
-        Ring<1> query;
+        Ring<2> query;
         const float unit = 0.12751743f;  // of a score, to base 2
         if (group == 1) named_barrier_arrive(1, 256);  // consumer 0 begins
+        float s[80], rescale[2];
+        uint32 probability[10][4];
+        barrier_wait(shared.queries_full[query.index], query.parity);
+        barrier_wait(shared.keys_full[stage.index], stage.parity);
+        named_barrier_sync(1 + group, 256);  // this consumer's turn
+        {
+            const uint64 queries = matrix_descriptor<128>(shared.queries[query.index][0][group * 64], 16, 1024);
+            const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
+            wgmma_fence();
+            #pragma unroll
+            for (int kk = 0; kk < 8; ++kk) {
+                wgmma<bfloat16, bfloat16, 160>(
+                    s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
+                    matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
+            }
+            wgmma_commit();
+        }
+        named_barrier_arrive(2 - group, 256);
         for (int work = blockIdx.x; work < 256; work = back_and_forth(work)) {
             const Tile at = tile_at<16, 16, 16>(work);
             const int m0 = (15 - at.col) * 128;
             const int32 b0 = at.row / 4;
             const int32 b1 = at.row % 4;
-            const int first = 0, last = min(12, max(0, (m0 + 127) + 176) / 176);  // tiles of keys that the queries may meet
+            const int first = 0, last = max(first + 1, min(13, max(0, (m0 + 127) + 160) / 160));  // tiles of keys that the queries may meet
             float o[64] = {};
             attention::Rows rows;
-            barrier_wait(shared.queries_full[query.index], query.parity);
-            if (first < last) {
-                float s[88], rescale[2];
-                uint32 probability[11][4];
-                const auto scores = [&](int tile) {
-                    const int n0 = tile * 176;
-                    if (n0 + 176 <= 2048 && (m0 + group * 64) - n0 - 175 >= 0) {
-                        return;  // the products are the scores
-                    }
+            const auto scores = [&](int tile) {
+                const int n0 = tile * 160;
+                if (n0 + 160 <= 2048 && (m0 + group * 64) - n0 - 159 >= 0) {
+                    return;  // the products are the scores
+                }
+                #pragma unroll
+                for (int j = 0; j < 80; j += 4) {
                     #pragma unroll
-                    for (int j = 0; j < 88; j += 4) {
+                    for (int f = 0; f < 2; ++f) {
+                        const int32 m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;
+                        Vector<float, 2> score = {{-infinity<float>(), -infinity<float>()}};
                         #pragma unroll
-                        for (int f = 0; f < 2; ++f) {
-                            const int32 m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;
-                            Vector<float, 2> score = {{-infinity<float>(), -infinity<float>()}};
-                            #pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                if (n + e >= 2048) continue;
-                                const bool o_right_of_band = int32(n + e) <= int32(m);
-                                score[e] = o_right_of_band ? s[j + f * 2 + e] : -infinity<float>();
-                            }
-                            s[j + f * 2] = score[0];
-                            s[j + f * 2 + 1] = score[1];
+                        for (int e = 0; e < 2; ++e) {
+                            if (n + e >= 2048) continue;
+                            const bool o_right_of_band = int32(n + e) <= int32(m);
+                            score[e] = o_right_of_band ? s[j + f * 2 + e] : -infinity<float>();
                         }
+                        s[j + f * 2] = score[0];
+                        s[j + f * 2 + 1] = score[1];
                     }
-                };
+                }
+            };
+            wgmma_wait<0>();
+            if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
+            scores(last - 1);
+            attention::softmax<2>(s, rows, unit, rescale);
+            if (t == 0 && work != blockIdx.x) {
+                tma_wait_read<0>();
+                barrier_arrive(shared.queries_empty[query.index ^ 1]);
+            }
+            attention::round_to_fragments<bfloat16>(s, probability);
+            for (int tile = last - 2; tile >= first; --tile) {
+                const Ring<2> previous = stage;
+                ++stage;
                 barrier_wait(shared.keys_full[stage.index], stage.parity);
                 named_barrier_sync(1 + group, 256);  // this consumer's turn
-                wgmma_fence();
-                #pragma unroll
-                for (int kk = 0; kk < 8; ++kk) {
-                    wgmma<bfloat16, bfloat16, 176>(
-                        s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
-                        matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
-                }
-                wgmma_commit();
-                named_barrier_arrive(2 - group, 256);
-                wgmma_wait<0>();
-                if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
-                scores(last - 1);
-                attention::softmax<2>(s, rows, unit, rescale);
-                attention::round_to_fragments<bfloat16>(s, probability);
-                for (int tile = last - 2; tile >= first; --tile) {
-                    const Ring<2> previous = stage;
-                    ++stage;
-                    barrier_wait(shared.keys_full[stage.index], stage.parity);
-                    named_barrier_sync(1 + group, 256);  // this consumer's turn
+                {
+                    const uint64 queries = matrix_descriptor<128>(shared.queries[query.index][0][group * 64], 16, 1024);
+                    const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
                     wgmma_fence();
                     #pragma unroll
                     for (int kk = 0; kk < 8; ++kk) {
-                        wgmma<bfloat16, bfloat16, 176>(
-                            s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
-                            matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+                        wgmma<bfloat16, bfloat16, 160>(
+                            s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
+                            matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
                     }
                     wgmma_commit();
-                    barrier_wait(shared.values_full[previous.index], previous.parity);
+                }
+                barrier_wait(shared.values_full[previous.index], previous.parity);
+                {
+                    const uint64 values = matrix_descriptor<128>(shared.values[previous.index][0][0], 20480, 1024);
                     wgmma_fence();
                     #pragma unroll
-                    for (int kk = 0; kk < 11; ++kk) {
+                    for (int kk = 0; kk < 10; ++kk) {
                         wgmma<bfloat16, bfloat16, 128, 1>(
-                            o, probability[kk], matrix_descriptor<128>(shared.values[previous.index][0][kk * 16], 22528, 1024), true);
+                            o, probability[kk], matrix_behind(values, kk * 2048), true);
                     }
                     wgmma_commit();
-                    named_barrier_arrive(2 - group, 256);
-                    wgmma_wait<1>();  // the scores are there
-                    if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
-                    scores(tile);
-                    wgmma_wait<0>();
-                    if (t == 0) barrier_arrive(shared.values_empty[previous.index]);
-                    attention::softmax<2>(s, rows, unit, rescale);
-                    attention::scale(o, rescale);
-                    attention::round_to_fragments<bfloat16>(s, probability);
                 }
-                barrier_wait(shared.values_full[stage.index], stage.parity);
+                named_barrier_arrive(2 - group, 256);
+                wgmma_wait<1>();  // the scores are there
+                if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
+                scores(tile);
+                wgmma_wait<0>();
+                if (t == 0) barrier_arrive(shared.values_empty[previous.index]);
+                attention::softmax<2>(s, rows, unit, rescale);
+                attention::scale(o, rescale);
+                attention::round_to_fragments<bfloat16>(s, probability);
+            }
+            barrier_wait(shared.values_full[stage.index], stage.parity);
+            {
+                const uint64 values = matrix_descriptor<128>(shared.values[stage.index][0][0], 20480, 1024);
                 wgmma_fence();
                 #pragma unroll
-                for (int kk = 0; kk < 11; ++kk) {
+                for (int kk = 0; kk < 10; ++kk) {
                     wgmma<bfloat16, bfloat16, 128, 1>(
-                        o, probability[kk], matrix_descriptor<128>(shared.values[stage.index][0][kk * 16], 22528, 1024), true);
+                        o, probability[kk], matrix_behind(values, kk * 2048), true);
                 }
                 wgmma_commit();
-                wgmma_wait<0>();
-                if (t == 0) barrier_arrive(shared.values_empty[stage.index]);
-                ++stage;
             }
+            const Ring<2> previous = stage;
+            ++stage;
+            Ring<2> next = query;
+            ++next;
+            if (back_and_forth(work) < 256) {
+                barrier_wait(shared.queries_full[next.index], next.parity);
+                barrier_wait(shared.keys_full[stage.index], stage.parity);
+                named_barrier_sync(1 + group, 256);  // this consumer's turn
+                {
+                    const uint64 queries = matrix_descriptor<128>(shared.queries[next.index][0][group * 64], 16, 1024);
+                    const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 8; ++kk) {
+                        wgmma<bfloat16, bfloat16, 160>(
+                            s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
+                            matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
+                    }
+                    wgmma_commit();
+                }
+                named_barrier_arrive(2 - group, 256);
+                wgmma_wait<1>();  // the results are there
+            } else {
+                wgmma_wait<0>();
+            }
+            if (t == 0) barrier_arrive(shared.values_empty[previous.index]);
             attention::finish(rows);
             float inverse[2];
             #pragma unroll
@@ -238,11 +269,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                     tma_store(o_map, shared.queries[query.index][i][group * 64], i * 64, m0 + group * 64, b0, b1);
                 }
                 tma_commit();
-                tma_wait_read<0>();
-                barrier_arrive(shared.queries_empty[query.index]);
             }
-            ++query;
+            query = next;
         }
+        wgmma_wait<0>();  // nothing is in flight, but the compiler cannot know
         if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it
     }
 }

@@ -158,14 +158,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
         compute_queries(blockIdx.x, query.index);
         barrier_wait(shared.keys_full[stage.index], stage.parity);
         named_barrier_sync(1 + group, 256);  // this consumer's turn
-        wgmma_fence();
-        #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            wgmma<bfloat16, bfloat16, 128>(
-                s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
-                matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+        {
+            const uint64 queries = matrix_descriptor<128>(shared.queries[query.index][0][group * 64], 16, 1024);
+            const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
+            wgmma_fence();
+            #pragma unroll
+            for (int kk = 0; kk < 4; ++kk) {
+                wgmma<bfloat16, bfloat16, 128>(
+                    s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);
+            }
+            wgmma_commit();
         }
-        wgmma_commit();
         named_barrier_arrive(2 - group, 256);
         for (int work = blockIdx.x; work < 256; work = back_and_forth(work)) {
             const Tile at = tile_at<16, 16, 16>(work);
@@ -207,22 +210,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
                 ++stage;
                 barrier_wait(shared.keys_full[stage.index], stage.parity);
                 named_barrier_sync(1 + group, 256);  // this consumer's turn
-                wgmma_fence();
-                #pragma unroll
-                for (int kk = 0; kk < 4; ++kk) {
-                    wgmma<bfloat16, bfloat16, 128>(
-                        s, matrix_descriptor<128>(&shared.queries[query.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
-                        matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+                {
+                    const uint64 queries = matrix_descriptor<128>(shared.queries[query.index][0][group * 64], 16, 1024);
+                    const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 4; ++kk) {
+                        wgmma<bfloat16, bfloat16, 128>(
+                            s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);
+                    }
+                    wgmma_commit();
                 }
-                wgmma_commit();
                 barrier_wait(shared.values_full[previous.index], previous.parity);
-                wgmma_fence();
-                #pragma unroll
-                for (int kk = 0; kk < 8; ++kk) {
-                    wgmma<bfloat16, bfloat16, 64, 1>(
-                        o, probability[kk], matrix_descriptor<128>(shared.values[previous.index][0][kk * 16], 16384, 1024), true);
+                {
+                    const uint64 values = matrix_descriptor<128>(shared.values[previous.index][0][0], 16384, 1024);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 8; ++kk) {
+                        wgmma<bfloat16, bfloat16, 64, 1>(
+                            o, probability[kk], matrix_behind(values, kk * 2048), true);
+                    }
+                    wgmma_commit();
                 }
-                wgmma_commit();
                 named_barrier_arrive(2 - group, 256);
                 wgmma_wait<1>();  // the scores are there
                 if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);
@@ -234,13 +243,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
                 attention::round_to_fragments<bfloat16>(s, probability);
             }
             barrier_wait(shared.values_full[stage.index], stage.parity);
-            wgmma_fence();
-            #pragma unroll
-            for (int kk = 0; kk < 8; ++kk) {
-                wgmma<bfloat16, bfloat16, 64, 1>(
-                    o, probability[kk], matrix_descriptor<128>(shared.values[stage.index][0][kk * 16], 16384, 1024), true);
+            {
+                const uint64 values = matrix_descriptor<128>(shared.values[stage.index][0][0], 16384, 1024);
+                wgmma_fence();
+                #pragma unroll
+                for (int kk = 0; kk < 8; ++kk) {
+                    wgmma<bfloat16, bfloat16, 64, 1>(
+                        o, probability[kk], matrix_behind(values, kk * 2048), true);
+                }
+                wgmma_commit();
             }
-            wgmma_commit();
             const Ring<3> previous = stage;
             ++stage;
             Ring<2> next = query;
@@ -249,14 +261,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
                 compute_queries(back_and_forth(work), next.index);
                 barrier_wait(shared.keys_full[stage.index], stage.parity);
                 named_barrier_sync(1 + group, 256);  // this consumer's turn
-                wgmma_fence();
-                #pragma unroll
-                for (int kk = 0; kk < 4; ++kk) {
-                    wgmma<bfloat16, bfloat16, 128>(
-                        s, matrix_descriptor<128>(&shared.queries[next.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
-                        matrix_descriptor<128>(&shared.keys[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
+                {
+                    const uint64 queries = matrix_descriptor<128>(shared.queries[next.index][0][group * 64], 16, 1024);
+                    const uint64 keys = matrix_descriptor<128>(shared.keys[stage.index][0][0], 16, 1024);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int kk = 0; kk < 4; ++kk) {
+                        wgmma<bfloat16, bfloat16, 128>(
+                            s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);
+                    }
+                    wgmma_commit();
                 }
-                wgmma_commit();
                 named_barrier_arrive(2 - group, 256);
                 wgmma_wait<1>();  // the results are there
             } else {
