@@ -31,7 +31,9 @@ from codegen.tiles import Unsupported
 GROUPS, REGISTERS, FEWER = 2, (24, 240), (40, 232)
 #: Registers of a consumer's thread that scores, gradients, factors and sums may take.
 HELD = 224
-#: Named barriers: the gradients of a tile are in shared memory; so are their products with the keys.
+#: Warps that add to the sums of queries, each every so many tiles: while one waits, the others have their turns.
+WRITERS = 2
+#: Named barriers: the gradients of a tile are in shared memory; so are their products with the keys, for each writer.
 GRADIENTS, SUMS = 4, 5
 #: Floats of a row of 128 bytes.
 FLOATS = 32
@@ -54,8 +56,8 @@ class AttentionBackwardJoinedSchedule:
 def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedule) -> int:
     deep, wide = panels(spec.attention.depth), panels(spec.attention.width)
     brought = 2 * PANEL * (deep + wide) * (GROUPS * ROWS + s.stages * s.cols)
-    gradients, sums = 2 * GROUPS * s.cols * 2 * ROWS, 4 * PANEL * deep * s.cols
-    return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 2) + 128
+    gradients, sums = 2 * GROUPS * s.cols * 2 * ROWS, WRITERS * 4 * PANEL * deep * s.cols
+    return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 3) + 128
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardJoinedSchedule, ...]:
@@ -106,7 +108,7 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedul
 
 
 class _Joined(Renderer):
-    more_taken = ("by_k", "by_scores", "gradients", "number", "sent", "sums", "sums_empty", "turn", "turns")
+    more_taken = ("by_k", "by_scores", "gradients", "number", "sent", "sums", "sums_empty", "turn", "turns", "writer")
     more_headers = ("turns.cuh",)
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:
@@ -155,13 +157,14 @@ class _Joined(Renderer):
 
     def _more_shared(self) -> None:
         w, s = self.w, self.s
-        w.line(f"alignas(1024) {self.element} gradients[2][{GROUPS}][{s.cols}][{ROWS}];  // by scores, in turn")
-        w.line(f"alignas(1024) float sums[{2 * self.deep}][{s.cols}][{FLOATS}];  // on their way to those of queries")
-        w.line("Barrier sums_empty;")
+        w.line(f"alignas(1024) {self.element} gradients[{WRITERS}][{GROUPS}][{s.cols}][{ROWS}];  // by scores, in turn")
+        sums = f"sums[{WRITERS}][{2 * self.deep}][{s.cols}][{FLOATS}]"
+        w.line(f"alignas(1024) float {sums};  // on their way to those of queries")
+        w.line(f"Barrier sums_empty[{WRITERS}];")
         w.line("int number;")
 
     def _more_barriers(self) -> None:
-        self.w.line("barrier_init(shared.sums_empty, 1);")
+        self.w.line(f"for (int i = 0; i < {WRITERS}; ++i) barrier_init(shared.sums_empty[i], 1);")
         self.w.line(f"shared.number = take_number({self.order});")
 
     def _shared(self) -> None:
@@ -198,30 +201,33 @@ class _Joined(Renderer):
         self._meet("first < last", "  // those of the last one are no longer needed")
         self._end_tiles()
 
-    # ---- the warp that adds to the sums of queries
+    # ---- the warps that add to the sums of queries
 
     def _more_warps(self) -> None:
         w, s = self.w, self.s
-        w.close("} else if (threadIdx.x / 32 == 3) {")
+        w.close(f"}} else if (threadIdx.x >= {GROUP - 32 * WRITERS}) {{")
         w.depth += 1
+        w.line(f"const int writer = (threadIdx.x - {GROUP - 32 * WRITERS}) / 32;")
+        w.line(f"Ring<{WRITERS}> sent;")
         self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile)")
-        w.line(f"named_barrier_sync({SUMS}, {GROUPS * GROUP + 32});")
+        w.open("for (int tile = first; tile < last; ++tile, ++sent)")
+        w.line("if (sent.index != writer) continue;")
+        w.line(f"named_barrier_sync({SUMS} + writer, {GROUPS * GROUP + 32});")
         w.open("if (threadIdx.x % 32 == 0)")
         self._turn()
         w.line("turn_wait(turns, turn);")
         place = ", ".join([f"tile * {s.cols}", *(f"b{d}" for d, n in enumerate(self.a.batch) if n > 1)])
         w.open(f"for (int i = 0; i < {2 * self.deep}; ++i)")
         w.open("if (turn == 0)")
-        w.line(f"tma_store({self.sums}, shared.sums[i], i * {FLOATS}, {place});")
+        w.line(f"tma_store({self.sums}, shared.sums[writer][i], i * {FLOATS}, {place});")
         w.close("} else {")
         w.depth += 1
-        w.line(f"tma_store_add({self.sums}, shared.sums[i], i * {FLOATS}, {place});")
+        w.line(f"tma_store_add({self.sums}, shared.sums[writer][i], i * {FLOATS}, {place});")
         w.close()
         w.close()
         w.line("tma_commit();")
         w.line("tma_wait_read<0>();")
-        w.line("barrier_arrive(shared.sums_empty);")
+        w.line("barrier_arrive(shared.sums_empty[writer]);")
         w.line("tma_wait<0>();")
         w.line("turn_end(turns);")
         w.close()
@@ -259,7 +265,8 @@ class _Joined(Renderer):
         self.scores.unit()
         self.scores.scalars()
         w.line(f"Ring<{s.stages}> stage;")
-        w.line("Ring<1> held, sent;")
+        w.line("Ring<1> held;")
+        w.line(f"Ring<{WRITERS}> sent;  // places of gradients and of their products with the keys")
         for r in self.results:
             w.line(f"float {r.sums}[{columns(r.elements) // 2}] = {{}};")
         w.line(f"float s[{half}], d[{half}], by_k[{self.part // 2}];")
@@ -282,7 +289,7 @@ class _Joined(Renderer):
         w.line("wgmma_hold(d);")
         ready = "" if s.apart else "wgmma_wait<0>();  // the factors are no longer needed"
         self.scores.gradients("tile", "&shared.numbers[tile % 2][1][0]", "", gradients, ready)
-        w.line("auto& by_scores = shared.gradients[sent.parity];")
+        w.line("auto& by_scores = shared.gradients[sent.index];")
         w.line("#pragma unroll")
         w.open(f"for (int j = 0; j < {s.cols // 16}; ++j)")
         w.line(f"store_words_turned<{ROWS}>(&by_scores[group][0][0], t / 32 * 16, j * 16, {gradients}[j]);")
@@ -294,12 +301,12 @@ class _Joined(Renderer):
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
         w.line("wgmma_hold(by_k);")
-        w.line("barrier_wait(shared.sums_empty, sent.parity ^ 1);")
+        w.line("barrier_wait(shared.sums_empty[sent.index], sent.parity ^ 1);")
         box, first = ("group * 2 + t / 64", "0") if self.deep > 1 else ("t / 64", f"group * {self.part}")
         place = f"(t / 32 * 16 + lane / 4) % {FLOATS}"
-        w.line(f"attention::store_turned(&shared.sums[{box}][{first}][0], {place}, by_k);")
+        w.line(f"attention::store_turned(&shared.sums[sent.index][{box}][{first}][0], {place}, by_k);")
         w.line("fence_async_shared();")
-        w.line(f"named_barrier_arrive({SUMS}, {GROUPS * GROUP + 32});")
+        w.line(f"named_barrier_arrive({SUMS} + sent.index, {GROUPS * GROUP + 32});")
         w.close()
         self._end_tiles()
         for r in self.results:

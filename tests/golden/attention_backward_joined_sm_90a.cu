@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         alignas(1024) bfloat16 queries[2][1][96][64];
         alignas(1024) bfloat16 losses[2][1][96][64];
         alignas(1024) bfloat16 gradients[2][2][96][64];  // by scores, in turn
-        alignas(1024) float sums[2][96][32];  // on their way to those of queries
-        Barrier sums_empty;
+        alignas(1024) float sums[2][2][96][32];  // on their way to those of queries
+        Barrier sums_empty[2];
         int number;
         alignas(16) float numbers[2][2][96];  // shift and delta of a tile's queries, and of the next one's
         Barrier held_full[1], held_empty[1], full[2], empty[2];
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
             barrier_init(shared.full[i], 1);
             barrier_init(shared.empty[i], 2);
         }
-        barrier_init(shared.sums_empty, 1);
+        for (int i = 0; i < 2; ++i) barrier_init(shared.sums_empty[i], 1);
         shared.number = take_number(dQ_by_queries_order);
         barrier_fence_init();
     }
@@ -120,25 +120,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 }
                 if (first < last) named_barrier_sync(4, 288);  // those of the last one are no longer needed
             }
-        } else if (threadIdx.x / 32 == 3) {
+        } else if (threadIdx.x >= 64) {
+            const int writer = (threadIdx.x - 64) / 32;
+            Ring<2> sent;
             for (int32 b2 = 0; b2 < 2; ++b2) {
                 const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
-                for (int tile = first; tile < last; ++tile) {
-                    named_barrier_sync(5, 288);
+                for (int tile = first; tile < last; ++tile, ++sent) {
+                    if (sent.index != writer) continue;
+                    named_barrier_sync(5 + writer, 288);
                     if (threadIdx.x % 32 == 0) {
                         int32* const turns = dQ_by_queries_order + b1 * 22 + b2 * 11 + tile + 1;
                         const int turn = min(8, max(0, (tile * 96 + 95) + 128) / 128) - 1 - r0 / 128;  // blocks of keys that the queries meet come before
                         turn_wait(turns, turn);
                         for (int i = 0; i < 2; ++i) {
                             if (turn == 0) {
-                                tma_store(dQ_by_queries_sums_map, shared.sums[i], i * 32, tile * 96, b1, b2);
+                                tma_store(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 96, b1, b2);
                             } else {
-                                tma_store_add(dQ_by_queries_sums_map, shared.sums[i], i * 32, tile * 96, b1, b2);
+                                tma_store_add(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 96, b1, b2);
                             }
                         }
                         tma_commit();
                         tma_wait_read<0>();
-                        barrier_arrive(shared.sums_empty);
+                        barrier_arrive(shared.sums_empty[writer]);
                         tma_wait<0>();
                         turn_end(turns);
                     }
@@ -152,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         const float unit = 0.18033688f;  // of a score, to base 2
         Ring<2> stage;
-        Ring<1> held, sent;
+        Ring<1> held;
+        Ring<2> sent;  // places of gradients and of their products with the keys
         float by_s[32] = {};
         float by_p[32] = {};
         float s[48], d[48], by_k[24];
@@ -226,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                     for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
                 }
                 attention::round_to_fragments<bfloat16>(d, g_factor);
-                auto& by_scores = shared.gradients[sent.parity];
+                auto& by_scores = shared.gradients[sent.index];
                 #pragma unroll
                 for (int j = 0; j < 6; ++j) {
                     store_words_turned<64>(&by_scores[group][0][0], t / 32 * 16, j * 16, g_factor[j]);
@@ -251,10 +255,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 wgmma_wait<0>();
                 if (t == 0) barrier_arrive(shared.empty[stage.index]);
                 wgmma_hold(by_k);
-                barrier_wait(shared.sums_empty, sent.parity ^ 1);
-                attention::store_turned(&shared.sums[t / 64][group * 48][0], (t / 32 * 16 + lane / 4) % 32, by_k);
+                barrier_wait(shared.sums_empty[sent.index], sent.parity ^ 1);
+                attention::store_turned(&shared.sums[sent.index][t / 64][group * 48][0], (t / 32 * 16 + lane / 4) % 32, by_k);
                 fence_async_shared();
-                named_barrier_arrive(5, 288);
+                named_barrier_arrive(5 + sent.index, 288);
             }
         }
         wgmma_hold(by_s);
