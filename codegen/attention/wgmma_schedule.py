@@ -84,7 +84,7 @@ class AttentionWgmmaSchedule:
             self.ahead > 1
             and not (listed(spec) or spec.pages)
             and spec.parts == 1
-            and bool(spec.bounds or spec.ranges or spec.keys % self.keys == 0)
+            and bool(spec.ranges or (spec.bounds and spec.keys > self.keys) or spec.keys % self.keys == 0)
         )
 
     @property
