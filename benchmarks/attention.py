@@ -1,14 +1,19 @@
-"""Attention: the board's rows, a window, one query a sequence, and a mask of documents with a bias that no list has."""
+"""Attention: the board's rows, a window, one query a sequence, sequences of different lengths one after the other, and
+a mask of documents with a bias that no list has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from math import inf
 
 from benchmarks.workload import Build, Input, Workload
 from fusegraph.graph import Graph, Tensor
 from fusegraph.report.workload import positions_met
 
+#: Of the sequences of a packed batch: 16384 tokens.
+PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)
 #: Of the documents one after another in a sequence, and what a position farther away loses.
 DOCUMENT, SLOPE = 1024, 0.001
 
@@ -19,8 +24,13 @@ def attention() -> Iterator[Workload]:
     yield _row(2, 32, 32, 8192, 256, causal=True)
     yield _row(2, 32, 32, 8192, 128, causal=True, window=1024)
     yield _decode(8, 32, 8, 32768, 128)
+    yield _packed(PACKED, 32, 32, 128)
+    yield _packed(PACKED, 32, 8, 128)
     shape = (2, 32, 8192, 128)
-    operands = (*(Input(name, shape) for name in "qkv"), Input("documents", (8192,), dtype="int32", runs=DOCUMENT))
+    operands = (
+        *(Input(name, shape) for name in "qkv"),
+        Input("documents", (8192,), dtype="int32", values=tuple(n // DOCUMENT for n in range(8192))),
+    )
     name = f"attention b2 h32 s8192 d128 causal, documents of {DOCUMENT} and a bias by distance bf16"
     yield Workload(name, "bfloat16", operands, shape, "sdpa_documents", _documents)
 
@@ -82,6 +92,28 @@ def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Work
     operands = (Input("q", shape), Input("k", keys), Input("v", keys))
     flops = 4 * batch * heads * length * size
     return Workload(name, "bfloat16", operands, shape, "sdpa_decode", _sdpa(False, 0), flops, "bf16")
+
+
+def _packed(lengths: tuple[int, ...], heads: int, shared: int, size: int) -> Workload:
+    """Sequences of so many tokens; in memory all heads of a token lie beside each other."""
+    tokens, offsets = sum(lengths), (0, *accumulate(lengths))
+    grouped = f"/{shared}" if shared != heads else ""
+    span = f"{min(lengths)} to {max(lengths)}"
+    name = f"sdpa packed {len(lengths)} sequences of {span} tokens h{heads}{grouped} d{size} causal bf16"
+
+    def tensor(key: str, count: int) -> Input:
+        return Input(key, (1, count, tokens, size), strides=(tokens * count * size, size, count * size, 1))
+
+    q, k, v = tensor("q", heads), tensor("k", shared), tensor("v", shared)
+    operands = (q, k, v, Input("offsets", (len(offsets),), dtype="int32", values=offsets))
+    flops = 4 * heads * size * sum(n * (n + 1) // 2 for n in lengths)
+    return Workload(
+        name, "bfloat16", operands, q.shape, "sdpa_packed", _sdpa_packed, flops, "bf16", output_strides=q.strides
+    )
+
+
+def _sdpa_packed(g: Graph, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+    return g.sdpa(q, k, v, ragged_offset_q=offsets, ragged_offset_kv=offsets, use_causal_mask=True)
 
 
 def _documents(g: Graph, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:

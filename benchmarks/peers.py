@@ -105,6 +105,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "sdpa_causal": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True),
         "sdpa_decode": lambda q, k, v: f.scaled_dot_product_attention(q, k, v, enable_gqa=True),
         "sdpa_window": _Flex(torch, _window),
+        "sdpa_packed": _Packed(torch),
         "sdpa_documents": _Flex(torch, _same_document, _by_distance),
     }
 
@@ -136,6 +137,36 @@ class _Flex:
         if self._torch.compiler.is_compiling():
             return flex_attention(q, k, v, score_mod=self._bias, block_mask=self._blocks)
         return self._torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self._dense)
+
+
+class _Packed:
+    """Causal attention to sequences one after the other: `flex_attention`, and eager the kernel of torch's own
+    `varlen_attn`, whose operands are (tokens, heads, d).
+
+    The mask of blocks, which many calls share, and the longest sequence are found by ``prepare``.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._longest = torch, 0
+        self._blocks: Any = None
+
+    def prepare(self, q: Array, k: Array, v: Array, offsets: Array) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        lengths, tokens = offsets.diff(), q.shape[2]
+        self._longest = int(lengths.max())
+        sequences = self._torch.arange(len(lengths), device=q.device).repeat_interleave(lengths, output_size=tokens)
+        self._blocks = create_block_mask(_same_document(sequences), None, None, tokens, tokens, device=q.device)
+
+    def __call__(self, q: Array, k: Array, v: Array, offsets: Array) -> Array:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        if self._torch.compiler.is_compiling():
+            return flex_attention(q, k, v, block_mask=self._blocks, enable_gqa=q.shape[1] != k.shape[1])
+        forward, longest = self._torch.ops.aten._flash_attention_forward, self._longest
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        o, *_ = forward(q, k, v, offsets, offsets, longest, longest, 0.0, True, False)
+        return o.transpose(0, 1)[None]
 
 
 def _window() -> Any:

@@ -17,7 +17,7 @@ Build = Callable[..., Tensor | tuple[Tensor, ...]]
 class Input:
     """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's.
 
-    Its values are random, or, with runs, those of its index divided by runs: 0, ..., 0, 1, ..., 1, 2, ...
+    Its values are random, or those given, in C order.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Input:
     layout: str = "contiguous"
     dtype: str | None = None
     strides: tuple[int, ...] | None = None
-    runs: int = 0
+    values: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

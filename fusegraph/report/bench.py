@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -155,9 +154,9 @@ class Bench:
             for number, (shape, strides, dtype) in enumerate(_operands(workload))
         ]
         for number, told in enumerate(workload.inputs):
-            if told.runs:
-                values = np.arange(prod(told.shape)).reshape(told.shape) // told.runs
-                arrays[number] = to_device(values.astype(arrays[number].dtype.numpy), self.device)
+            if told.values:
+                values = np.array(told.values, arrays[number].dtype.numpy).reshape(told.shape)
+                arrays[number] = to_device(values, self.device)
         prepared = {
             "cuda": self._ours,
             "cudnn": self._cudnn,
@@ -298,6 +297,12 @@ class Bench:
         )
 
     def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+        if workload.torch:
+            from benchmarks import cudnn_peers
+
+            if workload.torch in cudnn_peers.functions():
+                run, name = cudnn_peers.functions()[workload.torch](workload, arrays, self.timer)
+                return _Built(run, name, 1)
         executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
         out = executable(*arrays)
         plans = executable.plans  # type: ignore[attr-defined]

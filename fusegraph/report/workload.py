@@ -10,6 +10,8 @@ import numpy as np
 
 from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent
+from fusegraph.lowering.cudnn_attention import given
+from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.ops.base import Kind
 
 
@@ -23,7 +25,7 @@ class Operand(Protocol):
     @property
     def dtype(self) -> str | None: ...
     @property
-    def runs(self) -> int: ...
+    def values(self) -> Sequence[int]: ...
 
 
 class Workload(Protocol):
@@ -74,11 +76,14 @@ class GraphWorkload:
 def _products(graph: Graph) -> tuple[str, int]:
     """The rate that bounds a graph's matrix products and convolutions, and their operations.
 
-    No operations if the operands are of a dtype, or of several, for which no rate is measured.
+    No operations if the operands are of a dtype, or of several, for which no rate is measured, and none where data say
+    how many there are: of packed batches.
     """
     flops, units = 0, set()
     for node in graph.nodes:
-        if node.kind is Kind.CONTRACTION:
+        if node.op.name.startswith("sdpa") and OFFSETS[0] in given(node, node.op.operands):
+            units.add("")  # data say which queries and keys meet
+        elif node.kind is Kind.CONTRACTION:
             flops += 2 * _multiplications(node)
             unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
             units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
