@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from benchmarks.workload import Workload
 from fusegraph.engines.cudnn import device_handle
+from fusegraph.errors import NotSupportedError
 from fusegraph.lowering.cudnn import frontend
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, to_device
@@ -28,7 +28,7 @@ def sdpa_packed(workload: Workload, arrays: Sequence[DeviceArray], timer: ColdTi
 
     The workload's queries, keys, values and results are (1, heads, tokens, d), bfloat16, and its offsets (sequences +
     1,) are in tokens.  cuDNN's are (sequences, heads, longest, d), ragged: with offsets in elements, and lengths that
-    say what is padding.  Raises what cuDNN's frontend does if it has no plan.
+    say what is padding.  Raises what cuDNN's frontend does if it refuses them, NotSupportedError if no plan runs.
     """
     cudnn, device = frontend(), arrays[0].device.index
     kinds, handle = cudnn.data_type, device_handle(device).value
@@ -77,8 +77,13 @@ def sdpa_packed(workload: Workload, arrays: Sequence[DeviceArray], timer: ColdTi
         return run
 
     times: dict[int, float] = {}
+    reasons = ""
     for index in range(graph.get_execution_plan_count()):
-        with contextlib.suppress(Exception):  # some of them do not build
+        try:
             times[index] = timer.median(plan(index), repeats=7)
+        except Exception as error:  # some do not build
+            reasons += f"; {error}"
+    if not times:
+        raise NotSupportedError(f"none of cuDNN's plans runs{reasons}")
     best = min(times, key=times.__getitem__)
     return plan(best), str(graph.get_plan_name_at_index(best))

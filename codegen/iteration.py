@@ -198,6 +198,11 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     return text
 
 
+def negated(text: str) -> str:
+    """Of what `linear` wrote the negative."""
+    return text[1:] if text.startswith("-") and " " not in text else f"-({text})"
+
+
 #: A number, a variable, an element of an array.
 _TERM = re.compile(r"\w+(?:\[\w+\])*")
 

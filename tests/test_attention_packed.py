@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, check_on_gpu, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, HOPPER, made
 
@@ -177,6 +178,12 @@ def test_cudnn_is_not_asked() -> None:
 def test_one_batch_of_all_tokens() -> None:
     with pytest.raises(ShapeError, match="one of all tokens, got 2"):
         made(batch=2, extra=offsets)
+
+
+def test_golden_source() -> None:
+    graph = packed(name="packed attention", rows=16384, keys=16384, depth=128, heads=16, shared=4, **CAUSAL)
+    *_, kernel = plan(graph, choose=by_cost_model(HOPPER)).kernels
+    check_golden("attention_packed_hopper", kernel.source.code)
 
 
 @pytest.mark.slow

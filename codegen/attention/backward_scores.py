@@ -10,7 +10,7 @@ from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store
-from codegen.iteration import extent, index_type, linear
+from codegen.iteration import extent, index_type, linear, negated
 from codegen.naming import Names, Writer
 from codegen.spec import Bound
 
@@ -102,7 +102,7 @@ class BackwardScores(Scores):
             most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
             if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
                 for name, text in (("low", most), ("begin", least)):
-                    w.line(f"{name} = max({name}, int(min(max(-({text}), int64(0)), int64({total}))));")
+                    w.line(f"{name} = max({name}, int(min(max({negated(text)}, int64(0)), int64({total}))));")
             else:
                 for name, text in (("high", most), ("end", least)):
                     w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")

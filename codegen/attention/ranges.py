@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Operand
-from codegen.iteration import linear
+from codegen.iteration import linear, negated
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, Bound
 
@@ -73,10 +73,9 @@ class Ranges:
         sign = 1 if leading > 0 else -1
         return Number(sign * position, tuple((x, sign * c) for x, c in loads)), sign
 
-    def _rest(self, bound: Bound) -> str:
-        """What it has of neither."""
-        terms = [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
-        return linear(terms, bound.start)
+    def _rest(self, bound: Bound) -> list[tuple[str, int]]:
+        """The loads that it has of neither, and their coefficients."""
+        return [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
 
     def _load(self, number: int) -> Operand:
         return self.spec.program.loads[number]
@@ -153,9 +152,8 @@ class Ranges:
             if number.loads:
                 w.line(f"{name}{k}.over_lanes();")
         for n, bound in self.ranges.items():
-            rest = self._rest(bound)
-            if rest != "0":
-                w.line(f"const int64 rest{n} = {rest};")
+            if rest := self._rest(bound):
+                w.line(f"const int64 rest{n} = {linear(rest)};")
 
     def keys(self, start: str, stop: str) -> None:
         """Writes the extents of the keys from start to stop - 1, which one lane looks at."""
@@ -165,7 +163,7 @@ class Ranges:
         """Of an interval, the first tile of ``keys`` keys that queries meet, or the one behind the last."""
         furthest, every = self.sum(n, keys=False), self.spec.keys
         if self.ranges[n].key > 0:
-            return f"int(min(max(-({furthest}), int64(0)), int64({every}))) / {keys}"
+            return f"int(min(max({negated(furthest)}, int64(0)), int64({every}))) / {keys}"
         return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
 
     def of_row(self, n: int, row: str) -> str:
@@ -179,11 +177,11 @@ class Ranges:
         """The largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its other
         parts.
         """
-        parts = [f"rest{n}"] if self._rest(self.ranges[n]) != "0" else []
+        parts = [(f"rest{n}", 1)] if self._rest(self.ranges[n]) else []
         for name, of_keys in [("rows", False)] * rows + [("keys", True)] * keys:
             k, sign = self._which[of_keys][n]
             number = self._numbers[of_keys][k]
             if number.loads or number.position:
-                value = f"int64({name}{k}.{'most' if most == (sign > 0) else 'least'})"
-                parts.append(value if sign > 0 else f"-{value}")
-        return " + ".join(parts).replace("+ -", "- ") or "int64(0)"
+                parts.append((f"int64({name}{k}.{'most' if most == (sign > 0) else 'least'})", sign))
+        start = self.ranges[n].start
+        return linear(parts, start) if parts else f"int64({start})"

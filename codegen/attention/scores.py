@@ -11,7 +11,7 @@ from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear
+from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear, negated
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, Pages
@@ -292,7 +292,7 @@ class Scores:
         if not key:
             self.w.line(f"if ({rest} < 0) {high} = 0;")
             return
-        limit = f"-({rest})" if key > 0 else f"{rest} + 1".removesuffix(" - 1 + 1")
+        limit = negated(rest) if key > 0 else f"{rest} + 1".removesuffix(" - 1 + 1")
         name, which = (low, "max") if key > 0 else (high, "min")
         self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
 
