@@ -25,7 +25,7 @@ from fusegraph.passes.rewrite import Rewrite, intermediate, same
 #: Queries of the smallest tile, for each of which blocks take turns.
 LEAST_QUERIES = 16
 #: Fewer keys are computed with twice in the time in which sums go through memory.
-LEAST_KEYS = 512
+LEAST_KEYS = 256
 
 
 def join_gradients(graph: Graph, options: Options, apart: Mapping[str, str]) -> Recognised:
