@@ -65,6 +65,7 @@ class Graph:
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
         self._consumers: dict[Tensor, list[Node]] = {}
+        self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
 
     # ---- tensors
 
@@ -252,6 +253,22 @@ class Graph:
     def nodes(self) -> list[Node]:
         """All nodes in topological order (the order in which they were added)."""
         return list(self.network.nodes)
+
+    @property
+    def input_numbers(self) -> Mapping[Tensor, int]:
+        """The inputs' positions among them: for passes, which ask for those of thousands."""
+        return self._numbers("inputs", self.inputs)
+
+    @property
+    def output_numbers(self) -> Mapping[Tensor, int]:
+        """The outputs' positions among them."""
+        return self._numbers("outputs", self.outputs)
+
+    def _numbers(self, which: str, tensors: list[Tensor]) -> Mapping[Tensor, int]:
+        known = self._numbered.get(which)
+        if known is None or known[0] is not tensors or known[1] != len(tensors):
+            known = self._numbered[which] = tensors, len(tensors), {t: k for k, t in enumerate(tensors)}
+        return known[2]
 
     def producer(self, tensor: Tensor) -> Node | None:
         """The node that makes a tensor, None for inputs and constants."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol
@@ -56,14 +56,12 @@ class Lowered:
 class GroupView:
     """A set of nodes as a lowering sees it: in topological order, with what enters and what leaves."""
 
-    def __init__(
-        self, graph: Graph, nodes: Iterable[Node], order: Mapping[Node, int], outputs: Set[Tensor] | None = None
-    ) -> None:
-        """``order`` is a topological one of the graph's nodes; ``outputs`` are the graph's, where they are at hand."""
+    def __init__(self, graph: Graph, nodes: Iterable[Node], order: Mapping[Node, int]) -> None:
+        """``order`` is a topological one of the graph's nodes."""
         self.graph = graph
         self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
         self.members = frozenset(self.nodes)
-        outputs = frozenset(graph.outputs) if outputs is None else outputs
+        outputs = graph.output_numbers
         self._kinds: dict[Kind, list[Node]] = {}
         made = {t for node in self.nodes for t in node.outputs}
         reads: dict[Tensor, None] = {}
@@ -105,7 +103,7 @@ class GroupView:
 def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     """Bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
-    inner = base.is_constant or (graph.producer(base) is not None and base not in graph.outputs)
+    inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
 
 

@@ -52,7 +52,7 @@ def _check_written(group: GroupView, node: Node) -> None:
     while maker is not None and view(maker, maker.inputs[0].strides) is not None:
         source = maker.inputs[0]
         maker = graph.producer(source) if graph.producer(source) in group.members else None
-    inner = source is not node.output and node.output not in graph.outputs
+    inner = source is not node.output and node.output not in graph.output_numbers
     if inner and (maker is None or node.output.size >= source.size):
         raise Refusal(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
     if node.op.name == "concatenate" and joins_in_place(node):

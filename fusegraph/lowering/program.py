@@ -134,7 +134,7 @@ class ProgramBuilder:
 
     def _parameter_order(self) -> list[int]:
         """The loads in the order of a kernel's parameters: graph inputs as they were declared, then what is left."""
-        inputs = {t: k for k, t in enumerate(self._view.graph.inputs)}
+        inputs = self._view.graph.input_numbers
         return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n].base, len(inputs)), n))
 
     def _operand(self, tensor: Tensor) -> Operand:

@@ -77,7 +77,6 @@ class _Quotient:
         for node, k in self.order.items():
             for tensor in _worth_sharing([node]):
                 self._readers.setdefault(tensor, []).append(k)
-        self._outputs = frozenset(graph.outputs)
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
@@ -110,14 +109,13 @@ class _Quotient:
 
     def view(self, group: int) -> GroupView:
         if group not in self._views:
-            self._views[group] = GroupView(self.graph, self.members[group], self.order, self._outputs)
+            self._views[group] = GroupView(self.graph, self.members[group], self.order)
         return self._views[group]
 
     def joined(self, a: int, b: int) -> GroupView:
         """What merging two groups would make."""
         if (a, b) not in self._joined:
-            nodes = self.members[a] + self.members[b]
-            self._joined = {(a, b): GroupView(self.graph, nodes, self.order, self._outputs)}
+            self._joined = {(a, b): GroupView(self.graph, self.members[a] + self.members[b], self.order)}
         return self._joined[a, b]
 
     def neighbours(self, group: int) -> Iterator[_Pair]:
@@ -152,7 +150,8 @@ class _Quotient:
         return sum(t.nbytes for t in moved)
 
     def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
-        return tensor in self._outputs or any(self.group_of[n] not in (a, b) for n in self.consumers.get(tensor, ()))
+        takers = self.consumers.get(tensor, ())
+        return tensor in self.graph.output_numbers or any(self.group_of[n] not in (a, b) for n in takers)
 
     def merge(self, a: int, b: int) -> set[int]:
         """Merges group b into a; returns the groups that have other neighbours now."""

@@ -73,7 +73,11 @@ def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
     while stack and len(nodes) <= MAX_NODES:
         current = stack.pop()
         node = graph.producer(current)
-        stays = node is None or node.kind is not Kind.POINTWISE or (current in graph.outputs and current is not tensor)
+        stays = (
+            node is None
+            or node.kind is not Kind.POINTWISE
+            or (current in graph.output_numbers and current is not tensor)
+        )
         if stays:
             begins.add(current)
         elif node is not None and node not in nodes:
@@ -93,7 +97,7 @@ def _saves(graph: Graph, tensor: Tensor, group: Group, kept_inside: Set[Tensor])
     if not nodes or len(nodes) > MAX_NODES:
         return False
     more = sum(t.nbytes * (2 if t in kept_inside else 1) for t in begins if t not in group.reads)
-    return more < tensor.nbytes * (1 if tensor in graph.outputs else 2)
+    return more < tensor.nbytes * (1 if tensor in graph.output_numbers else 2)
 
 
 class _Rewriting:
