@@ -56,15 +56,17 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
+        self._next: dict[tuple[str, str], int] = {}
 
     def unique(self, text: str, suffix: str = "") -> str:
         """An unused identifier resembling the text, ending in ``suffix``."""
         stem = identifier(text)
         name = stem + suffix if not stem.endswith("_") else stem[:-1] + suffix if suffix else stem
-        count = 2
+        count = self._next.get((stem, suffix), 2)
         while name in self._taken or name in RESERVED:
             name = f"{stem.rstrip('_')}_{count}{suffix}"
             count += 1
+        self._next[stem, suffix] = count
         self._taken.add(name)
         return name
 

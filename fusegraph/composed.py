@@ -267,12 +267,9 @@ def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = Non
 
 def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """A letter for each dimension of every operand and of the result; those of "..." are capital Greek."""
-    text = equation.replace(" ", "")
-    if not re.fullmatch(
-        r"([A-Za-z]*(\.\.\.)?[A-Za-z]*,)*[A-Za-z]*(\.\.\.)?[A-Za-z]*(->[A-Za-z]*(\.\.\.)?[A-Za-z]*)?", text
-    ):
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not all(re.fullmatch(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?", term) for term in (*left.split(","), right)):
         raise AttributeValueError(f"einsum takes an equation as 'ij,jk->ik', got {equation[:100]!r}")
-    left, arrow, right = text.partition("->")
     given = left.split(",")
     if len(given) != len(ranks):
         raise AttributeValueError(f"einsum {equation[:100]!r} has {len(given)} operands, got {len(ranks)}")

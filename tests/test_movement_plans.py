@@ -149,3 +149,16 @@ def test_far_elements_have_wide_positions(monkeypatch: pytest.MonkeyPatch) -> No
 def test_on_the_gpu() -> None:
     graphs = [g for g, _ in views().values()] + fused() + odd() + [g for d in ALL for g in (*moved(d), *wide(d))]
     check_on_gpu([*graphs, *golden_graphs().values()])
+
+
+def test_concatenations_of_very_many_are_planned_soon() -> None:
+    """As loops leave them that are written once an iteration: no kernel of all is looked at in vain."""
+    graph = fg.Graph("test")
+    x = graph.tensor("x", (3, 4))
+    graph.output(graph.concatenate([graph.relu(x * float(n)) for n in range(250)], axis=0), name="y")
+    tried = []
+    original = movement._program
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(movement, "_program", lambda *given: tried.append(1) or original(*given))
+        plan(graph)
+    assert len(tried) < 10

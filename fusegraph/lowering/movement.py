@@ -32,6 +32,8 @@ def accept(group: GroupView, options: Options) -> None:
         return
     if len(group.nodes) > MOST_NODES:
         raise TooLarge(f"one kernel would move elements through {len(group.nodes)} nodes, the limit is {MOST_NODES}")
+    if len(group.reads) > 2 * MAX_OPERANDS:  # without a look at each: a concatenation of very many
+        raise TooLarge(f"one kernel would have {len(group.reads)} tensors in flight, the limit is {MAX_OPERANDS}")
     for node in group.nodes:
         if node.output in group.writes:
             _check_written(group, node)
