@@ -38,6 +38,9 @@ NOTICEABLE = 0.995
 #: So many batches are worked on together where data say which keys are met, of all of them only some: by whether tiles
 #: of queries take different times, so that long ones of all batches begin early, or the same, of keys in the L2 cache.
 TOGETHER = {True: 32, False: 8}
+#: Columns of scores that take as long as what else a tile of keys does, and as the beginning of a tile of queries that
+#: waits for the end of the one before.
+OF_KEYS, OF_QUERIES = 18, 80
 #: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 24 << 20
 
@@ -255,8 +258,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
         if sides:
-            # Fewer keys beyond the diagonal, and room for the next queries, which begin while the ones before end.
-            preferred = [(2, 160), (2, 176), (2, 128), (2, 96)]
+            preferred = sorted(preferred, key=lambda tile: _columns(spec, arch, *tile))
         if len(sides) > 1 or spec.inside.instructions:
             preferred = [(2, 128), (2, 176), (2, 96)]
             if spanned(spec):
@@ -308,6 +310,17 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     if not found:
         raise Unsupported("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))
+
+
+def _columns(spec: AttentionSpec, arch: Arch, groups: int, keys: int) -> int:
+    """Columns of scores that take as long as the queries of a batch: those of all tiles of keys that they meet, of
+    which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
+    """
+    s = AttentionWgmmaSchedule(groups, keys, stages=2, turns=True, heads=1, blocks=1, ahead=2)
+    begun_early = shared_bytes(spec, s) <= arch.shared_bytes_per_block and s.joined(spec)
+    step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
+    each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))
+    return sum(met * (keys + OF_KEYS) + (0 if begun_early else OF_QUERIES) for met in each)
 
 
 def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int, bool]:

@@ -19,7 +19,7 @@
 //     o attended = matmul(o rounded, o values, dtype=bfloat16)
 //     o = reshape(o attended, shape=(1, 16, 2048, 128))
 // 16 x 2048 queries and 2048 keys of 128 elements, values of 128, bfloat16
-// 128 queries a block, tiles of 160 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n160k16, m64n12...
+// 128 queries a block, tiles of 128 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n128k16, m64n12...
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "types.cuh"
 #include "math.cuh"
@@ -32,7 +32,6 @@
 #include "pipeline.cuh"
 #include "attention.cuh"
 
-FUSEGRAPH_WGMMA(160)
 FUSEGRAPH_WGMMA(128)
 
 extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
@@ -43,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
 {
     struct Shared {
         alignas(1024) bfloat16 queries[2][2][128][64];  // panels of 128 bytes, swizzled
-        alignas(1024) bfloat16 keys[2][2][160][64];
-        alignas(1024) bfloat16 values[2][2][160][64];
+        alignas(1024) bfloat16 keys[2][2][128][64];
+        alignas(1024) bfloat16 values[2][2][128][64];
         Barrier queries_full[2], queries_empty[2];
         Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
     };
@@ -76,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                 const int m0 = (15 - at.col) * 128;
                 const int32 b0 = at.row / 4;
                 const int32 b1 = at.row % 4;
-                const int first = 0, last = max(first + 1, min(13, max(0, (m0 + 127) + 160) / 160));  // tiles of keys that the queries may meet
+                const int first = 0, last = max(first + 1, min(16, max(0, (m0 + 127) + 128) / 128));  // tiles of keys that the queries may meet
                 for (int tile = last - 1; tile >= first; --tile, ++stage) {
-                    const int n0 = tile * 160;
+                    const int n0 = tile * 128;
                     barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(shared.keys_full[stage.index], 40960);
+                    barrier_expect(shared.keys_full[stage.index], 32768);
                     #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         tma_load(shared.keys[stage.index][i], o_keys_turned_map, shared.keys_full[stage.index], i * 64, n0, b0);
@@ -94,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                         }
                     }
                     barrier_wait(shared.values_empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(shared.values_full[stage.index], 40960);
+                    barrier_expect(shared.values_full[stage.index], 32768);
                     #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         tma_load(shared.values[stage.index][i], o_values_map, shared.values_full[stage.index], i * 64, n0, b0);
@@ -111,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         Ring<2> query;
         const float unit = 0.12751743f;  // of a score, to base 2
         if (group == 1) named_barrier_arrive(1, 256);  // consumer 0 begins
-        float s[80], rescale[2];
-        uint32 probability[10][4];
+        float s[64], rescale[2];
+        uint32 probability[8][4];
         barrier_wait(shared.queries_full[query.index], query.parity);
         barrier_wait(shared.keys_full[stage.index], stage.parity);
         named_barrier_sync(1 + group, 256);  // this consumer's turn
@@ -122,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
             wgmma_fence();
             #pragma unroll
             for (int kk = 0; kk < 8; ++kk) {
-                wgmma<bfloat16, bfloat16, 160>(
+                wgmma<bfloat16, bfloat16, 128>(
                     s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
-                    matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
+                    matrix_behind(keys, kk / 4 * 16384 + kk % 4 * 32), kk > 0);
             }
             wgmma_commit();
         }
@@ -134,23 +133,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
             const int m0 = (15 - at.col) * 128;
             const int32 b0 = at.row / 4;
             const int32 b1 = at.row % 4;
-            const int first = 0, last = max(first + 1, min(13, max(0, (m0 + 127) + 160) / 160));  // tiles of keys that the queries may meet
+            const int first = 0, last = max(first + 1, min(16, max(0, (m0 + 127) + 128) / 128));  // tiles of keys that the queries may meet
             float o[64] = {};
             attention::Rows rows;
             const auto scores = [&](int tile) {
-                const int n0 = tile * 160;
-                if (n0 + 160 <= 2048 && (m0 + group * 64) - n0 - 159 >= 0) {
+                const int n0 = tile * 128;
+                if ((m0 + group * 64) - n0 - 127 >= 0) {
                     return;  // the products are the scores
                 }
                 #pragma unroll
-                for (int j = 0; j < 80; j += 4) {
+                for (int j = 0; j < 64; j += 4) {
                     #pragma unroll
                     for (int f = 0; f < 2; ++f) {
                         const int32 m = m0 + row + f * 8, n = n0 + j * 2 + lane % 4 * 2;
-                        Vector<float, 2> score = {{-infinity<float>(), -infinity<float>()}};
+                        Vector<float, 2> score;
                         #pragma unroll
                         for (int e = 0; e < 2; ++e) {
-                            if (n + e >= 2048) continue;
                             const bool o_right_of_band = int32(n + e) <= int32(m);
                             score[e] = o_right_of_band ? s[j + f * 2 + e] : -infinity<float>();
                         }
@@ -179,18 +177,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                     wgmma_fence();
                     #pragma unroll
                     for (int kk = 0; kk < 8; ++kk) {
-                        wgmma<bfloat16, bfloat16, 160>(
+                        wgmma<bfloat16, bfloat16, 128>(
                             s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
-                            matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
+                            matrix_behind(keys, kk / 4 * 16384 + kk % 4 * 32), kk > 0);
                     }
                     wgmma_commit();
                 }
                 barrier_wait(shared.values_full[previous.index], previous.parity);
                 {
-                    const uint64 values = matrix_descriptor<128>(shared.values[previous.index][0][0], 20480, 1024);
+                    const uint64 values = matrix_descriptor<128>(shared.values[previous.index][0][0], 16384, 1024);
                     wgmma_fence();
                     #pragma unroll
-                    for (int kk = 0; kk < 10; ++kk) {
+                    for (int kk = 0; kk < 8; ++kk) {
                         wgmma<bfloat16, bfloat16, 128, 1>(
                             o, probability[kk], matrix_behind(values, kk * 2048), true);
                     }
@@ -208,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
             }
             barrier_wait(shared.values_full[stage.index], stage.parity);
             {
-                const uint64 values = matrix_descriptor<128>(shared.values[stage.index][0][0], 20480, 1024);
+                const uint64 values = matrix_descriptor<128>(shared.values[stage.index][0][0], 16384, 1024);
                 wgmma_fence();
                 #pragma unroll
-                for (int kk = 0; kk < 10; ++kk) {
+                for (int kk = 0; kk < 8; ++kk) {
                     wgmma<bfloat16, bfloat16, 128, 1>(
                         o, probability[kk], matrix_behind(values, kk * 2048), true);
                 }
@@ -231,9 +229,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                     wgmma_fence();
                     #pragma unroll
                     for (int kk = 0; kk < 8; ++kk) {
-                        wgmma<bfloat16, bfloat16, 160>(
+                        wgmma<bfloat16, bfloat16, 128>(
                             s, matrix_behind(queries, kk / 4 * 16384 + kk % 4 * 32),
-                            matrix_behind(keys, kk / 4 * 20480 + kk % 4 * 32), kk > 0);
+                            matrix_behind(keys, kk / 4 * 16384 + kk % 4 * 32), kk > 0);
                     }
                     wgmma_commit();
                 }
