@@ -489,6 +489,17 @@ def test_schedules_hold_what_they_promise() -> None:
                 assert source.dynamic_shared_bytes <= target.shared_bytes_per_block
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "causal"), [(512, 128, True), (2048, 128, True), (8192, 160, True), (8192, 176, False)]
+)
+def test_tiles_of_keys_below_a_diagonal(rows: int, keys: int, causal: bool) -> None:
+    """Wide ones reach farther beyond it, which matters the less the longer sequences are."""
+    graph = made(name="long", rows=rows, keys=rows, depth=128, heads=32, **(CAUSAL if causal else {}))
+    (kernel,) = plan(graph, choose=by_cost_model(HOPPER)).kernels
+    assert isinstance(kernel.choice.schedule, AttentionWgmmaSchedule)
+    assert kernel.choice.schedule.keys == keys
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     check_on_gpu([made(**how) for how in (*QUICK, *VARIANTS)])

@@ -345,6 +345,26 @@ def test_rows(pretended):
     assert rest == [a, b] * (bench.WARMUP + 1), "in turns, some of them not counted"
 
 
+def test_packed_batches_through_cudnn(pretended, monkeypatch):
+    """By its frontend, with the offsets that the workload has; the arrays of the others are random."""
+    (packed, *_) = (w for w in attention.attention() if w.torch == "sdpa_packed")
+    seen = []
+
+    def ragged(workload, arrays, timer):
+        seen.append((workload.name, len(arrays), arrays[3]))
+        return lambda: None, "engine 2"
+
+    monkeypatch.setattr(bench, "random_array", lambda *_, **__: SimpleNamespace(pointer=1, dtype=fg.int32))
+    monkeypatch.setattr(bench, "to_device", lambda values, device: values.tolist())
+    monkeypatch.setattr("benchmarks.cudnn_peers.functions", lambda: {"sdpa_packed": ragged})
+    run = Bench(repeats=1)
+    monkeypatch.setattr(run, "flops_per_us", lambda unit: None)
+    ours, cudnn = run.rows(packed, ["cudnn"])
+    assert (ours.note, cudnn.note, cudnn.kernels) == ("k1, k2", "engine 2", 1)
+    ((name, count, offsets),) = seen
+    assert (name, count, offsets[:3], offsets[-1]) == (packed.name, 4, [0, 4096, 4608], 16384)
+
+
 def test_rows_of_what_does_not_run(pretended, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     pretended.made["cudnn"] = NotSupportedError("cuDNN refuses graph 'add' (add 'y')", "no plans\n for it")
