@@ -197,8 +197,7 @@ class _Renderer(Producer):
         if self.joined:
             self._registers()
             if self.scores.spanned:
-                w.line("barrier_wait(shared.spans_full[query.index], query.parity);")
-                w.line("attention::Span span = shared.spans[query.index];")
+                self._read_span("attention::Span span", "query")
             self._await_queries("query", "blockIdx.x")
             w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             self._first_product("query")
@@ -386,8 +385,7 @@ class _Renderer(Producer):
         w.line(f"Ring<{s.ahead}> next = query;")
         w.line("++next;")
         if self.scores.spanned:
-            w.line("barrier_wait(shared.spans_full[next.index], next.parity);")
-            w.line("const attention::Span following = shared.spans[next.index];")
+            self._read_span("const attention::Span following", "next")
         following = "following.work" if self.scores.spanned else self._following()
         w.open(f"if ({following} < {self.tiles * self.batches})")
         self._await_queries("next", self._following())

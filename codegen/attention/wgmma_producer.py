@@ -75,7 +75,7 @@ class Producer:
             f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
         )
         if self.scores.spanned:
-            w.line(f"Barrier spans_full[{s.ahead}];")
+            w.line(f"Barrier spans_full[{s.ahead}], spans_empty[{s.ahead}];")
             w.line(f"attention::Span spans[{s.ahead}];  // of queries to come, and the end")
         if self.listing:
             w.line(
@@ -95,6 +95,7 @@ class Producer:
             w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
             if self.scores.spanned:
                 w.line("barrier_init(shared.spans_full[i], 1);")
+                w.line(f"barrier_init(shared.spans_empty[i], {s.groups * GROUP + 1});  // whoever reads says so")
             w.close()
         w.open(f"for (int i = 0; i < {s.stages}; ++i)")
         for name in ("keys", "values"):
@@ -118,10 +119,16 @@ class Producer:
         """Opens the loop over tiles of queries that the scout has found."""
         w = self.w
         w.open("while (true)")
-        w.line("barrier_wait(shared.spans_full[query.index], query.parity);")
-        w.line("const attention::Span span = shared.spans[query.index];")
+        self._read_span("const attention::Span span", "query")
         w.line(f"if (span.work >= {self.tiles * self.batches}) break;")
         self._tile_at("span.work")
+
+    def _read_span(self, span: str, ring: str) -> None:
+        """Defines the variable ``span``: what the scout has found of the queries at a place of ``ring``."""
+        w = self.w
+        w.line(f"barrier_wait(shared.spans_full[{ring}.index], {ring}.parity);")
+        w.line(f"{span} = shared.spans[{ring}.index];")
+        w.line(f"barrier_arrive(shared.spans_empty[{ring}.index]);")
 
     @property
     def first(self) -> str:
@@ -288,6 +295,7 @@ class Producer:
     def _tell(self, span: str) -> None:
         w = self.w
         w.line(self._told)
+        w.line("barrier_wait(shared.spans_empty[query.index], query.parity ^ 1);")
         w.open("if (lane == 0)")
         w.line(f"shared.spans[query.index] = {span};")
         w.line("barrier_arrive(shared.spans_full[query.index]);")

@@ -136,7 +136,7 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
     queries = s.rows * row * max(deep, panels(spec.width))
     values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
     ring = s.stages * row * (s.keys * deep + values)
-    spans = 24 * s.ahead if spanned(spec) else 0
+    spans = 32 * s.ahead if spanned(spec) else 0
     return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + spans + 128
 
 

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
         alignas(1024) bfloat16 values[2][2][128][64];
         Barrier queries_full[2], queries_empty[2];
         Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
-        Barrier spans_full[2];
+        Barrier spans_full[2], spans_empty[2];
         attention::Span spans[2];  // of queries to come, and the end
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -69,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
             barrier_init(shared.queries_full[i], 1);
             barrier_init(shared.queries_empty[i], 2);
             barrier_init(shared.spans_full[i], 1);
+            barrier_init(shared.spans_empty[i], 257);  // whoever reads says so
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(shared.keys_full[i], 1);
@@ -88,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
             while (true) {
                 barrier_wait(shared.spans_full[query.index], query.parity);
                 const attention::Span span = shared.spans[query.index];
+                barrier_arrive(shared.spans_empty[query.index]);
                 if (span.work >= 2048) break;
                 const Tile at = tile_at<16, 128, 16>(span.work);
                 const int m0 = (127 - at.col) * 128;
@@ -145,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
                 high = min(high, int(min(max(int64(rows2.most), int64(0)), int64(16384))));
                 const int base = low, tiles = max(1, (high - base + 127) / 128);
                 barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);
+                barrier_wait(shared.spans_empty[query.index], query.parity ^ 1);
                 if (lane == 0) {
                     shared.spans[query.index] = {work, base, tiles};
                     barrier_arrive(shared.spans_full[query.index]);
@@ -156,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
                 work = __shfl_sync(0xffffffffu, work, 0);
             }
             barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);
+            barrier_wait(shared.spans_empty[query.index], query.parity ^ 1);
             if (lane == 0) {
                 shared.spans[query.index] = {work, 0, 0};
                 barrier_arrive(shared.spans_full[query.index]);
@@ -173,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
         uint32 probability[8][4];
         barrier_wait(shared.spans_full[query.index], query.parity);
         attention::Span span = shared.spans[query.index];
+        barrier_arrive(shared.spans_empty[query.index]);
         barrier_wait(shared.queries_full[query.index], query.parity);
         barrier_wait(shared.keys_full[stage.index], stage.parity);
         named_barrier_sync(1 + group, 256);  // this consumer's turn
@@ -295,6 +300,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
             ++next;
             barrier_wait(shared.spans_full[next.index], next.parity);
             const attention::Span following = shared.spans[next.index];
+            barrier_arrive(shared.spans_empty[next.index]);
             if (following.work < 2048) {
                 barrier_wait(shared.queries_full[next.index], next.parity);
                 barrier_wait(shared.keys_full[stage.index], stage.parity);
