@@ -15,7 +15,7 @@ from onnx_models import I64, F, built, error, model, one, perceptron, save, tens
 
 import fusegraph as fg  # noqa: E402
 from fusegraph.errors import ModelError  # noqa: E402
-from fusegraph.frontends.onnx import importer  # noqa: E402
+from fusegraph.frontends.onnx import importer, table  # noqa: E402
 
 
 @pytest.fixture
@@ -181,6 +181,12 @@ def test_tensors_that_are_huge_are_not_made():
     nodes = [("ConstantOfShape", "shape", "big"), ("Cast", "big", "sizes", {"to": I64}), ("Reshape", "x sizes", "y")]
     shape = tensor("shape", np.array([2**30]))
     assert "too large to be computed before" in error(model(nodes, [value("x", [1])], [value("y")], [shape]))
+
+
+def test_sequences_that_are_too_long(monkeypatch):
+    monkeypatch.setattr(table, "MAX_WRITTEN", 300)
+    proto = one("GRU", [2**30, 1, 4], [1, 12, 4], [1, 12, 4], attributes={"hidden_size": 4})
+    assert "more than 300 nodes would be written" in error(proto)
 
 
 def test_branches_within_branches():

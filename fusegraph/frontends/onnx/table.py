@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 Array = np.ndarray[Any, Any]
+#: Nodes of ours that a model may become.
+MAX_WRITTEN = 100_000
 #: What a function of the table returns: an output, or several.
 Result = Tensor | Sequence[Tensor]
 Handler = Callable[..., Result]
@@ -82,6 +84,11 @@ class Call:
     def refuse(self, what: str) -> Unsupported:
         """The refusal of a use of this operator: what it is about, such as "mode cubic"."""
         return Unsupported(f"{self.node.op_type}: {what}")
+
+    def check_size(self, more: int = 0) -> None:
+        """Raises ModelError if too many nodes have been written, with some more: those of time steps are, once each."""
+        if len(self.graph.nodes) + more > MAX_WRITTEN:
+            raise ModelError(f"more than {MAX_WRITTEN} nodes would be written, with this one's once a time step")
 
     def known(self, tensor: Tensor, what: str) -> Array:
         """The value of a tensor that must not depend on an input of the graph, as shapes."""

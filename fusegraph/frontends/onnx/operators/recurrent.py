@@ -117,6 +117,7 @@ def _recurrent(
         raise ModelError(f"w {list(w.shape)} and r {list(r.shape)} are not those of {gates} gates of {hidden}")
     if not steps:
         raise call.refuse("no steps")
+    call.check_size(steps)
     exists = (
         None
         if lengths is None
@@ -141,6 +142,7 @@ def _recurrent(
         states = [none if t is None else t[d] for t in given]
         outputs: list[Any] = [None] * steps
         for t in range(steps)[:: -1 if backward else 1]:
+            call.check_size()
             new = step(cell, every[t], states)
             if exists is None:
                 states, outputs[t] = new, new[0]
