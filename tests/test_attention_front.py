@@ -305,6 +305,13 @@ def test_several_tiles_of_queries_read_keys_from_memory() -> None:
     assert families(built("few", q=None, k=turned, v=doubled, rows=100)) == ["attention"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", CASES, ids=lambda how: how["name"])
+def test_renders_for_hopper_as_the_cost_model_chooses(how: dict[str, Any]) -> None:
+    assert "attention" in families(built(**how))
+    assert plan(built(**how), choose=by_cost_model(HOPPER)).kernels
+
+
 def test_golden_source() -> None:
     graph = built("turned queries", rows=2048, depth=64, heads=16, shared=4, **CAUSAL)
     (kernel,) = plan(graph, choose=by_cost_model(HOPPER)).kernels
