@@ -104,7 +104,11 @@ class Scores:
         self.step = 1
         if spec.pages is not None or spec.parts > 1:
             self.step = keys
-        elif any(op.strides and op.strides[-1] for op in spec.loads) or spec.weight is not None or spec.q.dtype.itemsize == 1:
+        elif (
+            any(op.strides and op.strides[-1] for op in spec.loads)
+            or spec.weight is not None
+            or spec.q.dtype.itemsize == 1
+        ):
             self.step = VECTOR
         #: whether tiles differ: some lie outside of bounds, or at the end
         self.differ = bool(spec.bounds) or self.ragged or known
