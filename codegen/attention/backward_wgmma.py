@@ -328,8 +328,15 @@ class Renderer:
             i = f"i % {s.cols}"
             text = f"i < {s.cols} ? {f'({text})' if exists else text} : {self.scores.delta_of(self.delta, 'x', exists)}"
         count = s.cols * (1 + self.with_loss)
-        # Loads one after the other may take longer than a tile; where each is of one kind, registers suffice for four.
-        w.line("#pragma unroll" if s.cols in (32, 64) else f"#pragma unroll {1 if self.registers[0] < 40 else 2}")
+        # Loads one after the other may take longer than a tile; there are registers for three or four of one kind.
+        few, of_one_kind = self.registers[0] < 40, s.cols % 32 == 0
+        if of_one_kind and s.cols <= 64:
+            at_once = count // 32
+        elif few:
+            at_once = 1
+        else:
+            at_once = s.cols // 32 if of_one_kind else 2
+        w.line(f"#pragma unroll {at_once}")
         w.open(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)")
         w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
         w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")

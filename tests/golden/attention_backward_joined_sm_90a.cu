@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
             for (int32 b2 = 0; b2 < 2; ++b2) {
                 const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
                 for (int tile = first; tile < last; ++tile) {
-                    #pragma unroll 2
+                    #pragma unroll 3
                     for (int i = threadIdx.x % 32; i < 192; i += 32) {
                         const int32 x = tile * 96 + i % 96;
                         shared.numbers[tile % 2][i / 96][i % 96] = i < 96 ? (x < 1024 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>()) : x < 1024 ? dQ_delta[b1 * 2048 + b2 * 1024 + x] : 0.0f;

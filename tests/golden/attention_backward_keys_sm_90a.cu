@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                 for (int32 b2 = 0; b2 < 2; ++b2) {
                     const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
                     for (int tile = first; tile < last; ++tile, place ^= 1) {
-                        #pragma unroll
+                        #pragma unroll 4
                         for (int i = threadIdx.x % 32; i < 128; i += 32) {
                             const int32 x = tile * 64 + i % 64;
                             shared.numbers[reader][place][i / 64][i % 64] = i < 64 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : dQ_delta[b1 * 2048 + b2 * 1024 + x];
