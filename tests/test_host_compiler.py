@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import re
@@ -191,6 +192,28 @@ def test_no_temporary_files_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     module = build([add("77")], cache=cache)
     assert not module.cached
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_that_takes_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: DiskCache
+) -> None:
+    """Not a defect, nor an error of stdout, which the command line takes any other failure of writing for."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "removed"))
+    with pytest.raises(ToolchainError, match="No such file or directory; name another one in TMPDIR"):
+        build([add("78")], cache=cache)
+    monkeypatch.undo()
+    build([add("77")], cache=cache)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "removed"))
+    with pytest.raises(ToolchainError, match="name another one in TMPDIR"):
+        build([add("77")], cache=cache)  # from the cache, to be loaded
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ToolchainError, match="No space left on device; name another one in TMPDIR"):
+        build([add("79")], cache=cache)
 
 
 def test_module_is_unloaded_when_forgotten(cache: DiskCache) -> None:

@@ -16,7 +16,7 @@ from onnx_models import I64, built, error, expected, model, one, perceptron, sav
 
 import fusegraph as fg  # noqa: E402
 from fusegraph.cli import main  # noqa: E402
-from fusegraph.errors import FileError, ModelError, UnsupportedModelError  # noqa: E402
+from fusegraph.errors import ArgumentError, FileError, ModelError, UnsupportedModelError  # noqa: E402
 from fusegraph.frontends.onnx import importer  # noqa: E402
 from fusegraph.loader import load_graphs  # noqa: E402
 
@@ -237,9 +237,12 @@ def test_types_that_an_operator_does_not_take_are_unsupported():
 def test_the_backend():
     backend = fg.onnx.Backend
     assert backend.supports_device("CPU")
-    assert not backend.supports_device("TPU")
     proto = perceptron()
-    rep = backend.prepare(proto, engine="reference")
+    for device in ("TPU", "CUDAX", "CUDA:-1", "CUDA:one", "CUDA:", "cuda"):
+        assert not backend.supports_device(device)
+        with pytest.raises(ArgumentError, match="is none of CPU, CUDA, CUDA:1"):
+            backend.prepare(proto, device)
+    rep = backend.prepare(proto, "CUDA:1", engine="reference")
     for batch in (2, 3, 2):
         x = np.random.default_rng(batch).normal(size=(batch, 8)).astype(np.float32)
         np.testing.assert_allclose(rep.run([x])[0], expected(x, proto), rtol=1e-6)

@@ -183,6 +183,20 @@ def _optimization(kernels: Sequence[KernelSource]) -> str:
 
 def _compile(compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str) -> bytes:
     """The shared library that ``source`` compiles to."""
+    try:
+        return _compile_in_folder(compiler, source, flags, libraries, what)
+    except OSError as error:
+        raise _no_room(error) from None
+
+
+def _no_room(error: OSError) -> ToolchainError:
+    reason = error.strerror or error
+    return ToolchainError(f"no file can be written to the temporary folder: {reason}; name another one in TMPDIR")
+
+
+def _compile_in_folder(
+    compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str
+) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fusegraph-") as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
@@ -208,7 +222,10 @@ class _Library:
     """A loaded shared library; unloaded when nothing refers to this object any more."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        descriptor, path = tempfile.mkstemp(prefix="fusegraph-", suffix=".so")
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="fusegraph-", suffix=".so")
+        except OSError as error:
+            raise _no_room(error) from None
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

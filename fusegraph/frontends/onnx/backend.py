@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,10 +79,12 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> BackendRep:
-        """A model that can be run.  Options but ``engine`` are those of `fusegraph.compile`."""
-        kind, _, index = device.partition(":")
+        """A model that can be run.  Options but ``engine`` are those of `fusegraph.compile`.  Raises ArgumentError
+        for a device of another name, ModelError.
+        """
+        kind, index = _device(device)
         engine = options.pop("engine", None) or ("cuda" if kind == "CUDA" else "cpu")
-        return BackendRep(model, engine, {"device": int(index), **options} if index else options)
+        return BackendRep(model, engine, {"device": index, **options} if engine == "cuda" and index else options)
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
@@ -118,5 +121,16 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Whether there is such a device: CPU always, CUDA with a driver and a GPU."""
-        kind, _, index = device.partition(":")
-        return kind == "CPU" or (kind == "CUDA" and int(index or 0) < driver.device_count())
+        try:
+            kind, index = _device(device)
+        except ArgumentError:
+            return False
+        return kind == "CPU" or index < driver.device_count()
+
+
+def _device(name: str) -> tuple[str, int]:
+    """The kind and the number of a device as ONNX names them; CPUs have the number 0."""
+    found = re.fullmatch(r"(CPU|CUDA)(?::(\d{1,9}))?", name, re.ASCII)
+    if found is None:
+        raise ArgumentError(f"device {name[:100]!r} is none of CPU, CUDA, CUDA:1, and so on")
+    return found[1], int(found[2] or 0) if found[1] == "CUDA" else 0

@@ -87,7 +87,7 @@ class Call:
 
     def check_size(self, more: int = 0) -> None:
         """Raises ModelError if too many nodes have been written, with some more: those of time steps are, once each."""
-        if len(self.graph.nodes) + more > MAX_WRITTEN:
+        if len(self.graph.network) + more > MAX_WRITTEN:
             raise ModelError(f"more than {MAX_WRITTEN} nodes would be written, with this one's once a time step")
 
     def known(self, tensor: Tensor, what: str) -> Array:
