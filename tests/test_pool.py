@@ -352,7 +352,11 @@ def run_in_planes(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Grap
 
 
 def test_planes_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_in_planes(monkeypatch, [(uneven((2, 3, 9, 16), "bfloat16", (4, 7)), 4, 0)])
+    """Also planes that begin anywhere: rows of the first are aligned, those of the second are not."""
+    apart = fg.Graph("planes apart")
+    apart.output(apart.adaptive_avg_pool(apart.tensor("planes", (1, 3, 5, 16), strides=(0, 81, 16, 1)), 3), name="y")
+    cases = [(uneven((2, 3, 9, 16), "bfloat16", (4, 7)), 4, 0), (apart, 1, 0), (apart, 2, 0)]
+    run_in_planes(monkeypatch, cases)
 
 
 @pytest.mark.slow

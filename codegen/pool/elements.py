@@ -21,7 +21,7 @@ UNROLL = 4
 POSITIONS = ("col", "row", "plane")
 _TAPS = ("kx", "ky", "kz")
 _PLACES = ("ix", "iy")
-_TAKEN = """at inner outer p q e inside row_inside col_holds row_holds plane_holds in_col in_row in_plane
+_TAKEN = """at inner outer p q e inside planes row_inside col_holds row_holds plane_holds in_col in_row in_plane
     in_col_begin in_row_begin in_plane_begin in_col_end in_row_end in_plane_end"""
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.pool.space import Space, index_type, normalize, widest, width
-from codegen.pool.steps import in_steps, planes_of_block
+from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Covering
 
@@ -87,7 +87,7 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
     kinds = [window for _, window in space.windows]
     planes = planes_of_block(spec, arch)
     if planes:
-        yield PoolSchedule(widest(normalize(in_steps(spec, planes)[0])), 1, 1, 1, itype, planes)
+        yield PoolSchedule(vector_of_columns(spec), 1, 1, 1, itype, planes)
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
     # Where the largest element is takes that element too.

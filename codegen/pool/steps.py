@@ -70,11 +70,16 @@ def planes_of_block(spec: PoolSpec, arch: Arch) -> int:
     if nbytes > SHARED_BYTES:
         return 0
     # All that a thread reads is in flight at once where it has one vector of columns: a second waits for the first.
-    vectors = columns // widest(normalize(in_steps(spec, 1)[0]))
+    vectors = columns // vector_of_columns(spec)
     planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
     if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:
         return 0
     return max(1, min(planes, count // (2 * arch.sm_count_hint)))
+
+
+def vector_of_columns(spec: PoolSpec) -> int:
+    """The columns that a thread folds at once: of two planes or more, so that vectors of each are aligned."""
+    return widest(normalize(in_steps(spec, 2)[0]))
 
 
 def _separable(space: Space) -> bool:
