@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -167,6 +168,34 @@ def test_keys_of_other_sequences_are_not_read(arch: str) -> None:
 def test_refusals(error: type[Exception], text: str, extra: Any) -> None:
     with pytest.raises(error, match=text):
         made(extra=extra)
+
+
+def layers(name: str, *, packs: bool, how: Sequence[dict[str, Any]] = (CAUSAL, CAUSAL)) -> fg.Graph:
+    """Attention to the results of attention, under masks that are partly the same."""
+    g = fg.Graph(name, io_dtype="bfloat16")
+    more = offsets(g) if packs else {}
+    q, k, v = (g.tensor(key, (1, 2, ROWS, 32)) for key in "qkv")
+    for one in how:
+        q = g.sdpa(q, k, v, **more, **one)
+    g.output(q, name="o")
+    return g
+
+
+def test_layers_share_their_masks() -> None:
+    """What depends on no product is computed by each layer's kernel, not once in memory, which would have the scores
+    there as well.
+    """
+    for packs in (False, True):
+        g = layers("layers", packs=packs)
+        families = [k.group.family for k in plan(g, choose=by_cost_model(HOPPER)).kernels]
+        assert families.count("attention") == 2
+        assert "contraction" not in families
+
+
+@pytest.mark.slow
+def test_layers() -> None:
+    """Kernels of one graph that count the tiles that they have taken, each for itself."""
+    check_all([layers("layers", packs=True, how=[CAUSAL, BOTTOM])], arch="sm_90a", inputs=inputs)
 
 
 def test_cudnn_is_not_asked() -> None:

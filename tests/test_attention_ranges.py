@@ -89,3 +89,23 @@ def test_tiles_that_data_rule_out_are_not_read(monkeypatch: pytest.MonkeyPatch) 
     found = run(executable, first)["o"].astype(np.float32)
     assert np.isfinite(found[:, :, :64]).all()
     assert np.isnan(found[:, :, 64:]).all()
+
+
+def wrapping(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
+    """Keys met by comparisons of small integers, which wrap around."""
+    rows = s.shape[-2]
+    i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
+    reach = g.tensor("reach", (rows, 1), "uint8")
+    less = g.cast(reach - g.constant(np.array(5, np.uint8)), "int32")
+    return g.binary_select(s, -inf, (j <= less) & (g.cast(j, "int8") <= g.cast(i, "int8")))
+
+
+def test_small_integers_that_wrap_around_are_no_ranges() -> None:
+    g = fg.Graph("wrapping", io_dtype="bfloat16")
+    g.output(written_out(g, score=wrapping, keys=200)[1], name="o")
+    (spec,) = [x.lowered.spec for x in plan(g).partition.groups if x.family == "attention"]
+    assert not spec.bounds
+    assert not spec.ranges
+    inputs = random_inputs(g)
+    inputs["reach"][...] = np.arange(33)[:, None]
+    check_all([g], arch="sm_80", inputs=lambda _: inputs)

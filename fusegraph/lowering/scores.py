@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 
+import numpy as np
+
 from codegen.spec import Bound
-from fusegraph.dtypes import float32
+from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 
@@ -20,6 +22,8 @@ Affine = dict[Tensor | str, int]
 
 #: The terms of a sum of positions that are no tensors.
 ROW, KEY, ONE = "row", "key", "one"
+#: Dtypes in which sums of positions do not overflow.
+LARGE = (int32, int64)
 
 
 @dataclass(frozen=True)
@@ -212,14 +216,19 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
             return {}
         return {ROW: 1} if place == rank - 2 else {KEY: 1} if place == rank - 1 else None
     if node.op.name == "identity":
-        return _affine(graph, node.inputs[0], rank)
-    if node.op.name not in ("add", "sub"):
+        return _affine(graph, node.inputs[0], rank) if _keeps(node.inputs[0].dtype, tensor.dtype) else None
+    if node.op.name not in ("add", "sub") or tensor.dtype not in LARGE:  # smaller ones, and unsigned ones, wrap around
         return None
     first, second = (_affine(graph, t, rank) for t in node.inputs)
     if first is None or second is None:
         return None
     sign = 1 if node.op.name == "add" else -1
     return {t: first.get(t, 0) + sign * second.get(t, 0) for t in {**first, **second}}
+
+
+def _keeps(source: DType, target: DType) -> bool:
+    """Whether integers that may be positions, or differences of them, stay what they are in another dtype."""
+    return source.is_int and (np.can_cast(source.name, target.name) or (source in LARGE and target in LARGE))
 
 
 #: Positions and their differences are the same in float32 below this.

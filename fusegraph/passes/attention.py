@@ -147,6 +147,8 @@ class Matcher:
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
         self.members: set[Node] = {node}
+        #: those of them that count along products, or are made of such, and take no value of these
+        self.counted: set[Node] = set()
 
     def made_by(self, tensor: Tensor, *names: str) -> Node | None:
         """The node that makes a tensor, if its op is one of these."""
@@ -236,6 +238,7 @@ class Matcher:
         stats = self._stats(whole, shift, zero)
         values = node.inputs[1]
         weight = self._cast(node.inputs[0])
+        self._let_go()
         if not weight.shape == normal.output.shape == score.shape == product.output.shape:
             raise No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
@@ -303,11 +306,15 @@ class Matcher:
         product = products.pop()
         if product.attributes["compute_dtype"] == "tf32":
             raise No(f"{product.name!r} is in tf32")
-        after = {product}
+        after, dependent = {product}, {product}
         for node in sorted(cone, key=order.__getitem__):
             if any(graph.producer(t) in after for t in node.inputs):
                 after.add(node)
+            values = (t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes)
+            if any(graph.producer(t) in dependent for t in values):
+                dependent.add(node)
         self.members |= after
+        self.counted |= after - dependent
         return product
 
     def _stats(self, total: Tensor, shift: Tensor, zero: bool) -> Tensor | None:
@@ -340,6 +347,24 @@ class Matcher:
         self.members.add(joined)
         return joined
 
+    def _let_go(self) -> None:
+        """Masks and positions that something else needs as well, as the next layer's attention does, are no members:
+        they depend on no product, and each kernel computes them for itself.
+        """
+        for node in reversed(self.graph.nodes):
+            if node in self.counted and any(map(self._needed_by, node.outputs)):
+                self.members.discard(node)
+
+    def _needed_by(self, tensor: Tensor) -> Node | None:
+        """A node that is no member and reads a tensor's values."""
+        for other in self.graph.consumers(tensor):
+            keys = other.op.names(len(other.inputs))
+            if other not in self.members and any(
+                t is tensor and key not in other.op.shapes for key, t in zip(keys, other.inputs)
+            ):
+                return other
+        return None
+
     def _private(self, match: _Match) -> None:
         """Raises No if something between is needed elsewhere."""
         kept = {match.out.output, match.stats}
@@ -349,12 +374,8 @@ class Matcher:
                     continue
                 if tensor in self.graph.outputs:
                     raise No(f"{tensor.name!r} is an output of the graph")
-                for other in self.graph.consumers(tensor):
-                    shape_only = all(
-                        key in other.op.shapes for key, t in zip(other.op.operands, other.inputs) if t is tensor
-                    )
-                    if other not in match.members and not shape_only:
-                        raise No(f"{tensor.name!r} is needed by {other.name!r} as well")
+                if (other := self._needed_by(tensor)) is not None:
+                    raise No(f"{tensor.name!r} is needed by {other.name!r} as well")
 
 
 def _is(tensor: Tensor, number: float) -> bool:
