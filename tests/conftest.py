@@ -95,3 +95,12 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, st
         return status, json.loads(stdout, parse_constant=pytest.fail), stderr
 
     return tell
+
+
+@pytest.fixture
+def torch() -> Any:
+    """PyTorch with CUDA."""
+    module = pytest.importorskip("torch")
+    if not module.cuda.is_available():
+        pytest.skip("torch without CUDA")
+    return module

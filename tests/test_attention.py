@@ -13,7 +13,6 @@ import pytest
 from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, executables
 
-import codegen
 import fusegraph as fg
 from codegen import attention
 from codegen.arch import arch as arch_of
@@ -205,19 +204,6 @@ def test_rows_without_keys_are_zero_whatever_the_values(arch: str, dtype: str) -
     found = run(executable, inputs)["o"].astype(np.float32)
     assert not found[:, :, :210].any()
     assert np.isnan(found[:, :, 210:]).all()
-
-
-@pytest.mark.parametrize(
-    ("rows", "depth", "heads", "shared"), [(2048, 64, 256, 256), (4096, 128, 16, 4), (8192, 128, 64, 16)]
-)
-def test_tiles_are_dealt_evenly(rows: int, depth: int, heads: int, shared: int) -> None:
-    """No block has much more to do than the others, as far as masks say; a tile of keys is up to 2 % of it."""
-    (kernel,) = plan(made(rows=rows, depth=depth, heads=heads, shared=shared, **CAUSAL)).kernels
-    spec = kernel.group.lowered.spec
-    s = attention_wgmma_schedule.schedules(spec, HOPPER)[0]
-    costs = [attention_wgmma_schedule.tiles_met(spec, m, s.rows, s.keys) for m in range(0, rows, s.rows)][::-1]
-    longest = attention_wgmma_schedule.longest(costs, heads, s.heads, s.blocks, alternate=s.alternate)
-    assert longest <= 1.025 * sum(costs) * heads / s.blocks
 
 
 @pytest.mark.slow
@@ -474,30 +460,6 @@ def test_compiles_without_spills(arch: str) -> None:
     for compiled in compile_for(arch, graphs):
         assert compiled.spill_bytes == 0
         assert "C75" not in compiled.log
-
-
-def test_schedules_hold_what_they_promise() -> None:
-    """Every schedule fits the chip, and data about it stays the same."""
-    for how in (*QUICK, *VARIANTS):
-        (kernel,) = plan(made(**how)).kernels
-        spec = kernel.group.lowered.spec
-        for name in ("sm_80", "sm_90a"):
-            target = arch_of(name)
-            for s in codegen.schedules(spec, target):
-                assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
-                source = attention.render(spec, s)  # type: ignore[arg-type]
-                assert source.dynamic_shared_bytes <= target.shared_bytes_per_block
-
-
-@pytest.mark.parametrize(
-    ("rows", "keys", "causal"), [(512, 128, True), (2048, 128, True), (8192, 160, True), (8192, 176, False)]
-)
-def test_tiles_of_keys_below_a_diagonal(rows: int, keys: int, causal: bool) -> None:
-    """Wide ones reach farther beyond it, which matters the less the longer sequences are."""
-    graph = made(name="long", rows=rows, keys=rows, depth=128, heads=32, **(CAUSAL if causal else {}))
-    (kernel,) = plan(graph, choose=by_cost_model(HOPPER)).kernels
-    assert isinstance(kernel.choice.schedule, AttentionWgmmaSchedule)
-    assert kernel.choice.schedule.keys == keys
 
 
 @pytest.mark.gpu

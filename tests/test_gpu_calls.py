@@ -27,14 +27,6 @@ from fusegraph.runtime.arrays import to_device, torch_dtype
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def torch() -> Any:
-    module = pytest.importorskip("torch")
-    if not module.cuda.is_available():
-        pytest.skip("torch without CUDA")
-    return module
-
-
 # ---- arrays
 
 

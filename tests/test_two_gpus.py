@@ -41,14 +41,6 @@ def the_first_stays_current() -> Iterator[None]:
         assert current() == first == driver.primary_context(0).address
 
 
-@pytest.fixture
-def torch() -> Any:
-    module = pytest.importorskip("torch")
-    if not module.cuda.is_available():
-        pytest.skip("torch without CUDA")
-    return module
-
-
 def softmax() -> fg.Graph:
     """Rows that clusters of blocks reduce."""
     graph = fg.Graph("softmax", io_dtype="float16")
