@@ -56,7 +56,7 @@ class AttentionBackwardJoinedSchedule:
 def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedule) -> int:
     deep, wide = panels(spec.attention.depth), panels(spec.attention.width)
     brought = 2 * PANEL * (deep + wide) * (GROUPS * ROWS + s.stages * s.cols)
-    gradients, sums = 2 * GROUPS * s.cols * 2 * ROWS, WRITERS * 4 * PANEL * deep * s.cols
+    gradients, sums = WRITERS * GROUPS * s.cols * 2 * ROWS, WRITERS * 4 * PANEL * deep * s.cols
     return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 3) + 128
 
 

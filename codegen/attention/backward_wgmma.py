@@ -14,10 +14,11 @@ from math import prod
 from codegen.attention.backward_fragments import BackwardFragments
 from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_producer import NUMBERS, Producer
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
 from codegen.attention.fragments import random_headers
 from codegen.attention.scores import NUMBERED, kernel_details
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
+from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates, panels
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
@@ -25,7 +26,6 @@ from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, TensorMap
 from codegen.tiles import Unsupported
 
-NUMBERS = 4  #: Named barriers of warpgroups and of who brings them numbers of queries begin here, others at 1.
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
     """
@@ -54,12 +54,11 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule
     return Renderer(without_places(spec), schedule).render()
 
 
-class Renderer:
+class Renderer(Producer):
     """Writes a kernel of warpgroups."""
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
-        #: of a thread of the producer and of a consumer
         self.registers = registers(spec, schedule)
         a = self.a
         taken = [spec.name, *TAKEN, *INTERVALS, *self.more_taken, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
@@ -79,9 +78,7 @@ class Renderer:
         self.held, self.brought = [(names[n], n) for n in order[:2]], [(names[n], n) for n in order[2:]]
         self.element = a.q.dtype.ctype
         self.deep, self.wide = panels(a.depth), panels(a.width)
-        #: whether products with the loss are needed
         self.with_loss = spec.first is not None or spec.by_scores is not None
-        #: whether every warpgroup of consumers keeps the numbers of queries for itself
         self.each = True
         self.results: list[Result] = []
         number = len(spec.arguments) + len(a.loads)
@@ -102,7 +99,6 @@ class Renderer:
         self.mapped = [r for r in self.results if r.map is not None]
         self.by_scores = self.names.unique(spec.by_scores.name) if spec.by_scores is not None else ""
         self.tiles, self.batches = -(-spec.rows // schedule.height), prod(spec.batch)
-        #: the batch dimension over which results of keys are summed up
         self.head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
 
     def render(self) -> KernelSource:
@@ -163,184 +159,6 @@ class Renderer:
 
     def _more_parameters(self) -> list[str]:
         return []
-
-    def _more_shared(self) -> None:
-        pass
-
-    def _more_barriers(self) -> None:
-        pass
-
-    def _more_warps(self) -> None:
-        pass
-
-    # ---- the block
-
-    def _shared(self) -> None:
-        w, s, spec, t = self.w, self.s, self.spec, self.element
-        panel = (self.deep, self.wide)
-        w.open("struct Shared")
-        for (name, _), count in zip(self.held, panel):
-            w.line(
-                f"alignas(1024) {t} {name}[{s.ahead}][{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled"
-            )
-        for (name, _), count in zip(self.brought, panel):
-            w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
-        self._more_shared()
-        if not spec.queries:
-            places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
-            what = "shift and delta" if self.with_loss else "shift"
-            w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
-        if self.scores.ranged:
-            w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
-        w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
-        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
-        w.open("if (threadIdx.x == 0)")
-        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
-        w.line("barrier_init(shared.held_full[i], 1);")
-        w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
-        w.close()
-        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        w.line("barrier_init(shared.full[i], 1);")
-        w.line(f"barrier_init(shared.empty[i], {s.groups});")
-        w.close()
-        self._more_barriers()
-        w.line("barrier_fence_init();")
-        w.close()
-        w.line("__syncthreads();")
-        w.line()
-
-    def _work(self) -> None:
-        """Opens the loop over the block's tiles of rows."""
-        w, s, spec = self.w, self.s, self.spec
-        w.open(f"for (int work = blockIdx.x; work < {self.tiles * self.batches}; work += gridDim.x, ++held)")
-        heads = min(s.heads, self.batches)
-        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
-        # The last queries of a causal mask meet the most keys: they begin first.
-        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in self.a.bounds)
-        w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
-        self.scores.coordinates("at.row", spec.batch)
-
-    def _end_work(self) -> None:
-        self.w.close()
-
-    def _tiles(self) -> None:
-        """Opens the loop over the heads that share keys, and writes which tiles are met."""
-        if self.head:
-            head = self.head
-            self.w.open(f"for ({self.scores.t} {head} = 0; {head} < {self.spec.summed}; ++{head})")
-        self.scores.bound_numbers()
-        self.scores.met()
-
-    def _end_tiles(self) -> None:
-        if self.head:
-            self.w.close()
-
-    # ---- the producer
-
-    def _coordinates(self, op: Operand, first: str) -> str:
-        """The coordinates of a box after those along the elements."""
-        found = [first]
-        for d, (size, step) in enumerate(zip(self.a.batch, op.strides)):
-            if size > 1 and step:
-                found.append(f"b{d}")
-        return ", ".join(found)
-
-    def _load(self, name: str, number: int, count: int, barrier: str, first: str) -> None:
-        w = self.w
-        at = self._coordinates(self.spec.arguments[number], first)
-        if count > 1:
-            w.line("#pragma unroll 1  // the producer has few registers")
-            w.open(f"for (int i = 0; i < {count}; ++i)")
-        i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
-        w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")
-        if count > 1:
-            w.close()
-
-    def _producer(self) -> None:
-        w, s, spec = self.w, self.s, self.spec
-        row = 2 * PANEL * (self.deep + self.wide)
-        w.line(f"registers_decrease<{self.registers[0]}>();")
-        w.line(f"Ring<{s.stages}> stage;")
-        w.line(f"Ring<{s.ahead}> held;")
-        ranged = self.scores.ranged
-        if ranged:  # all lanes of a warp look at rows, one of them brings tiles
-            w.line("const int lane = threadIdx.x % 32;")
-        w.open(f"if (threadIdx.x {'< 32' if ranged else '== 0'})")
-        self._work()
-        self.scores.intervals()
-        w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
-        full = "shared.held_full[held.index]"
-        if ranged:
-            w.open("if (lane == 0)")
-            for n, name in enumerate(INTERVALS):
-                w.line(f"shared.met[held.index][{n}] = {name};")
-        w.line(f"barrier_expect({full}, {s.height * row});")
-        for (name, number), count in zip(self.held, (self.deep, self.wide)):
-            self._load(f"shared.{name}[held.index]", number, count, full, "r0")
-        if ranged:
-            w.close()
-        self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        if ranged:
-            w.line("if (lane != 0) continue;")
-        w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
-        for (name, number), count in zip(self.brought, (self.deep, self.wide)):
-            place = f"tile * {s.cols}"
-            self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
-        w.close()
-        self._end_tiles()
-        self._end_work()
-        if not spec.queries:
-            self._numbers()
-        self._more_warps()
-        w.close()
-
-    def _numbers(self) -> None:
-        """Writes the warps that bring the numbers of queries, each for a warpgroup of consumers, by ordinary loads.
-
-        Two tiles' have places, in turn.  Who reads or writes them meets when a tile's are there: the last is done.
-        """
-        w, s = self.w, self.s
-        w.close(f"}} else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups}) {{")
-        w.depth += 1
-        w.line("const int reader = threadIdx.x / 32 - 1;  // the warpgroup that they are for")
-        w.line("int place = 0;")
-        self._work()
-        self.scores.intervals()
-        self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile, place ^= 1)")
-        self._bring("[reader][place]")
-        w.line(f"named_barrier_sync({NUMBERS} + reader, {GROUP + 32});")
-        w.close()
-        self._end_tiles()
-        self._end_work()
-
-    def _bring(self, place: str) -> None:
-        """Writes what a warp does for the numbers of a tile."""
-        w, s, spec = self.w, self.s, self.spec
-        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-        text, i = self.scores.shift_of(self.shift, "x", exists), "i"
-        if self.with_loss:
-            i = f"i % {s.cols}"
-            text = f"i < {s.cols} ? {f'({text})' if exists else text} : {self.scores.delta_of(self.delta, 'x', exists)}"
-        count = s.cols * (1 + self.with_loss)
-        # Loads one after the other may take longer than a tile; there are registers for three or four of one kind.
-        few, of_one_kind = self.registers[0] < 40, s.cols % 32 == 0
-        if of_one_kind and s.cols <= 64:
-            at_once = count // 32
-        elif few:
-            at_once = 1
-        else:
-            at_once = s.cols // 32 if of_one_kind else 2
-        w.line(f"#pragma unroll {at_once}")
-        w.open(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)")
-        w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
-        w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")
-        w.close()
 
     # ---- the consumers
 
@@ -494,7 +312,7 @@ class Renderer:
         for r in mapped:
             w.line("#pragma unroll")
             w.open(f"for (int i = 0; i < {panels(r.elements)}; ++i)")
-            at = f"i * {PANEL}, {self._coordinates(r.op, first)}"
+            at = f"i * {PANEL}, {coordinates(self.a, r.op, first)}"
             w.line(f"tma_store({r.name}, shared.{r.tile}[held.index][i][{part}], {at});")
             w.close()
         w.line("tma_commit();")

@@ -16,7 +16,7 @@ from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, random_headers
 from codegen.attention.listing import Listing
 from codegen.attention.scores import NUMBERED, approximated, argument_names, kernel_details, merged
-from codegen.attention.wgmma_producer import Producer
+from codegen.attention.wgmma_results import Results
 from codegen.attention.wgmma_schedule import (
     GROUP,
     PANEL,
@@ -27,7 +27,6 @@ from codegen.attention.wgmma_schedule import (
     dynamic,
     listed,
     narrow,
-    panels,
     quads_box,
     shared_bytes,
     spanned,
@@ -58,7 +57,7 @@ def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSourc
     return _Renderer(merged(spec), schedule).render()
 
 
-class _Renderer(Producer):
+class _Renderer(Results):
     def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.names, self.w = (
@@ -96,7 +95,7 @@ class _Renderer(Producer):
         self.step = 32 // self.size
         self.width = columns(spec.width)
         number = len(spec.read) + len(spec.loads)
-        self.out_map: TensorMap | None = None
+        self.out_map = None
         try:
             if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
                 self.out_map = box(spec, spec.out, number, spec.rows, spec.width, ROWS)
@@ -364,19 +363,6 @@ class _Renderer(Producer):
         self._multiply_keys("stage", query)
         self._turn(begin=False)
 
-    @property
-    def _number(self) -> str:
-        """The number of the tile of queries."""
-        return "span.work" if self.scores.spanned else "work"
-
-    def _free_queries(self) -> None:
-        """Lets the producer bring queries to where the results before have left from."""
-        w = self.w
-        w.open(f"if (t == 0 && {self._number} != blockIdx.x)")
-        w.line("tma_wait_read<0>();")
-        w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
-        w.close()
-
     def _begin_next(self) -> None:
         """Starts the first product of the block's next tile of queries, behind the last one of this."""
         w, s = self.w, self.s
@@ -450,60 +436,4 @@ class _Renderer(Producer):
             w.line("    o, probability[kk], matrix_behind(values, kk * 2048), true);")
         w.close()
         w.line("wgmma_commit();")
-        w.close()
-
-    def _meet(self) -> None:
-        """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
-        nothing is multiplied, which they do together, one may be so late that what comes next takes its place.
-        """
-        self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
-
-    # ---- results
-
-    def _results(self) -> None:
-        self.scores.finish(self.stats)
-        if self.out_map is not None:
-            self._store_tiles()
-        else:
-            if self.front is None:
-                if self.spec.some_meet_none and not (self.joined or self.listing):
-                    self._meet()
-                self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
-            self.scores.store(self.written[0], self.width)
-
-    def _store_tiles(self) -> None:
-        w, s, spec = self.w, self.s, self.spec
-        out = spec.out.dtype.ctype
-        part = f"group * {ROWS}" if s.groups > 1 else "0"
-        w.line("// The results take the place of the queries, of which nothing is left to multiply.")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.width}; j += 16)")
-        w.line(f"Vector<{out}, 2> v[4];")
-        w.line("#pragma unroll")
-        w.open("for (int i = 0; i < 8; ++i)")
-        w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
-        w.close()
-        pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
-        if out != self.element:
-            pointer = f"reinterpret_cast<{out}*>({pointer})"
-        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
-        w.close()
-        w.line("fence_async_shared();")
-        w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
-        w.open("if (t == 0)")
-        if s.ahead > 1 and not self.joined and self.front is None:
-            w.open(f"if ({self._number} != blockIdx.x)")
-            w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
-            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
-            w.close()
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
-        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        at = f"i * {PANEL}, {self._coordinates(spec.out, first)}"
-        w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
-        w.close()
-        w.line("tma_commit();")
-        if s.ahead == 1 and self.front is None:
-            w.line("tma_wait_read<0>();")
-            w.line("barrier_arrive(shared.queries_empty[query.index]);")
         w.close()

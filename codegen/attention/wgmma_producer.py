@@ -9,7 +9,7 @@ from __future__ import annotations
 from codegen.attention.computed import Computed
 from codegen.attention.fragments import Fragments
 from codegen.attention.listing import Listing
-from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, panels
+from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, TensorMap
@@ -149,14 +149,6 @@ class Producer:
         """The number of the block's next tile of queries."""
         return "back_and_forth(work)" if self.s.alternate else "work + gridDim.x"
 
-    def _coordinates(self, op: Operand, first: str) -> str:
-        """The coordinates of a box after those along the elements."""
-        found = [first]
-        for d, (size, step) in enumerate(zip(self.spec.batch, op.strides)):
-            if size > 1 and step:
-                found.append(f"b{d}")
-        return ", ".join(found)
-
     def _box(self, op: Operand, number: int, elements: int) -> TensorMap:
         """The map of keys or values, a tile's, or what of it lies in one page."""
         spec, keys = self.spec, self.s.keys
@@ -176,14 +168,14 @@ class Producer:
         )
         if self.narrow and number == 1:
             w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
-            w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {self._coordinates(op, '0')});")
+            w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {coordinates(self.spec, op, '0')});")
             return
         if self.quads and number == 0:
             w.line(f"barrier_expect({full}, {count * keys * PANEL * 2});")
             w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
             w.line("#pragma unroll")
             w.open(f"for (int i = 0; i < {2 * count}; ++i)")
-            at = f"i / 2 * {self.panel}, i % 2 * 2, {self._coordinates(op, 'n0 / 4')}"
+            at = f"i / 2 * {self.panel}, i % 2 * 2, {coordinates(self.spec, op, 'n0 / 4')}"
             w.line(f"tma_load({tile}[i / 2][i % 2 * {keys // 2}], {map_}, {full}, {at});")
             w.close()
             return
@@ -208,7 +200,7 @@ class Producer:
         first = f"{row} % {pages.size}" if height < pages.size else "0"
         w.line("#pragma unroll")
         w.open(f"for (int i = 0; i < {count}; ++i)")
-        at = f"{self._coordinates(op, first)}, {page}"
+        at = f"{coordinates(self.spec, op, first)}, {page}"
         part = "[r]" if height < keys else ""
         w.line(f"tma_load({tile}[i]{part}, {map_}, {full}, i * {PANEL}, {at});")
         w.close()
@@ -220,7 +212,7 @@ class Producer:
     ) -> None:
         w = self.w
         w.line(f"barrier_expect({barrier}, {count * rows * PANEL * 2});")
-        at = self._coordinates(op, first)
+        at = coordinates(self.spec, op, first)
         if count == 1:
             w.line(f"tma_load({tile}[0], {map_}, {barrier}, 0, {at});")
             return

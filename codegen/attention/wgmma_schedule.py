@@ -147,6 +147,12 @@ def registers_held(spec: AttentionSpec, keys: int) -> int:
     return keys // 2 + keys // 4 + columns(spec.width) // 2
 
 
+def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
+    """Those of a box of a map of `box`'s, but that along the elements: ``first``, its row, and the batch it is of."""
+    batch = [f"b{d}" for d, (size, step) in enumerate(zip(spec.batch, op.strides)) if size > 1 and step]
+    return ", ".join([first, *batch])
+
+
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:

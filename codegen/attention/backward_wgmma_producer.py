@@ -1,0 +1,224 @@
+"""Attention's gradients on Hopper: what a block has in shared memory, and the threads that bring it there.
+
+One thread has the copy engine bring tiles.  The numbers of queries (shifts and deltas) are any tensors' elements: warps
+beside it bring them by ordinary loads.
+"""
+
+from __future__ import annotations
+
+from codegen.attention.backward_fragments import BackwardFragments
+from codegen.attention.backward_scores import INTERVALS
+from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
+from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
+from codegen.naming import Writer
+from codegen.spec import AttentionSpec
+
+NUMBERS = 4  #: Named barriers of warpgroups and of who brings them numbers of queries begin here, others at 1.
+
+
+class Producer:
+    """Writes what lies in shared memory, and what brings it there; the rest is `codegen.attention.backward_wgmma`'s.
+
+    held, brought   names of a block's tiles, and of those of the ring, with the number of the argument of each.
+    maps_of     C names of the arguments' tensor maps; shift and delta those of the numbers of queries.
+    element     C type of the tiles.
+    deep, wide  panels of rows of queries and keys, and of values and losses.
+    tiles       of rows of a batch; batches their number.
+    registers   of a thread of the producer and of a consumer.
+    with_loss   whether products with the loss are needed.
+    each        whether every warpgroup of consumers keeps the numbers of queries for itself.
+    head        the batch dimension over which results of keys are summed up; or empty.
+    """
+
+    w: Writer
+    spec: AttentionBackwardSpec
+    s: AttentionBackwardWgmmaSchedule
+    a: AttentionSpec
+    scores: BackwardFragments
+    held: list[tuple[str, int]]
+    brought: list[tuple[str, int]]
+    maps_of: list[str]
+    shift: str
+    delta: str
+    element: str
+    deep: int
+    wide: int
+    tiles: int
+    batches: int
+    registers: tuple[int, int]
+    with_loss: bool
+    each: bool
+    head: str
+
+    # ---- what a kernel has that does more (`codegen.attention.backward_joined`)
+
+    def _more_shared(self) -> None:
+        pass
+
+    def _more_barriers(self) -> None:
+        pass
+
+    def _more_warps(self) -> None:
+        pass
+
+    # ---- the block
+
+    def _shared(self) -> None:
+        w, s, spec, t = self.w, self.s, self.spec, self.element
+        panel = (self.deep, self.wide)
+        w.open("struct Shared")
+        for (name, _), count in zip(self.held, panel):
+            w.line(
+                f"alignas(1024) {t} {name}[{s.ahead}][{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled"
+            )
+        for (name, _), count in zip(self.brought, panel):
+            w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
+        self._more_shared()
+        if not spec.queries:
+            places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
+            what = "shift and delta" if self.with_loss else "shift"
+            w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
+        if self.scores.ranged:
+            w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
+        w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
+        w.close("};")
+        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
+        w.open("if (threadIdx.x == 0)")
+        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
+        w.line("barrier_init(shared.held_full[i], 1);")
+        w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
+        w.close()
+        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
+        w.line("barrier_init(shared.full[i], 1);")
+        w.line(f"barrier_init(shared.empty[i], {s.groups});")
+        w.close()
+        self._more_barriers()
+        w.line("barrier_fence_init();")
+        w.close()
+        w.line("__syncthreads();")
+        w.line()
+
+    def _work(self) -> None:
+        """Opens the loop over the block's tiles of rows."""
+        w, s, spec = self.w, self.s, self.spec
+        w.open(f"for (int work = blockIdx.x; work < {self.tiles * self.batches}; work += gridDim.x, ++held)")
+        heads = min(s.heads, self.batches)
+        w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>(work);")
+        # The last queries of a causal mask meet the most keys: they begin first.
+        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in self.a.bounds)
+        w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
+        self.scores.coordinates("at.row", spec.batch)
+
+    def _end_work(self) -> None:
+        self.w.close()
+
+    def _tiles(self) -> None:
+        """Opens the loop over the heads that share keys, and writes which tiles are met."""
+        if self.head:
+            head = self.head
+            self.w.open(f"for ({self.scores.t} {head} = 0; {head} < {self.spec.summed}; ++{head})")
+        self.scores.bound_numbers()
+        self.scores.met()
+
+    def _end_tiles(self) -> None:
+        if self.head:
+            self.w.close()
+
+    # ---- the producer
+
+    def _load(self, name: str, number: int, count: int, barrier: str, first: str) -> None:
+        w = self.w
+        at = coordinates(self.a, self.spec.arguments[number], first)
+        if count > 1:
+            w.line("#pragma unroll 1  // the producer has few registers")
+            w.open(f"for (int i = 0; i < {count}; ++i)")
+        i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
+        w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")
+        if count > 1:
+            w.close()
+
+    def _producer(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        row = 2 * PANEL * (self.deep + self.wide)
+        w.line(f"registers_decrease<{self.registers[0]}>();")
+        w.line(f"Ring<{s.stages}> stage;")
+        w.line(f"Ring<{s.ahead}> held;")
+        ranged = self.scores.ranged
+        if ranged:  # all lanes of a warp look at rows, one of them brings tiles
+            w.line("const int lane = threadIdx.x % 32;")
+        w.open(f"if (threadIdx.x {'< 32' if ranged else '== 0'})")
+        self._work()
+        self.scores.intervals()
+        w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
+        full = "shared.held_full[held.index]"
+        if ranged:
+            w.open("if (lane == 0)")
+            for n, name in enumerate(INTERVALS):
+                w.line(f"shared.met[held.index][{n}] = {name};")
+        w.line(f"barrier_expect({full}, {s.height * row});")
+        for (name, number), count in zip(self.held, (self.deep, self.wide)):
+            self._load(f"shared.{name}[held.index]", number, count, full, "r0")
+        if ranged:
+            w.close()
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
+        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+        if ranged:
+            w.line("if (lane != 0) continue;")
+        w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
+        for (name, number), count in zip(self.brought, (self.deep, self.wide)):
+            place = f"tile * {s.cols}"
+            self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
+        w.close()
+        self._end_tiles()
+        self._end_work()
+        if not spec.queries:
+            self._numbers()
+        self._more_warps()
+        w.close()
+
+    def _numbers(self) -> None:
+        """Writes the warps that bring the numbers of queries, each for a warpgroup of consumers, by ordinary loads.
+
+        Two tiles' have places, in turn.  Who reads or writes them meets when a tile's are there: the last is done.
+        """
+        w, s = self.w, self.s
+        w.close(f"}} else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups}) {{")
+        w.depth += 1
+        w.line("const int reader = threadIdx.x / 32 - 1;  // the warpgroup that they are for")
+        w.line("int place = 0;")
+        self._work()
+        self.scores.intervals()
+        self._tiles()
+        w.open("for (int tile = first; tile < last; ++tile, place ^= 1)")
+        self._bring("[reader][place]")
+        w.line(f"named_barrier_sync({NUMBERS} + reader, {GROUP + 32});")
+        w.close()
+        self._end_tiles()
+        self._end_work()
+
+    def _bring(self, place: str) -> None:
+        """Writes what a warp does for the numbers of a tile."""
+        w, s, spec = self.w, self.s, self.spec
+        exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+        text, i = self.scores.shift_of(self.shift, "x", exists), "i"
+        if self.with_loss:
+            i = f"i % {s.cols}"
+            text = f"i < {s.cols} ? {f'({text})' if exists else text} : {self.scores.delta_of(self.delta, 'x', exists)}"
+        count = s.cols * (1 + self.with_loss)
+        # Loads one after the other may take longer than a tile; there are registers for three or four of one kind.
+        few, of_one_kind = self.registers[0] < 40, s.cols % 32 == 0
+        if of_one_kind and s.cols <= 64:
+            at_once = count // 32
+        elif few:
+            at_once = 1
+        else:
+            at_once = s.cols // 32 if of_one_kind else 2
+        w.line(f"#pragma unroll {at_once}")
+        w.open(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)")
+        w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
+        w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")
+        w.close()

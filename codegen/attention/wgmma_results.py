@@ -1,0 +1,89 @@
+"""Attention on Hopper: the results of a tile of queries, which leave from the place of these queries."""
+
+from __future__ import annotations
+
+from codegen.attention.wgmma_producer import Producer
+from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, coordinates, panels
+from codegen.iteration import linear
+from codegen.spec import TensorMap
+
+
+class Results(Producer):
+    """Writes how results leave, and when the place of queries is free again; the rest is `codegen.attention.wgmma`'s.
+
+    out_map   the tensor map by which the copy engine stores them, if it does; out its C name.
+    written   C names of the results that threads store.
+    stats     C name of the log-sum-exp; or empty.
+    """
+
+    out_map: TensorMap | None
+    out: str
+    written: list[str]
+    stats: str
+
+    @property
+    def _number(self) -> str:
+        """The number of the tile of queries."""
+        return "span.work" if self.scores.spanned else "work"
+
+    def _free_queries(self) -> None:
+        """Lets the producer bring queries to where the results before have left from."""
+        w = self.w
+        w.open(f"if (t == 0 && {self._number} != blockIdx.x)")
+        w.line("tma_wait_read<0>();")
+        w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+        w.close()
+
+    def _meet(self) -> None:
+        """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
+        nothing is multiplied, which they do together, one may be so late that what comes next takes its place.
+        """
+        self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
+
+    def _results(self) -> None:
+        self.scores.finish(self.stats)
+        if self.out_map is not None:
+            self._store_tiles()
+        else:
+            if self.front is None:
+                if self.spec.some_meet_none and not (self.joined or self.listing):
+                    self._meet()
+                self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
+            self.scores.store(self.written[0], self.width)
+
+    def _store_tiles(self) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        out = spec.out.dtype.ctype
+        part = f"group * {ROWS}" if s.groups > 1 else "0"
+        w.line("// The results take the place of the queries, of which nothing is left to multiply.")
+        w.line("#pragma unroll")
+        w.open(f"for (int j = 0; j < {self.width}; j += 16)")
+        w.line(f"Vector<{out}, 2> v[4];")
+        w.line("#pragma unroll")
+        w.open("for (int i = 0; i < 8; ++i)")
+        w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
+        w.close()
+        pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
+        if out != self.element:
+            pointer = f"reinterpret_cast<{out}*>({pointer})"
+        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+        w.close()
+        w.line("fence_async_shared();")
+        w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
+        w.open("if (t == 0)")
+        if s.ahead > 1 and not self.joined and self.front is None:
+            w.open(f"if ({self._number} != blockIdx.x)")
+            w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
+            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+            w.close()
+        w.line("#pragma unroll")
+        w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
+        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+        at = f"i * {PANEL}, {coordinates(spec, spec.out, first)}"
+        w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
+        w.close()
+        w.line("tma_commit();")
+        if s.ahead == 1 and self.front is None:
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.queries_empty[query.index]);")
+        w.close()
