@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from fusegraph.dtypes import as_dtype, int32, int64, promote
+from fusegraph.dtypes import DType, as_dtype, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.ops.reduction import normal_axes
@@ -231,7 +231,8 @@ def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = Non
     """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
 
     Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
-    dimensions that broadcast.  The result has the promoted dtype.  Raises AttributeValueError, ShapeError.
+    dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
+    Raises AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
     dtype = operands[0].dtype
@@ -252,12 +253,15 @@ def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = Non
     for number, (x, term) in enumerate(zip(operands, terms)):
         later = {letter for other in terms[number + 1 :] for letter in other} | set(output)
         x, term = _diagonals(self, x, term)
+        if not (x.dtype.is_float and dtype.is_float) and x.dtype != dtype:
+            x = self.cast(x, dtype)
         if total is None:
-            total, labels = _summed(self, x, term, later)
+            total, labels = _summed(self, x, term, later, dtype)
         else:
-            total, labels = _product(self, (total, labels), _summed(self, x, term, later | set(labels)), later, sizes)
+            right = _summed(self, x, term, later | set(labels), dtype)
+            total, labels = _product(self, (total, labels), right, later, sizes, dtype)
     assert total is not None
-    total, labels = _summed(self, total, labels, set(output))
+    total, labels = _summed(self, total, labels, set(output), dtype)
     # Sizes of 1 that another operand broadcasts are there already: products broadcast.
     moved = self.transpose(total, [labels.index(letter) for letter in output])
     shape = [sizes[letter] for letter in output]
@@ -313,18 +317,23 @@ def _diagonals(graph: Graph, x: Tensor, term: str) -> tuple[Tensor, str]:
     return x, term
 
 
-def _summed(graph: Graph, x: Tensor, term: str, needed: set[str]) -> tuple[Tensor, str]:
-    """Without the dimensions that nothing needs, which are summed."""
+def _summed(graph: Graph, x: Tensor, term: str, needed: set[str], dtype: DType) -> tuple[Tensor, str]:
+    """Without the dimensions that nothing needs, which are summed, into a dtype."""
     axes = [d for d, letter in enumerate(term) if letter not in needed]
     if not axes:
         return x, term
-    return graph.reduction(x, "add", axes, keepdims=False), "".join(c for c in term if c in needed)
+    return graph.reduction(x, "add", axes, keepdims=False, dtype=dtype), "".join(c for c in term if c in needed)
 
 
 def _product(
-    graph: Graph, left: tuple[Tensor, str], right: tuple[Tensor, str], needed: set[str], sizes: dict[str, int]
+    graph: Graph,
+    left: tuple[Tensor, str],
+    right: tuple[Tensor, str],
+    needed: set[str],
+    sizes: dict[str, int],
+    dtype: DType,
 ) -> tuple[Tensor, str]:
-    """Two operands multiplied, and summed over what both have and nothing needs later."""
+    """Two operands multiplied, and summed over what both have and nothing needs later; the result has a dtype."""
     (a, first), (b, second) = left, right
     common = [c for c in first if c in second]
     summed = [c for c in common if c not in needed]
@@ -337,7 +346,10 @@ def _product(
 
     if not summed:
         order = [*batch, *rows, *columns]
-        return graph.mul(laid_out(a, first, order), laid_out(b, second, order)), "".join(order)
+        factor = laid_out(a, first, order)
+        if dtype not in (a.dtype, b.dtype):
+            factor = graph.cast(factor, dtype)
+        return graph.mul(factor, laid_out(b, second, order)), "".join(order)
 
     def matrix(x: Tensor, term: str, inner: Sequence[str], outer: Sequence[str]) -> Tensor:
         full = laid_out(x, term, [*batch, *inner, *outer])
@@ -346,7 +358,7 @@ def _product(
         shape = [*whole[: len(batch)], prod(sizes[c] for c in inner), prod(sizes[c] for c in outer)]
         return graph.reshape(full, shape)
 
-    y = graph.matmul(matrix(a, first, rows, summed), matrix(b, second, summed, columns))
+    y = graph.matmul(matrix(a, first, rows, summed), matrix(b, second, summed, columns), dtype=dtype)
     shape = [*y.shape[: len(batch)], *(sizes[c] for c in (*rows, *columns))]
     return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
 

@@ -28,6 +28,7 @@ from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
 
 if TYPE_CHECKING:
+    from fusegraph.calls import Call
     from fusegraph.engines.base import Executable
 
 __all__ = ["Graph", "Node", "Tensor"]
@@ -65,6 +66,9 @@ class Graph:
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
         self._consumers: dict[Tensor, list[Node]] = {}
+        #: what functions that write several nodes made: the call (`fusegraph.calls`)
+        self.calls: dict[Tensor, Call] = {}
+        self._calling = False
         self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
 
     # ---- tensors

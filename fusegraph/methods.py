@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusegraph import composed, indexing, resampling
+from fusegraph import composed, indexing, meanings, resampling
+from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
 from fusegraph.ops import TABLE
@@ -79,16 +80,16 @@ METHODS: dict[str, Callable[..., Any]] = {
     **{
         function.__name__: function
         for function in (
-            indexing.split,
-            indexing.flip,
-            indexing.squeeze,
-            indexing.unsqueeze,
-            indexing.space_to_depth,
-            indexing.depth_to_space,
-            *composed.FUNCTIONS,
-            resampling.resample,
-            resampling.interpolate,
-            resampling.grid_sample,
+            means(meanings.split)(indexing.split),
+            means(meanings.flip)(indexing.flip),
+            means(meanings.reshaped)(indexing.squeeze),
+            means(meanings.reshaped)(indexing.unsqueeze),
+            means(meanings.space_to_depth)(indexing.space_to_depth),
+            means(meanings.depth_to_space)(indexing.depth_to_space),
+            *(means(getattr(meanings, f.__name__))(f) for f in composed.FUNCTIONS),
+            means(meanings.resample)(resampling.resample),
+            means(meanings.interpolate)(resampling.interpolate),
+            means(meanings.grid_sample)(resampling.grid_sample),
         )
     },
     "cast": _cast,

@@ -43,7 +43,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
     for tensor in graph.inputs:
         values[tensor] = to_reference(inputs[tensor.name], tensor.dtype)
     for node in graph.nodes:
-        for tensor, found in zip(node.outputs, apply_all(node, [values[t] for t in node.inputs])):
+        call = graph.calls.get(node.output)
+        every = apply_all(node, [values[t] for t in node.inputs]) if call is None else call.results(node, values)
+        for tensor, found in zip(node.outputs, every):
             value = np.broadcast_to(found, tensor.shape)
             values[tensor] = round_to(value, tensor.dtype) if strict and tensor.dtype.is_float else value
     return values

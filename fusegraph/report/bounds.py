@@ -9,7 +9,7 @@ sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fusegraph.calls import Call
 from fusegraph.dtypes import DType, float32, float64
-from fusegraph.engines.reference import apply
+from fusegraph.engines.reference import apply, apply_all
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind
@@ -38,6 +39,9 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
+#: Random draws of `_spread`, and how many times as far as these a result may be off: n roundings in a row that all go
+#: one way are sqrt(n) times as far as those of a draw.
+PROBES, SPREAD = 3, 64.0
 #: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
 
@@ -66,15 +70,32 @@ class Rounding:
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
     """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
 
-    Those of a composite follow from the nodes that it is made of, whose names are those of `passes.decompose`.
+    The value of a composite, or of a function's call (`fusegraph.calls`), is its own NumPy meaning, which shares
+    nothing with the nodes that it is made of; the bound follows from these, whose names are those of
+    `passes.decompose`.  See `_meant`.
     """
     written_out = decompose(graph)
-    found = _every(written_out.graph, inputs, rounding)
+    found = _begun(written_out.graph, inputs)
+    for node in written_out.graph.nodes:
+        with np.errstate(all="ignore"):
+            found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
     counterpart = written_out.counterpart  # constants that add nothing have none
-    return {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
+    parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
+    if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
+        return parts
+    result = _begun(graph, inputs)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            call = graph.calls.get(node.output)
+            if call is not None or node.op.is_composite(node.attributes):
+                result |= _meant(node, call, result, parts)
+            else:
+                result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
+    return result
 
 
-def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
+def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
+    """Constants and inputs, which are exact."""
     result: dict[Tensor, tuple[Array, Array]] = {}
     for tensor in graph.tensors.values():
         if tensor.value is not None:
@@ -83,10 +104,70 @@ def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dic
     for tensor in graph.inputs:
         value = to_reference(inputs[tensor.name], tensor.dtype)
         result[tensor] = value, np.zeros(value.shape)
-    for node in graph.nodes:
-        with np.errstate(all="ignore"):
-            result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
     return result
+
+
+def _meant(
+    node: Node,
+    call: Call | None,
+    known: Mapping[Tensor, tuple[Array, Array]],
+    parts: Mapping[Tensor, tuple[Array, Array]],
+) -> dict[Tensor, tuple[Array, Array]]:
+    """The results of a composite, or of a call that the node is the last of, and their bounds.
+
+    ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
+    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where nothing is known by
+    these nodes, as a number between them overflows, that is the bound, too.
+    """
+    operands = call.operands if call is not None else node.inputs
+
+    def results(values: Mapping[Tensor, Array]) -> tuple[Array, ...]:
+        if call is not None:
+            return call.results(node, values)
+        return apply_all(node, [values[t] for t in node.inputs])
+
+    values = {t: known[t][0] for t in operands}
+    exact = results(values)
+    found = {}
+    for tensor, value, spread in zip(node.outputs, exact, _spread(results, exact, operands, known)):
+        value = np.broadcast_to(value, tensor.shape)
+        if tensor not in parts:
+            found[tensor] = value, np.broadcast_to(spread, value.shape)
+            continue
+        other, error = parts[tensor]
+        apart = np.minimum(_distance(value, np.broadcast_to(other, value.shape)), spread)
+        found[tensor] = value, np.where(np.isfinite(error), error + apart, np.where(np.isnan(spread), np.inf, spread))
+    return found
+
+
+def _spread(
+    results: Callable[[Mapping[Tensor, Array]], tuple[Array, ...]],
+    exact: Sequence[Array],
+    operands: Sequence[Tensor],
+    known: Mapping[Tensor, tuple[Array, Array]],
+) -> list[Array]:
+    """How far results move, many times over, as operands of floats are rounded or move by their bounds: an estimate, by
+    a few random draws; infinite where one of these is not finite, or where an operand may be anything.
+    """
+    rng = np.random.default_rng(0)
+    moved = [np.zeros(np.shape(x)) for x in exact]
+    unknown = any(np.isinf(known[t][1]).any() for t in operands)
+    for _ in range(PROBES):
+        values = {}
+        for t in operands:
+            value, error = known[t]
+            if t.dtype.is_float:
+                size = max(t.dtype.unit_roundoff, float64.unit_roundoff) * np.abs(
+                    np.where(np.isfinite(value), value, 0.0)
+                )
+                value = value + rng.choice([-1.0, 1.0], value.shape) * (size + np.where(np.isfinite(error), error, 0.0))
+            values[t] = value
+        moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
+    every = []
+    for x, m in zip(exact, moved):
+        size = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), 0.0)
+        every.append(np.where(unknown, np.inf, SPREAD * (m + float32.unit_roundoff * size)))
+    return every
 
 
 def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rounding: Rounding) -> tuple[Array, Array]:
