@@ -27,9 +27,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Call:
-    """A call that made a tensor: the function, its arguments, and which of several results it is."""
+    """A call that made a tensor: the function, its arguments, and which of several results it is.
+
+    inner   what the nodes make that the function wrote.
+    weighs  whether results are sums of elements with weights, in any order, some of which may be 0: what is not finite
+            may be in them or not.
+    """
 
     name: str
+    inner: tuple[Tensor, ...]
+    weighs: bool
     meaning: Meaning
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
@@ -63,27 +70,27 @@ def _tensors(x: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def means(meaning: Meaning) -> Callable[[Function], Function]:
-    """Lets a graph keep the calls of one of its methods, with what the method means."""
+def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Function]:
+    """Lets a graph keep the calls of one of its methods, with what the method means; ``weighs`` is `Call`'s."""
 
     def recorded(function: Function) -> Function:
         @wraps(function)
         def method(self: Graph, *arguments: Any, **keywords: Any) -> Any:
-            if self._calling:  # part of what another one writes
+            if self._written is not None:  # part of what another one writes
                 return function(self, *arguments, **keywords)
-            before = len(self.network)
-            self._calling = True
+            self._written = written = []
             try:
                 made = function(self, *arguments, **keywords)
             finally:
-                self._calling = False
-            if len(self.network) > before:
+                self._written = None
+            if written:
                 keywords.pop("name", None)
+                inner = tuple(t for node in written for t in node.outputs)
                 results = made if isinstance(made, list) else [made]
                 for number, tensor in enumerate(results):
                     if tensor not in self.calls and tensor not in arguments:
                         part = number if isinstance(made, list) else None
-                        self.calls[tensor] = Call(function.__name__, meaning, arguments, keywords, part)
+                        self.calls[tensor] = Call(function.__name__, inner, weighs, meaning, arguments, keywords, part)
             return made
 
         return method  # type: ignore[return-value]

@@ -68,7 +68,7 @@ class Graph:
         self._consumers: dict[Tensor, list[Node]] = {}
         #: what functions that write several nodes made: the call (`fusegraph.calls`)
         self.calls: dict[Tensor, Call] = {}
-        self._calling = False
+        self._written: list[Node] | None = None  # by the call that is under way
         self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
 
     # ---- tensors
@@ -237,6 +237,8 @@ class Graph:
     def add_node(self, node: Node) -> Node:
         """Adds a node whose tensors are this graph's already.  For passes; users call the op methods."""
         self.network.add_node(node)
+        if self._written is not None:
+            self._written.append(node)
         for tensor in node.inputs:
             if tensor in self._producer:
                 self.network.add_edge(self._producer[tensor], node, tensor=tensor)

@@ -71,7 +71,9 @@ def put_along_axis(
 
 def einsum(result: TensorType, equation: str, *operands: Array) -> Array:
     kind = np.float64 if result.dtype.is_float else result.dtype.numpy
-    return np.asarray(np.einsum(equation, *(np.asarray(x, kind) for x in operands), optimize=len(operands) > 2))
+    from_left = ["einsum_path", (0, 1), *((0, n) for n in range(len(operands) - 2, 0, -1))]
+    path: Any = from_left if len(operands) > 2 else False
+    return np.asarray(np.einsum(equation, *(np.asarray(x, kind) for x in operands), optimize=path))
 
 
 # ---- indexing

@@ -10,7 +10,7 @@ sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", secti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -39,9 +39,9 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
-#: Random draws of `_spread`, and how many times as far as these a result may be off: n roundings in a row that all go
-#: one way are sqrt(n) times as far as those of a draw.
-PROBES, SPREAD = 3, 64.0
+#: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
+#: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.
+PROBES, ROUNDINGS, SPREAD = 2, 8.0, 16.0
 #: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
 
@@ -74,6 +74,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     nothing with the nodes that it is made of; the bound follows from these, whose names are those of
     `passes.decompose`.  See `_meant`.
     """
+    rounding = replace(rounding, materialized=rounding.materialized - _too_narrow(graph))
     written_out = decompose(graph)
     found = _begun(written_out.graph, inputs)
     for node in written_out.graph.nodes:
@@ -92,6 +93,16 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
             else:
                 result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
     return result
+
+
+def _too_narrow(graph: Graph) -> frozenset[str]:
+    """The tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
+    return frozenset(
+        t.name
+        for result, call in graph.calls.items()
+        for t in call.inner
+        if t.dtype.is_float and result.dtype.is_float and t.dtype.unit_roundoff > result.dtype.unit_roundoff
+    )
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
@@ -116,8 +127,8 @@ def _meant(
     """The results of a composite, or of a call that the node is the last of, and their bounds.
 
     ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
-    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where nothing is known by
-    these nodes, as a number between them overflows, that is the bound, too.
+    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
+    nothing although their numbers are too small to overflow, as of elements at computed places, that is the bound, too.
     """
     operands = call.operands if call is not None else node.inputs
 
@@ -128,6 +139,7 @@ def _meant(
 
     values = {t: known[t][0] for t in operands}
     exact = results(values)
+    size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
     found = {}
     for tensor, value, spread in zip(node.outputs, exact, _spread(results, exact, operands, known)):
         value = np.broadcast_to(value, tensor.shape)
@@ -135,8 +147,13 @@ def _meant(
             found[tensor] = value, np.broadcast_to(spread, value.shape)
             continue
         other, error = parts[tensor]
-        apart = np.minimum(_distance(value, np.broadcast_to(other, value.shape)), spread)
-        found[tensor] = value, np.where(np.isfinite(error), error + apart, np.where(np.isnan(spread), np.inf, spread))
+        other = np.broadcast_to(other, value.shape)
+        if call is not None and call.weighs:
+            value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
+        apart = np.minimum(_distance(value, other), spread)
+        small = size**3 < tensor.dtype.max  # products of three numbers do not overflow
+        unknown = np.where(np.isnan(spread), np.inf, spread) if small else np.inf
+        found[tensor] = value, np.where(np.isfinite(error), error + apart, unknown)
     return found
 
 
@@ -153,16 +170,15 @@ def _spread(
     moved = [np.zeros(np.shape(x)) for x in exact]
     unknown = any(np.isinf(known[t][1]).any() for t in operands)
     for _ in range(PROBES):
-        values = {}
+        steps = {}
         for t in operands:
             value, error = known[t]
             if t.dtype.is_float:
-                size = max(t.dtype.unit_roundoff, float64.unit_roundoff) * np.abs(
-                    np.where(np.isfinite(value), value, 0.0)
-                )
-                value = value + rng.choice([-1.0, 1.0], value.shape) * (size + np.where(np.isfinite(error), error, 0.0))
-            values[t] = value
-        moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
+                rounded = ROUNDINGS * t.dtype.unit_roundoff * np.where(np.isfinite(value), np.abs(value), 0.0)
+                steps[t] = rng.choice([-1.0, 1.0], value.shape) * (rounded + np.where(np.isfinite(error), error, 0.0))
+        for way in (-1, 1):  # both, as one of them crosses a discontinuity
+            values = {t: known[t][0] + way * steps[t] if t in steps else known[t][0] for t in operands}
+            moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
     every = []
     for x, m in zip(exact, moved):
         size = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), 0.0)
