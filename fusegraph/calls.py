@@ -78,7 +78,8 @@ def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Fun
         def method(self: Graph, *arguments: Any, **keywords: Any) -> Any:
             if self._written is not None:  # part of what another one writes
                 return function(self, *arguments, **keywords)
-            self._written = written = []
+            written: list[Node] = []
+            self._written = written
             try:
                 made = function(self, *arguments, **keywords)
             finally:
