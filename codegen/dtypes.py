@@ -33,6 +33,11 @@ class DType:
         return self.numpy.itemsize
 
     @property
+    def bits(self) -> int:
+        """Bits of one element in memory."""
+        return 8 * self.itemsize
+
+    @property
     def is_float(self) -> bool:
         return self.kind == "float"
 
