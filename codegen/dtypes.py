@@ -50,6 +50,16 @@ class DType:
         return self.kind == "bool"
 
     @property
+    def has_infinity(self) -> bool:
+        """Whether infinity is one of its values."""
+        return self.is_float and bool(np.isinf(np.asarray(np.inf).astype(self.numpy).astype(np.float64)))
+
+    @property
+    def saturates(self) -> bool:
+        """Whether what is too large is rounded to the largest number: so in floats of 8 bits and fewer."""
+        return self.is_float and self.bits <= 8
+
+    @property
     def unit_roundoff(self) -> float:
         """Largest relative error of rounding to nearest (2**-53 for float64, 0 for integers)."""
         return float(ml_dtypes.finfo(self.numpy).eps) / 2 if self.is_float else 0.0

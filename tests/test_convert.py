@@ -100,26 +100,26 @@ def test_a_cast_through_float32_would_round_twice() -> None:
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_rounding_keeps_what_the_dtype_holds(dtype: dt.DType) -> None:
     values = to_reference(all_values(dtype), dtype)
-    infinite = np.isinf(values)
-    expected = np.where(infinite, np.copysign(dtype.max, values), values) if dtype.itemsize == 1 else values
-    np.testing.assert_array_equal(round_to(values, dtype), expected)
-    np.testing.assert_array_equal(from_reference(values, dtype).astype(np.float64), expected)
+    np.testing.assert_array_equal(round_to(values, dtype), values)
+    np.testing.assert_array_equal(from_reference(values, dtype).astype(np.float64), values)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "infinity"),
-    [
-        (dt.float8_e4m3, 448.0),
-        (dt.float8_e5m2, 57344.0),
-        (dt.float16, np.inf),
-        (dt.bfloat16, np.inf),
-        (dt.float32, np.inf),
-    ],
-    ids=str,
-)
-def test_overflow(dtype: dt.DType, infinity: float) -> None:
+#: dtype -> what 1e300 and infinity become when a result is stored, when a cast saturates and when it does not.
+OVERFLOW: dict[dt.DType, tuple[tuple[float, float], ...]] = {
+    dt.float8_e4m3: ((448.0, 448.0), (448.0, 448.0), (np.nan, np.nan)),
+    dt.float8_e5m2: ((57344.0, np.inf), (57344.0, 57344.0), (np.inf, np.inf)),
+    dt.float16: 3 * ((np.inf, np.inf),),
+    dt.bfloat16: 3 * ((np.inf, np.inf),),
+    dt.float32: 3 * ((np.inf, np.inf),),
+}
+
+
+@pytest.mark.parametrize("dtype", OVERFLOW, ids=str)
+def test_overflow(dtype: dt.DType) -> None:
     values = np.array([1e300, np.inf, -1e300, -np.inf, np.nan])
-    np.testing.assert_array_equal(round_to(values, dtype), [infinity, infinity, -infinity, -infinity, np.nan])
+    for saturate, (large, infinite) in zip((None, True, False), OVERFLOW[dtype], strict=True):
+        expected = [large, infinite, -large, -infinite, np.nan]
+        np.testing.assert_array_equal(convert(values, dt.float64, dtype, saturate=saturate), expected)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +151,23 @@ def test_integers_wrap_and_round_once() -> None:
     assert convert(np.array([True]), dt.bool_, dt.float16).dtype == np.float64
 
 
+#: What the device header has in front of a cast, by `convert`'s argument.
+LIMITS = {None: "{}", True: "saturating<{to}>({})", False: "overflowing<{to}>({})"}
+
+
 @pytest.fixture(scope="module")
 def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The conversions of types.cuh compiled for the host: ``<source>_to_<target>(from, to, count)``."""
+    """The conversions of types.cuh compiled for the host: ``<source>_to_<target>_<saturate>(from, to, count)``."""
     folder = tmp_path_factory.mktemp("convert")
     lines = ['#include "types.cuh"']
     for a, b in itertools.product(dt.ALL, dt.ALL):
-        lines.append(
-            f'extern "C" void {a}_to_{b}(const {a.ctype}* x, {b.ctype}* y, int64 n) '
-            f"{{ for (int64 i = 0; i < n; i++) y[i] = convert<{b.ctype}>(x[i]); }}"
-        )
+        for saturate, limit in LIMITS.items():
+            if saturate is None or b.saturates:
+                value = "x[i]" if saturate is None else limit.format("widen(x[i])", to=b.ctype)
+                lines.append(
+                    f'extern "C" void {a}_to_{b}_{saturate}(const {a.ctype}* x, {b.ctype}* y, int64 n) '
+                    f"{{ for (int64 i = 0; i < n; i++) y[i] = convert<{b.ctype}>({value}); }}"
+                )
     source, library = folder / "convert.cpp", folder / "convert.so"
     source.write_text("\n".join(lines))
     subprocess.run(
@@ -171,18 +178,27 @@ def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def same(result: np.ndarray, expected: np.ndarray, target: dt.DType) -> np.ndarray:
+    """Where stored values are those of a reference array, the sign of zero included."""
+    if not target.is_float:
+        return np.asarray(result == expected)
+    seen = to_reference(result, target)
+    return np.asarray(
+        (seen == expected) & (np.signbit(seen) == np.signbit(expected)) | np.isnan(seen) & np.isnan(expected)
+    )
+
+
 @pytest.mark.parametrize("source", dt.ALL, ids=str)
 def test_device_conversions_equal_the_references(device_convert: ctypes.CDLL, source: dt.DType) -> None:
     values = sample(source)
-    for target in dt.ALL:
+    for target, saturate in itertools.product(dt.ALL, LIMITS):
+        if saturate is not None and not target.saturates:
+            continue
         result = np.empty(len(values), dtype=target.numpy)
-        function = getattr(device_convert, f"{source}_to_{target}")
+        function = getattr(device_convert, f"{source}_to_{target}_{saturate}")
         function(ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(result.ctypes.data), ctypes.c_int64(len(values)))
-        expected = convert(to_reference(values, source), source, target)
-        if target.is_float:
-            seen = to_reference(result, target)
-            same = (seen == expected) & (np.signbit(seen) == np.signbit(expected)) | np.isnan(seen) & np.isnan(expected)
-        else:
-            same = result == expected
-        wrong = np.flatnonzero(~same)
-        assert not len(wrong), f"{target}: {values[wrong[:5]]} gives {result[wrong[:5]]}, not {expected[wrong[:5]]}"
+        expected = convert(to_reference(values, source), source, target, saturate=saturate)
+        wrong = np.flatnonzero(~same(result, expected, target))
+        assert not len(wrong), (
+            f"{target} {saturate}: {values[wrong[:5]]} gives {result[wrong[:5]]}, not {expected[wrong[:5]]}"
+        )

@@ -1,8 +1,10 @@
 // Storage types of tensors and conversions between them.
 //
 // convert<To>(x) has one meaning on every architecture and on the CPU (FUSEGRAPH_CPU), bit for bit:
-//   to a float    rounds to nearest even, once, from the exact source value.  float16, bfloat16, float and double overflow
-//                 to infinity; the 8-bit floats saturate, infinity included.  NaN stays NaN.
+//   to a float    rounds to nearest even, once, from the exact source value.  What is too large becomes infinity in
+//                 float16, bfloat16, float and double, the largest number in the 8-bit floats.  Infinity stays, but in
+//                 types without one becomes the largest number.  NaN stays NaN.  (Casts with another rule limit their
+//                 argument first: saturating, overflowing.)
 //   to an integer from a float: truncates, saturates, NaN gives 0.  From an integer: wraps around.
 //   to bool       is x != 0, so NaN gives true.
 #pragma once
@@ -119,13 +121,38 @@ __device__ __forceinline__ uint32 round_magnitude(uint32 magnitude) {
   return (magnitude - (uint32(127 - bias) << 23) + (1u << (dropped - 1)) - 1u + odd) >> dropped;
 }
 
-// One byte of an 8-bit float: `largest` is the pattern of its largest finite value, 0x7f is NaN in both formats.
-template <int mantissa, int bias>
-__device__ __forceinline__ uint8 round_float8(float x, uint32 largest) {
+// An 8-bit float T: the stored bits of its mantissa, its bias, the patterns of its largest finite value, infinity (0: there
+// is none) and NaN.
+template <class T>
+struct Format;
+template <>
+struct Format<float8_e4m3> {
+  static const int mantissa = 3, bias = 7;
+  static const uint32 largest = 0x7e, infinite = 0, nan = 0x7f;
+};
+template <>
+struct Format<float8_e5m2> {
+  static const int mantissa = 2, bias = 15;
+  static const uint32 largest = 0x7b, infinite = 0x7c, nan = 0x7f;
+};
+// The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to the
+// next one, which goes to the even of the two.
+template <class T>
+struct Limit {
+  typedef Format<T> F;
+  static const uint32 largest = (F::largest << (23 - F::mantissa)) + (uint32(127 - F::bias) << 23);
+  static const uint32 beyond = largest + (1u << (22 - F::mantissa)) + (F::largest & 1u ? 0u : 1u);
+};
+
+template <class T>
+__device__ __forceinline__ uint8 round_float8(float x) {
+  typedef Format<T> F;
   const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7f;
-  const uint32 rounded = magnitude >= 0x7f800000u ? largest : round_magnitude<mantissa, bias>(magnitude);
-  return uint8((bits >> 24 & 0x80u) | (rounded < largest ? rounded : largest));
+  if (magnitude > 0x7f800000u) return F::nan;
+  const uint32 sign = bits >> 24 & 0x80u;
+  if (magnitude == 0x7f800000u) return uint8(sign | (F::infinite != 0 ? F::infinite : F::largest));
+  const uint32 rounded = round_magnitude<F::mantissa, F::bias>(magnitude);
+  return uint8(sign | (rounded < F::largest ? rounded : F::largest));
 }
 
 #ifdef FUSEGRAPH_CPU
@@ -153,8 +180,8 @@ __device__ __forceinline__ bfloat16 round_bfloat16(float x) {
 }
 #endif
 #if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ < 890
-__device__ __forceinline__ float8_e4m3 round_e4m3(float x) { return float8_e4m3{round_float8<3, 7>(x, 0x7eu)}; }
-__device__ __forceinline__ float8_e5m2 round_e5m2(float x) { return float8_e5m2{round_float8<2, 15>(x, 0x7bu)}; }
+__device__ __forceinline__ float8_e4m3 round_e4m3(float x) { return float8_e4m3{round_float8<float8_e4m3>(x)}; }
+__device__ __forceinline__ float8_e5m2 round_e5m2(float x) { return float8_e5m2{round_float8<float8_e5m2>(x)}; }
 #else
 __device__ __forceinline__ float8_e4m3 round_e4m3(float x) {
   uint16 pair;
@@ -164,7 +191,8 @@ __device__ __forceinline__ float8_e4m3 round_e4m3(float x) {
 __device__ __forceinline__ float8_e5m2 round_e5m2(float x) {
   uint16 pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  return float8_e5m2{uint8(pair)};
+  const bool infinite = (float_bits(x) & 0x7fffffffu) == 0x7f800000u;  // which the instruction makes the largest, 0x7b
+  return float8_e5m2{uint8(pair + (infinite ? 1 : 0))};
 }
 #endif
 
@@ -188,6 +216,23 @@ __device__ __forceinline__ float narrow(int32 x) {
 }
 __device__ __forceinline__ float narrow(int64 x) {
   return x < 0 ? -round_to_odd(uint64(0) - uint64(x)) : round_to_odd(uint64(x));
+}
+
+// The argument of a cast to an 8-bit float T that saturates: infinity is T's largest number.  (What else is too large
+// becomes it by being converted.)
+template <class T, class From>
+__device__ __forceinline__ float saturating(From x) {
+  const float y = narrow(x);
+  const uint32 bits = float_bits(y);
+  return (bits & 0x7fffffffu) == 0x7f800000u ? bits_float((bits & 0x80000000u) | Limit<T>::largest) : y;
+}
+// That of a cast to T that overflows: what would round to more than the largest number is infinity, or NaN if T has none.
+template <class T, class From>
+__device__ __forceinline__ float overflowing(From x) {
+  const float y = narrow(x);
+  const uint32 bits = float_bits(y), magnitude = bits & 0x7fffffffu;
+  if (magnitude < Limit<T>::beyond || magnitude > 0x7f800000u) return y;
+  return Format<T>::infinite != 0 ? bits_float((bits & 0x80000000u) | 0x7f800000u) : quiet_nan<float>();
 }
 
 // ---- float -> integer ----

@@ -51,14 +51,16 @@ def evaluate_all(
             converted.append(convert(x, t.dtype, compute_dtype(d, real)) if t.dtype != d else x)
     found = op.reference(*converted, **attributes)
     values = found if isinstance(found, tuple) else (found,)
-    return tuple(_stored(op, np.asarray(v), op.promoted(types), d) for v, d in zip(values, results, strict=True))
+    return tuple(
+        _stored(op, np.asarray(v), op.promoted(types), d, attributes) for v, d in zip(values, results, strict=True)
+    )
 
 
-def _stored(op: Op, value: Array, produced: DType, result: DType) -> Array:
+def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Mapping[str, Any]) -> Array:
     """What a reference gave, computed in one dtype, as a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))
-        return value if exact else convert(value, produced, result)
+        return value if exact else convert(value, produced, result, saturate=attributes["saturate"])
     if result.is_float:
         return value.astype(np.float64)
     if value.dtype == np.float64:
