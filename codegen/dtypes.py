@@ -90,8 +90,12 @@ float8_e4m3 = DType("float8_e4m3", "float8_e4m3", "float", "float", np.dtype(ml_
 float8_e5m2 = DType("float8_e5m2", "float8_e5m2", "float", "float", np.dtype(ml_dtypes.float8_e5m2))
 int8 = DType("int8", "int8", "int8", "int", np.dtype(np.int8))
 uint8 = DType("uint8", "uint8", "uint8", "int", np.dtype(np.uint8))
+int16 = DType("int16", "int16", "int16", "int", np.dtype(np.int16))
+uint16 = DType("uint16", "uint16", "uint16", "int", np.dtype(np.uint16))
 int32 = DType("int32", "int32", "int32", "int", np.dtype(np.int32))
+uint32 = DType("uint32", "uint32", "uint32", "int", np.dtype(np.uint32))
 int64 = DType("int64", "int64", "int64", "int", np.dtype(np.int64))
+uint64 = DType("uint64", "uint64", "uint64", "int", np.dtype(np.uint64))
 bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
 
 ALL: tuple[DType, ...] = (
@@ -103,11 +107,15 @@ ALL: tuple[DType, ...] = (
     float8_e5m2,
     int8,
     uint8,
+    int16,
+    uint16,
     int32,
+    uint32,
     int64,
+    uint64,
     bool_,
 )
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in ALL}
 #: Bytes of a C type in which reductions are made.
-SIZE_OF = {"float": 4, "double": 8, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
+SIZE_OF = {"float": 4, "double": 8} | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}

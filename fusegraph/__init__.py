@@ -28,9 +28,13 @@ if TYPE_CHECKING:
         float32,
         float64,
         int8,
+        int16,
         int32,
         int64,
         uint8,
+        uint16,
+        uint32,
+        uint64,
     )
     from fusegraph.engines import ENGINES, compile
     from fusegraph.engines.base import Executable
@@ -61,12 +65,16 @@ __all__ = [
     "float64",
     "from_cudnn",
     "int8",
+    "int16",
     "int32",
     "int64",
     "onnx",
     "to_device",
     "to_numpy",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]
 
 #: Public name -> the module that defines it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,13 @@ from codegen.dtypes import (
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.errors import DTypeError
 
@@ -39,10 +44,15 @@ __all__ = [
     "float32",
     "float64",
     "int8",
+    "int16",
     "int32",
     "int64",
     "promote",
+    "sum_dtype",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]
 
 _ALIASES = {
@@ -91,10 +101,12 @@ _FLOAT_SIZE = {
 }
 
 
+@cache
 def promote(a: DType, b: DType) -> DType:
     """The smallest type that holds both: bool < integers < floats; an integer with a float gives the float.
 
-    float16 with bfloat16 gives float32, e4m3 with e5m2 float16, int8 with uint8 int32.
+    float16 with bfloat16 gives float32, e4m3 with e5m2 float16, int8 with uint8 int32 (not int16), uint32 with a signed
+    type int64.  Raises DTypeError for uint64 with a signed type, as no integer holds both.
     """
     if a == b:
         return a
@@ -108,4 +120,19 @@ def promote(a: DType, b: DType) -> DType:
         return a if a.is_float else b
     if a.is_bool or b.is_bool:
         return b if a.is_bool else a
-    return int64 if int64 in (a, b) else int32
+    if {a, b} == {int8, uint8}:
+        return int32
+    both = np.promote_types(a.numpy, b.numpy)
+    if both not in BY_NUMPY or not BY_NUMPY[both].is_int:
+        raise DTypeError(f"no integer type holds all of {a} and {b}; cast one of them")
+    return BY_NUMPY[both]
+
+
+def sum_dtype(source: DType, result: DType) -> DType:
+    """The type in which integers of one dtype are summed or multiplied to a result of another, wrapping around: of 64
+    bits if one of them is, else of 32; unsigned for unsigned numbers that int32 does not hold.
+    """
+    wide = 64 in (source.bits, result.bits)
+    if source.min == 0 and source.bits >= 32:
+        return uint64 if wide else uint32
+    return int64 if wide else int32

@@ -42,13 +42,12 @@ def sample(dtype: dt.DType) -> np.ndarray:
     limits = np.array([2.0**k for k in (7, 8, 24, 25, 31, 32, 53, 62, 63, 64)] + [65519.99, 65520, 464, 465, 61440])
     if dtype.is_int:
         info = np.iinfo(dtype.numpy)
-        integers = np.concatenate(
-            [near[np.abs(near) < info.max], limits[limits < info.max], -limits[limits <= info.max]]
-        )
-        around = integers.astype(dtype.numpy)[:, None] + np.arange(-2, 3, dtype=dtype.numpy)
+        centres = np.concatenate([near[np.abs(near) < info.max], limits, -limits])
+        around = [n for x in np.unique(np.trunc(centres)) for n in range(int(x) - 2, int(x) + 3)]
+        around = np.array([n for n in around if info.min <= n <= info.max], dtype.numpy)
         random_ = rng.integers(info.min, info.max, 20000, dtype=dtype.numpy)
         shifted = random_ >> rng.integers(0, 8 * dtype.itemsize, random_.size, dtype=dtype.numpy)
-        return np.concatenate([around.ravel(), shifted, [info.min, info.max]]).astype(dtype.numpy)
+        return np.concatenate([around, shifted, np.array([info.min, info.max], dtype.numpy)])
     with np.errstate(all="ignore"):
         ties = np.unique(near)
         ties = (ties[1:] + ties[:-1]) / 2
@@ -127,6 +126,10 @@ def test_overflow(dtype: dt.DType) -> None:
     [
         (dt.int8, [1, -1, 127, -128, 127, -128, 0, 127]),
         (dt.uint8, [1, 0, 255, 0, 255, 0, 0, 128]),
+        (dt.int16, [1, -1, 2**15 - 1, -(2**15), 2**15 - 1, -(2**15), 0, 128]),
+        (dt.uint16, [1, 0, 2**16 - 1, 0, 2**16 - 1, 0, 0, 128]),
+        (dt.uint32, [1, 0, 2**32 - 1, 0, 2**32 - 1, 0, 0, 128]),
+        (dt.uint64, [1, 0, 2**63, 0, 2**64 - 1, 0, 0, 128]),
         (dt.int32, [1, -1, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 0, 128]),
         (dt.int64, [1, -1, 2**63 - 1, -(2**63), 2**63 - 1, -(2**63), 0, 128]),
         (dt.bool_, [True] * 8),

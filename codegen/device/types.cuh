@@ -100,8 +100,12 @@ __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ int8 widen(int8 x) { return x; }
 __device__ __forceinline__ uint8 widen(uint8 x) { return x; }
+__device__ __forceinline__ int16 widen(int16 x) { return x; }
+__device__ __forceinline__ uint16 widen(uint16 x) { return x; }
 __device__ __forceinline__ int32 widen(int32 x) { return x; }
+__device__ __forceinline__ uint32 widen(uint32 x) { return x; }
 __device__ __forceinline__ int64 widen(int64 x) { return x; }
+__device__ __forceinline__ uint64 widen(uint64 x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }
 
 // ---- float -> narrower float ----
@@ -210,7 +214,11 @@ __device__ __forceinline__ float narrow(float x) { return x; }
 __device__ __forceinline__ float narrow(double x) { return x < 0 ? -round_to_odd(-x) : round_to_odd(x); }
 __device__ __forceinline__ float narrow(int8 x) { return x; }
 __device__ __forceinline__ float narrow(uint8 x) { return x; }
+__device__ __forceinline__ float narrow(int16 x) { return x; }
+__device__ __forceinline__ float narrow(uint16 x) { return x; }
 __device__ __forceinline__ float narrow(bool x) { return x; }
+__device__ __forceinline__ float narrow(uint32 x) { return round_to_odd(x); }
+__device__ __forceinline__ float narrow(uint64 x) { return round_to_odd(x); }
 __device__ __forceinline__ float narrow(int32 x) {
   return x < 0 ? -round_to_odd(0u - uint32(x)) : round_to_odd(uint32(x));
 }
@@ -246,6 +254,10 @@ __device__ __forceinline__ int64 truncate_int64(double x) {
   if (!(x > -0x1p63)) return x != x ? 0 : -9223372036854775807ll - 1;
   return x >= 0x1p63 ? 9223372036854775807ll : int64(x);
 }
+__device__ __forceinline__ uint64 truncate_uint64(double x) {
+  if (!(x > 0)) return 0;
+  return x >= 0x1p64 ? ~uint64(0) : uint64(x);
+}
 #else  // cvt.rzi saturates; what it makes of NaN depends on the widths
 __device__ __forceinline__ int32 truncate_int32(float x) {
   int32 y;
@@ -267,7 +279,21 @@ __device__ __forceinline__ int64 truncate_int64(double x) {
   asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(y) : "d"(x));
   return x != x ? 0 : y;
 }
+__device__ __forceinline__ uint64 truncate_uint64(float x) {
+  uint64 y;
+  asm("cvt.rzi.u64.f32 %0, %1;" : "=l"(y) : "f"(x));
+  return x != x ? 0 : y;
+}
+__device__ __forceinline__ uint64 truncate_uint64(double x) {
+  uint64 y;
+  asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(y) : "d"(x));
+  return x != x ? 0 : y;
+}
 #endif
+__device__ __forceinline__ uint32 truncate_uint32(double x) {  // exact for every float
+  const int64 y = truncate_int64(x);
+  return y < 0 ? 0u : y > 0xffffffffll ? 0xffffffffu : uint32(y);
+}
 __device__ __forceinline__ int32 saturate(int32 x, int32 low, int32 high) { return x < low ? low : x > high ? high : x; }
 
 // ---- convert ----
@@ -305,34 +331,24 @@ struct Converter<float8_e5m2> {
   template <class From>
   static __device__ __forceinline__ float8_e5m2 from(From x) { return round_e5m2(narrow(x)); }
 };
-template <>
-struct Converter<int8> {
-  template <class From>
-  static __device__ __forceinline__ int8 from(From x) { return int8(x); }
-  static __device__ __forceinline__ int8 from(float x) { return int8(saturate(truncate_int32(x), -128, 127)); }
-  static __device__ __forceinline__ int8 from(double x) { return int8(saturate(truncate_int32(x), -128, 127)); }
-};
-template <>
-struct Converter<uint8> {
-  template <class From>
-  static __device__ __forceinline__ uint8 from(From x) { return uint8(x); }
-  static __device__ __forceinline__ uint8 from(float x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
-  static __device__ __forceinline__ uint8 from(double x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
-};
-template <>
-struct Converter<int32> {
-  template <class From>
-  static __device__ __forceinline__ int32 from(From x) { return int32(x); }
-  static __device__ __forceinline__ int32 from(float x) { return truncate_int32(x); }
-  static __device__ __forceinline__ int32 from(double x) { return truncate_int32(x); }
-};
-template <>
-struct Converter<int64> {
-  template <class From>
-  static __device__ __forceinline__ int64 from(From x) { return int64(x); }
-  static __device__ __forceinline__ int64 from(float x) { return truncate_int64(x); }
-  static __device__ __forceinline__ int64 from(double x) { return truncate_int64(x); }
-};
+// Integers: those of fewer than 32 bits saturate after a conversion to int32.
+#define FUSEGRAPH_INTEGER(T, LIMITED)                                            \
+  template <>                                                                    \
+  struct Converter<T> {                                                          \
+    template <class From>                                                        \
+    static __device__ __forceinline__ T from(From x) { return T(x); }            \
+    static __device__ __forceinline__ T from(float x) { return T(LIMITED); }     \
+    static __device__ __forceinline__ T from(double x) { return T(LIMITED); }    \
+  };
+FUSEGRAPH_INTEGER(int8, saturate(truncate_int32(x), -128, 127))
+FUSEGRAPH_INTEGER(uint8, saturate(truncate_int32(x), 0, 255))
+FUSEGRAPH_INTEGER(int16, saturate(truncate_int32(x), -32768, 32767))
+FUSEGRAPH_INTEGER(uint16, saturate(truncate_int32(x), 0, 65535))
+FUSEGRAPH_INTEGER(int32, truncate_int32(x))
+FUSEGRAPH_INTEGER(uint32, truncate_uint32(x))
+FUSEGRAPH_INTEGER(int64, truncate_int64(x))
+FUSEGRAPH_INTEGER(uint64, truncate_uint64(x))
+#undef FUSEGRAPH_INTEGER
 template <>
 struct Converter<bool> {
   template <class From>

@@ -32,6 +32,7 @@ DTYPES = {
     "bfloat16": ("bfloat16", np.int16),
     "int8": ("int8", np.int8),
     "uint8": ("uint8", np.uint8),
+    "int16": ("int16", np.int16),
     "int32": ("int32", np.int32),
     "int64": ("int64", np.int64),
     "bool": ("bool", np.bool_),

@@ -23,9 +23,13 @@ from fusegraph.dtypes import (
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.strides import contiguous_strides, numpy_over
@@ -44,8 +48,12 @@ CODES: dict[DType, tuple[int, int]] = {
     float8_e5m2: (12, 8),
     int8: (0, 8),
     uint8: (1, 8),
+    int16: (0, 16),
+    uint16: (1, 16),
     int32: (0, 32),
+    uint32: (1, 32),
     int64: (0, 64),
+    uint64: (1, 64),
     bool_: (6, 8),
 }
 DTYPES: dict[tuple[int, int], DType] = {code: dtype for dtype, code in CODES.items()}

@@ -20,9 +20,13 @@ from fusegraph.dtypes import (
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.errors import ModelError
 
@@ -38,8 +42,12 @@ DTYPES: dict[int, DType] = {
     TensorProto.FLOAT8E5M2: float8_e5m2,
     TensorProto.INT8: int8,
     TensorProto.UINT8: uint8,
+    TensorProto.INT16: int16,
+    TensorProto.UINT16: uint16,
     TensorProto.INT32: int32,
+    TensorProto.UINT32: uint32,
     TensorProto.INT64: int64,
+    TensorProto.UINT64: uint64,
     TensorProto.BOOL: bool_,
 }
 #: NumPy keeps no more dimensions.
@@ -49,7 +57,9 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
     float32: ("float_data", np.float32),
     float64: ("double_data", np.float64),
     int64: ("int64_data", np.int64),
-    **dict.fromkeys((int32, int8, uint8, bool_, float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
+    **dict.fromkeys((uint32, uint64), ("uint64_data", np.uint64)),
+    **dict.fromkeys((int8, uint8, int16, uint16, int32, bool_), ("int32_data", np.int32)),
+    **dict.fromkeys((float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
 }
 
 

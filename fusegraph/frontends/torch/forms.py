@@ -26,8 +26,12 @@ _DTYPES: dict[Any, DType] = {
         "float8_e5m2": "float8_e5m2",
         "int8": "int8",
         "uint8": "uint8",
+        "int16": "int16",
+        "uint16": "uint16",
         "int32": "int32",
+        "uint32": "uint32",
         "int64": "int64",
+        "uint64": "uint64",
         "bool": "bool",
     }.items()
     if hasattr(torch, name)

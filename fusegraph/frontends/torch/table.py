@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusegraph.dtypes import DType, float32, int64
+from fusegraph.dtypes import DType, float32, int64, uint32
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
@@ -124,11 +124,11 @@ class Call:
 
     def converted(self, x: Tensor) -> Tensor:
         """x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap around in
-        integers of 8 bits, where ours saturate.
+        integers narrower than a processor converts to, where ours saturate.
         """
         if self.dtype.is_bool and not x.dtype.is_bool:
             return self.graph.cmp_neq(x, 0)
-        if x.dtype.is_float and self.dtype.is_int and self.dtype.itemsize == 1:
+        if x.dtype.is_float and self.dtype.is_int and (self.dtype.bits < 32 or self.dtype == uint32):
             x = self.graph.cast(x, int64)
         return self.cast(x)
 
