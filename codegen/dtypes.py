@@ -55,6 +55,26 @@ class DType:
         return self.is_float and bool(np.isinf(np.asarray(np.inf).astype(self.numpy).astype(np.float64)))
 
     @property
+    def has_negative_zero(self) -> bool:
+        """Whether zero has two signs."""
+        return self.is_float and bool(np.signbit(np.asarray(-0.0).astype(self.numpy).astype(np.float64)))
+
+    def holds(self, other: DType) -> bool:
+        """Whether every value of another dtype is one of this one's; a zero's sign and NaN aside."""
+        if not self.is_float:
+            return not other.is_float and self.min <= other.min and other.max <= self.max
+        if not other.is_float:
+            return self.min < 0 and max(-other.min, other.max) <= min(1 / self.unit_roundoff, self.max)
+        ours, theirs = ml_dtypes.finfo(self.numpy), ml_dtypes.finfo(other.numpy)
+        return (
+            self.unit_roundoff <= other.unit_roundoff
+            and self.max >= other.max
+            and self.min <= other.min
+            and float(ours.smallest_subnormal) <= float(theirs.smallest_subnormal)
+            and self.has_infinity >= other.has_infinity
+        )
+
+    @property
     def saturates(self) -> bool:
         """Whether what is too large is rounded to the largest number: so in floats of 8 bits and fewer."""
         return self.is_float and self.bits <= 8
@@ -88,6 +108,8 @@ float16 = DType("float16", "float16", "float", "float", np.dtype(np.float16))
 bfloat16 = DType("bfloat16", "bfloat16", "float", "float", np.dtype(ml_dtypes.bfloat16))
 float8_e4m3 = DType("float8_e4m3", "float8_e4m3", "float", "float", np.dtype(ml_dtypes.float8_e4m3fn))
 float8_e5m2 = DType("float8_e5m2", "float8_e5m2", "float", "float", np.dtype(ml_dtypes.float8_e5m2))
+float8_e4m3fnuz = DType("float8_e4m3fnuz", "float8_e4m3fnuz", "float", "float", np.dtype(ml_dtypes.float8_e4m3fnuz))
+float8_e5m2fnuz = DType("float8_e5m2fnuz", "float8_e5m2fnuz", "float", "float", np.dtype(ml_dtypes.float8_e5m2fnuz))
 int8 = DType("int8", "int8", "int8", "int", np.dtype(np.int8))
 uint8 = DType("uint8", "uint8", "uint8", "int", np.dtype(np.uint8))
 int16 = DType("int16", "int16", "int16", "int", np.dtype(np.int16))
@@ -105,6 +127,8 @@ ALL: tuple[DType, ...] = (
     bfloat16,
     float8_e4m3,
     float8_e5m2,
+    float8_e4m3fnuz,
+    float8_e5m2fnuz,
     int8,
     uint8,
     int16,

@@ -15,7 +15,9 @@ from codegen.dtypes import (
     bfloat16,
     bool_,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
@@ -39,7 +41,9 @@ __all__ = [
     "bfloat16",
     "bool_",
     "float8_e4m3",
+    "float8_e4m3fnuz",
     "float8_e5m2",
+    "float8_e5m2fnuz",
     "float16",
     "float32",
     "float64",
@@ -90,17 +94,6 @@ def as_dtype(value: Any) -> DType:
     raise DTypeError(f"unknown dtype {value!r}; fusegraph has {', '.join(BY_NAME)}")
 
 
-# For floats: (bits of significand, bits of exponent).  A type holds another exactly if both are at least as large.
-_FLOAT_SIZE = {
-    float8_e4m3: (4, 4),
-    float8_e5m2: (3, 5),
-    float16: (11, 5),
-    bfloat16: (8, 8),
-    float32: (24, 8),
-    float64: (53, 11),
-}
-
-
 @cache
 def promote(a: DType, b: DType) -> DType:
     """The smallest type that holds both: bool < integers < floats; an integer with a float gives the float.
@@ -110,22 +103,14 @@ def promote(a: DType, b: DType) -> DType:
     """
     if a == b:
         return a
-    if a.is_float and b.is_float:
-        (ma, ea), (mb, eb) = _FLOAT_SIZE[a], _FLOAT_SIZE[b]
-        for dtype in (float8_e4m3, float8_e5m2, float16, bfloat16, float32, float64):
-            m, e = _FLOAT_SIZE[dtype]
-            if m >= max(ma, mb) and e >= max(ea, eb):
-                return dtype
-    if a.is_float or b.is_float:
-        return a if a.is_float else b
-    if a.is_bool or b.is_bool:
-        return b if a.is_bool else a
+    if a.kind != b.kind:
+        return max(a, b, key=lambda dtype: ("bool", "int", "float").index(dtype.kind))
     if {a, b} == {int8, uint8}:
         return int32
-    both = np.promote_types(a.numpy, b.numpy)
-    if both not in BY_NUMPY or not BY_NUMPY[both].is_int:
-        raise DTypeError(f"no integer type holds all of {a} and {b}; cast one of them")
-    return BY_NUMPY[both]
+    for dtype in sorted(ALL, key=lambda dtype: dtype.bits):
+        if dtype.kind == a.kind and dtype.holds(a) and dtype.holds(b):
+            return dtype
+    raise DTypeError(f"no integer type holds all of {a} and {b}; cast one of them")
 
 
 def sum_dtype(source: DType, result: DType) -> DType:

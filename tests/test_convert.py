@@ -16,7 +16,7 @@ from fusegraph import dtypes as dt
 from fusegraph.ops.convert import convert, from_reference, round_to, to_reference
 
 HEADERS = Path(__file__).parents[1] / "codegen" / "device"
-NARROW = (dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2)
+NARROW = (dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fnuz, dt.float8_e5m2fnuz)
 FLOATS = (dt.float64, dt.float32, *NARROW)
 
 
@@ -87,7 +87,7 @@ def test_round_to_picks_the_nearest_value(dtype: dt.DType) -> None:
     expected = np.where(expected > dtype.max, np.inf, expected)
     np.testing.assert_array_equal(round_to(values, dtype), expected)
     np.testing.assert_array_equal(round_to(-values, dtype), -expected)
-    assert np.signbit(round_to(np.array(-0.0), dtype))
+    assert np.signbit(round_to(np.array([-0.0, -1e-30]), dtype)).all() == dtype.has_negative_zero
 
 
 def test_a_cast_through_float32_would_round_twice() -> None:
@@ -107,6 +107,8 @@ def test_rounding_keeps_what_the_dtype_holds(dtype: dt.DType) -> None:
 OVERFLOW: dict[dt.DType, tuple[tuple[float, float], ...]] = {
     dt.float8_e4m3: ((448.0, 448.0), (448.0, 448.0), (np.nan, np.nan)),
     dt.float8_e5m2: ((57344.0, np.inf), (57344.0, 57344.0), (np.inf, np.inf)),
+    dt.float8_e4m3fnuz: ((240.0, 240.0), (240.0, 240.0), (np.nan, np.nan)),
+    dt.float8_e5m2fnuz: ((57344.0, 57344.0), (57344.0, 57344.0), (np.nan, np.nan)),
     dt.float16: 3 * ((np.inf, np.inf),),
     dt.bfloat16: 3 * ((np.inf, np.inf),),
     dt.float32: 3 * ((np.inf, np.inf),),

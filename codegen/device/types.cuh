@@ -30,6 +30,13 @@ struct float8_e4m3 {  // 4 exponent bits, no infinity, NaN is 0x7f, largest 448
 struct float8_e5m2 {  // the upper half of a float16, largest 57344
   uint8 bits;
 };
+// Without infinity and negative zero, whose pattern 0x80 is NaN; the bias is one more than in the types above.
+struct float8_e4m3fnuz {  // largest 240
+  uint8 bits;
+};
+struct float8_e5m2fnuz {  // largest 57344
+  uint8 bits;
+};
 
 #ifdef FUSEGRAPH_CPU
 __device__ __forceinline__ uint32 float_bits(float x) {
@@ -96,6 +103,14 @@ __device__ __forceinline__ float widen(float8_e4m3 x) {
   return widen(float16{uint16(pair)});
 }
 #endif
+template <int mantissa, int bias>
+__device__ __forceinline__ float widen_fnuz(uint32 bits) {
+  const uint32 sign = (bits & 0x80u) << 24, magnitude = (bits & 0x7fu) << (23 - mantissa);
+  if (bits == 0x80u) return bits_float(0x7fffffffu);
+  return bits_float(sign | float_bits(bits_float(magnitude) * bits_float(uint32(254 - bias) << 23)));
+}
+__device__ __forceinline__ float widen(float8_e4m3fnuz x) { return widen_fnuz<3, 8>(x.bits); }
+__device__ __forceinline__ float widen(float8_e5m2fnuz x) { return widen_fnuz<2, 16>(x.bits); }
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ int8 widen(int8 x) { return x; }
@@ -139,6 +154,16 @@ struct Format<float8_e5m2> {
   static const int mantissa = 2, bias = 15;
   static const uint32 largest = 0x7b, infinite = 0x7c, nan = 0x7f;
 };
+template <>
+struct Format<float8_e4m3fnuz> {
+  static const int mantissa = 3, bias = 8;
+  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+};
+template <>
+struct Format<float8_e5m2fnuz> {
+  static const int mantissa = 2, bias = 16;
+  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+};
 // The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to the
 // next one, which goes to the even of the two.
 template <class T>
@@ -156,6 +181,7 @@ __device__ __forceinline__ uint8 round_float8(float x) {
   const uint32 sign = bits >> 24 & 0x80u;
   if (magnitude == 0x7f800000u) return uint8(sign | (F::infinite != 0 ? F::infinite : F::largest));
   const uint32 rounded = round_magnitude<F::mantissa, F::bias>(magnitude);
+  if (F::nan == 0x80u && rounded == 0) return 0;
   return uint8(sign | (rounded < F::largest ? rounded : F::largest));
 }
 
@@ -330,6 +356,20 @@ template <>
 struct Converter<float8_e5m2> {
   template <class From>
   static __device__ __forceinline__ float8_e5m2 from(From x) { return round_e5m2(narrow(x)); }
+};
+template <>
+struct Converter<float8_e4m3fnuz> {
+  template <class From>
+  static __device__ __forceinline__ float8_e4m3fnuz from(From x) {
+    return float8_e4m3fnuz{round_float8<float8_e4m3fnuz>(narrow(x))};
+  }
+};
+template <>
+struct Converter<float8_e5m2fnuz> {
+  template <class From>
+  static __device__ __forceinline__ float8_e5m2fnuz from(From x) {
+    return float8_e5m2fnuz{round_float8<float8_e5m2fnuz>(narrow(x))};
+  }
 };
 // Integers: those of fewer than 32 bits saturate after a conversion to int32.
 #define FUSEGRAPH_INTEGER(T, LIMITED)                                            \

@@ -32,7 +32,7 @@ def round_to(array: Array, dtype: DType) -> Array:
 
     Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
     infinity, but the largest number in 8-bit floats.  Infinity, NaN and the sign of zero stay; where a dtype has no
-    infinity, it becomes the largest number.
+    infinity, it becomes the largest number, and -0 is 0 where zero has no sign.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -44,6 +44,7 @@ def round_to(array: Array, dtype: DType) -> Array:
         rounded = _nearest(array, info)
         if dtype.saturates:
             clipped = np.asarray(np.clip(rounded, dtype.min, dtype.max))
+            clipped = clipped if dtype.has_negative_zero else clipped + 0.0
             return np.where(np.isinf(array), array, clipped) if dtype.has_infinity else clipped
         return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
 

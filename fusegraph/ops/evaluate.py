@@ -73,8 +73,4 @@ def widens(source: DType, target: DType) -> bool:
 
     That of a float which is still unrounded in its compute type leaves it so.
     """
-    if not target.is_float:
-        return False
-    if source.is_float:
-        return target.unit_roundoff <= source.unit_roundoff and target.max >= source.max
-    return max(-source.min, source.max) <= min(1 / target.unit_roundoff, target.max)
+    return target.is_float and target.holds(source)

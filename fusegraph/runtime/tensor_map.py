@@ -27,6 +27,8 @@ _DATA_TYPES = {
     "bfloat16": "BFLOAT16",
     "float8_e4m3": "UINT8",
     "float8_e5m2": "UINT8",
+    "float8_e4m3fnuz": "UINT8",
+    "float8_e5m2fnuz": "UINT8",
     "int8": "UINT8",
     "uint8": "UINT8",
     "bool": "UINT8",

@@ -15,7 +15,9 @@ from fusegraph.dtypes import (
     bfloat16,
     bool_,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
@@ -39,7 +41,9 @@ DTYPES: dict[int, DType] = {
     TensorProto.FLOAT16: float16,
     TensorProto.BFLOAT16: bfloat16,
     TensorProto.FLOAT8E4M3FN: float8_e4m3,
+    TensorProto.FLOAT8E4M3FNUZ: float8_e4m3fnuz,
     TensorProto.FLOAT8E5M2: float8_e5m2,
+    TensorProto.FLOAT8E5M2FNUZ: float8_e5m2fnuz,
     TensorProto.INT8: int8,
     TensorProto.UINT8: uint8,
     TensorProto.INT16: int16,
@@ -59,7 +63,7 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
     int64: ("int64_data", np.int64),
     **dict.fromkeys((uint32, uint64), ("uint64_data", np.uint64)),
     **dict.fromkeys((int8, uint8, int16, uint16, int32, bool_), ("int32_data", np.int32)),
-    **dict.fromkeys((float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
+    **dict.fromkeys((float16, bfloat16, *(d for d in DTYPES.values() if d.saturates)), ("int32_data", np.int32)),
 }
 
 
@@ -106,7 +110,7 @@ def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
     if len(values) != count:
         raise ModelError(f"{what} {list(shape)} of {dtype} has {len(values)} elements, not {count}")
     array = np.fromiter(values, stored, count)
-    if dtype in (float16, bfloat16, float8_e4m3, float8_e5m2):  # their bits, each in an integer
+    if dtype.is_float and field == "int32_data":  # their bits, each in an integer
         return array.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
     return array.astype(dtype.numpy).reshape(shape)
 

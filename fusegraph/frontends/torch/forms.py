@@ -24,6 +24,8 @@ _DTYPES: dict[Any, DType] = {
         "float64": "float64",
         "float8_e4m3fn": "float8_e4m3",
         "float8_e5m2": "float8_e5m2",
+        "float8_e4m3fnuz": "float8_e4m3fnuz",
+        "float8_e5m2fnuz": "float8_e5m2fnuz",
         "int8": "int8",
         "uint8": "uint8",
         "int16": "int16",
