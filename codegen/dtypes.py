@@ -33,6 +33,11 @@ class DType:
         return self.numpy.itemsize
 
     @property
+    def bits(self) -> int:
+        """Bits of one element in memory."""
+        return 8 * self.itemsize
+
+    @property
     def is_float(self) -> bool:
         return self.kind == "float"
 
@@ -43,6 +48,36 @@ class DType:
     @property
     def is_bool(self) -> bool:
         return self.kind == "bool"
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether infinity is one of its values."""
+        return self.is_float and bool(np.isinf(np.asarray(np.inf).astype(self.numpy).astype(np.float64)))
+
+    @property
+    def has_negative_zero(self) -> bool:
+        """Whether zero has two signs."""
+        return self.is_float and bool(np.signbit(np.asarray(-0.0).astype(self.numpy).astype(np.float64)))
+
+    def holds(self, other: DType) -> bool:
+        """Whether every value of another dtype is one of this one's; a zero's sign and NaN aside."""
+        if not self.is_float:
+            return not other.is_float and self.min <= other.min and other.max <= self.max
+        if not other.is_float:
+            return self.min < 0 and max(-other.min, other.max) <= min(1 / self.unit_roundoff, self.max)
+        ours, theirs = ml_dtypes.finfo(self.numpy), ml_dtypes.finfo(other.numpy)
+        return (
+            self.unit_roundoff <= other.unit_roundoff
+            and self.max >= other.max
+            and self.min <= other.min
+            and float(ours.smallest_subnormal) <= float(theirs.smallest_subnormal)
+            and self.has_infinity >= other.has_infinity
+        )
+
+    @property
+    def saturates(self) -> bool:
+        """Whether what is too large is rounded to the largest number: so in floats of 8 bits and fewer."""
+        return self.is_float and self.bits <= 8
 
     @property
     def unit_roundoff(self) -> float:
@@ -73,10 +108,16 @@ float16 = DType("float16", "float16", "float", "float", np.dtype(np.float16))
 bfloat16 = DType("bfloat16", "bfloat16", "float", "float", np.dtype(ml_dtypes.bfloat16))
 float8_e4m3 = DType("float8_e4m3", "float8_e4m3", "float", "float", np.dtype(ml_dtypes.float8_e4m3fn))
 float8_e5m2 = DType("float8_e5m2", "float8_e5m2", "float", "float", np.dtype(ml_dtypes.float8_e5m2))
+float8_e4m3fnuz = DType("float8_e4m3fnuz", "float8_e4m3fnuz", "float", "float", np.dtype(ml_dtypes.float8_e4m3fnuz))
+float8_e5m2fnuz = DType("float8_e5m2fnuz", "float8_e5m2fnuz", "float", "float", np.dtype(ml_dtypes.float8_e5m2fnuz))
 int8 = DType("int8", "int8", "int8", "int", np.dtype(np.int8))
 uint8 = DType("uint8", "uint8", "uint8", "int", np.dtype(np.uint8))
+int16 = DType("int16", "int16", "int16", "int", np.dtype(np.int16))
+uint16 = DType("uint16", "uint16", "uint16", "int", np.dtype(np.uint16))
 int32 = DType("int32", "int32", "int32", "int", np.dtype(np.int32))
+uint32 = DType("uint32", "uint32", "uint32", "int", np.dtype(np.uint32))
 int64 = DType("int64", "int64", "int64", "int", np.dtype(np.int64))
+uint64 = DType("uint64", "uint64", "uint64", "int", np.dtype(np.uint64))
 bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
 
 ALL: tuple[DType, ...] = (
@@ -86,13 +127,19 @@ ALL: tuple[DType, ...] = (
     bfloat16,
     float8_e4m3,
     float8_e5m2,
+    float8_e4m3fnuz,
+    float8_e5m2fnuz,
     int8,
     uint8,
+    int16,
+    uint16,
     int32,
+    uint32,
     int64,
+    uint64,
     bool_,
 )
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in ALL}
 #: Bytes of a C type in which reductions are made.
-SIZE_OF = {"float": 4, "double": 8, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
+SIZE_OF = {"float": 4, "double": 8} | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}

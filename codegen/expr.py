@@ -191,7 +191,9 @@ def literal(value: Any, ctype: str) -> str:
         return f"(-{2**63 - 1}ll - 1)" if number_ == -(2**63) else f"{number_}ll"
     if ctype == "int32" and number_ == -(2**31):
         return f"(-{2**31 - 1} - 1)"
-    return str(number_) if ctype == "int32" else f"{ctype}({number_})"
+    if ctype == "int32":
+        return str(number_)
+    return f"{ctype}({number_}{'ull' if number_ > 2**31 else ''})"
 
 
 def _shortest(number: float, ctype: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
@@ -384,7 +384,7 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
         if like.is_bool:
             return int32
         if like.is_int and not like.min <= value <= like.max:
-            return int32 if -(2**31) <= value < 2**31 else int64
+            return next((d for d in (int32, int64, uint64) if d.min <= value <= d.max), int64 if value < 0 else uint64)
         return like
     return like if like.is_float else float32
 

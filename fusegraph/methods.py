@@ -69,9 +69,13 @@ def _method(op: Op) -> Callable[..., Any]:
     return method
 
 
-def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Tensor:
-    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0."""
-    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype)}, name)
+def _cast(self: Graph, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
+    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0.
+
+    What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
+    (NaN where the dtype has no infinity).
+    """
+    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
 
 
 #: Method of `Graph` -> what it is.

@@ -16,7 +16,7 @@ from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 
 ALL = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2", "int32", "int8", "uint8", "int64",
-       "bool")  # fmt: skip
+       "int16", "uint16", "uint32", "uint64", "bool")  # fmt: skip
 
 
 def families(graph: fg.Graph) -> list[str]:

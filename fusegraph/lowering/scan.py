@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.expr import Reduced, Reduction, Value, compute_type
 from codegen.spec import PointwiseSpec, ScanSpec
-from fusegraph.dtypes import int32, int64
+from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.pointwise import check_size
@@ -43,7 +43,7 @@ class _Builder(ProgramBuilder):
         source, result = node.inputs[0], node.output
         value, wanted = self._value(source), compute_type(result.dtype, self.real)
         own = compute_type(source.dtype, self.real)
-        total = own if source.dtype.is_float else (int64 if int64 in (source.dtype, result.dtype) else int32).compute
+        total = own if source.dtype.is_float else sum_dtype(source.dtype, result.dtype).compute
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         self._reductions.append(Reduction(node.name, "add", value, total))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import as_dtype
+from fusegraph.dtypes import as_dtype, float8_e4m3, float8_e5m2
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, SCORES, infer, normalize, present, scored, scores_reference
 from fusegraph.ops.base import Kind, Op, TensorType, register
@@ -31,7 +31,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     for key, t in zip(OPERANDS, types[:_FIRST]):
         if key in SCALES and (not t.dtype.is_float or t.dtype.itemsize < 4 or prod(t.shape) != 1 or len(t.shape) > 4):
             raise DTypeError(f"{key} is one number in float32, got {list(t.shape)} of {t.dtype}")
-        if key not in SCALES and not (t.dtype.is_float and t.dtype.itemsize == 1):
+        if key not in SCALES and t.dtype not in (float8_e4m3, float8_e5m2):
             raise DTypeError(f"{key} is of 8-bit floats, got {t.dtype}")
     result = normalize(_plain(types), values)
     dtype = as_dtype(values["dtype"]) if values["dtype"] is not None else types[0].dtype

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, int64
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, sum_dtype
 from fusegraph.errors import AttributeValueError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.reduction import normal_axes, result_dtype
@@ -34,13 +34,16 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
 
 
 def _reference(x: Array, axis: int, reverse: bool, dtype: DType | None) -> Array:
-    wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
+    integers = x.dtype.kind in "iu"
+    wide = x.astype(np.int64) if integers else x
     turned = np.flip(wide, axis) if reverse else wide
     with np.errstate(all="ignore"):
         total = np.cumsum(turned, axis=axis)
     total = np.flip(total, axis) if reverse else total
-    narrow = x.dtype.kind in "iu" and dtype != int64 and x.dtype != np.int64
-    return np.asarray(total.astype(np.int32) if narrow else total)
+    if integers:
+        source = BY_NUMPY[x.dtype]
+        total = total.astype(sum_dtype(source, dtype or source).numpy)
+    return np.asarray(total)
 
 
 register(
@@ -57,7 +60,7 @@ register(
         gradient of the other.
 
         What follows a NaN or infinity is as adding up one by one makes it; what precedes it stays.  dtype is that of
-        the result, as in a sum by `reduction`: by default the operand's, int32 for 8-bit integers (which wrap around)
-        and float32 for fp8.""",
+        the result, as in a sum by `reduction`: by default the operand's, int32 for integers of 8 and 16 bits (which
+        wrap around) and float32 for fp8.""",
     )
 )

@@ -518,8 +518,11 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         known = np.where(np.isinf(error), 0.0, v)  # nothing is known of the others, not even that they are infinite
         low, high = known - error, known + error
     else:
-        wide, step = v.astype(np.int64), np.minimum(error, 2.0**40).astype(np.int64)
-        low, high = (np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (-step, step))
+        least, most = (np.array(n, v.dtype) for n in (dtype.min, dtype.max))
+        unsigned = f"u{v.dtype.itemsize}"  # in which the distances to both ends are what they are
+        step = np.minimum(error, min(2.0**40, 2.0**dtype.bits - 1)).astype(unsigned)
+        low = np.where((v - least).view(unsigned) > step, (v.view(unsigned) - step).view(v.dtype), least)
+        high = np.where((most - v).view(unsigned) > step, (v.view(unsigned) + step).view(v.dtype), most)
     result = [low, high]
     for target in targets:
         with np.errstate(all="ignore"):

@@ -15,14 +15,20 @@ from fusegraph.dtypes import (
     bfloat16,
     bool_,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.errors import ModelError
 
@@ -35,11 +41,17 @@ DTYPES: dict[int, DType] = {
     TensorProto.FLOAT16: float16,
     TensorProto.BFLOAT16: bfloat16,
     TensorProto.FLOAT8E4M3FN: float8_e4m3,
+    TensorProto.FLOAT8E4M3FNUZ: float8_e4m3fnuz,
     TensorProto.FLOAT8E5M2: float8_e5m2,
+    TensorProto.FLOAT8E5M2FNUZ: float8_e5m2fnuz,
     TensorProto.INT8: int8,
     TensorProto.UINT8: uint8,
+    TensorProto.INT16: int16,
+    TensorProto.UINT16: uint16,
     TensorProto.INT32: int32,
+    TensorProto.UINT32: uint32,
     TensorProto.INT64: int64,
+    TensorProto.UINT64: uint64,
     TensorProto.BOOL: bool_,
 }
 #: NumPy keeps no more dimensions.
@@ -49,7 +61,9 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
     float32: ("float_data", np.float32),
     float64: ("double_data", np.float64),
     int64: ("int64_data", np.int64),
-    **dict.fromkeys((int32, int8, uint8, bool_, float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
+    **dict.fromkeys((uint32, uint64), ("uint64_data", np.uint64)),
+    **dict.fromkeys((int8, uint8, int16, uint16, int32, bool_), ("int32_data", np.int32)),
+    **dict.fromkeys((float16, bfloat16, *(d for d in DTYPES.values() if d.saturates)), ("int32_data", np.int32)),
 }
 
 
@@ -96,7 +110,7 @@ def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
     if len(values) != count:
         raise ModelError(f"{what} {list(shape)} of {dtype} has {len(values)} elements, not {count}")
     array = np.fromiter(values, stored, count)
-    if dtype in (float16, bfloat16, float8_e4m3, float8_e5m2):  # their bits, each in an integer
+    if dtype.is_float and field == "int32_data":  # their bits, each in an integer
         return array.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
     return array.astype(dtype.numpy).reshape(shape)
 

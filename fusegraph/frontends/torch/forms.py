@@ -24,10 +24,16 @@ _DTYPES: dict[Any, DType] = {
         "float64": "float64",
         "float8_e4m3fn": "float8_e4m3",
         "float8_e5m2": "float8_e5m2",
+        "float8_e4m3fnuz": "float8_e4m3fnuz",
+        "float8_e5m2fnuz": "float8_e5m2fnuz",
         "int8": "int8",
         "uint8": "uint8",
+        "int16": "int16",
+        "uint16": "uint16",
         "int32": "int32",
+        "uint32": "uint32",
         "int64": "int64",
+        "uint64": "uint64",
         "bool": "bool",
     }.items()
     if hasattr(torch, name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial, reduce
 from math import inf
 
-from onnx import TensorProto
-
 from fusegraph.dtypes import float64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, Handler, operator
@@ -242,18 +240,12 @@ def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor
 
 # ---- casts
 
-_EIGHT_BITS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
-
 
 @operator("Cast")
 def cast(call: Call, x: Tensor) -> Tensor:
-    if call["to"] in _EIGHT_BITS and call["saturate"] == 0:
-        raise call.refuse("saturate 0")
-    return call.graph.cast(x, call.dtype(call["to"]))
+    return call.graph.cast(x, call.dtype(call["to"]), saturate=call["saturate"] != 0)
 
 
 @operator("CastLike")
 def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
-    if like.dtype.is_float and like.dtype.itemsize == 1 and call["saturate"] == 0:
-        raise call.refuse("saturate 0")
-    return call.graph.cast(x, like.dtype)
+    return call.graph.cast(x, like.dtype, saturate=call["saturate"] != 0)
