@@ -101,6 +101,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
         error = _scan(graph, node, operands[0])
+    elif node.kind is Kind.SORT:
+        error = _sort(node, operands[0])
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
@@ -339,6 +341,14 @@ def _scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
     error = error + along(np.broadcast_to(e, x.shape)) * (1 + (count + 3) * unit)
     error = np.where(total + error > largest, np.inf, error)
     return np.where(np.isnan(error), np.inf, error)
+
+
+def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
+    """No element of sorted rows moves farther than the farthest of its row; positions are known if nothing moves."""
+    x, e = operand
+    e = np.broadcast_to(np.where(np.isnan(e), np.inf, e), x.shape)
+    most = np.broadcast_to(e.max(axis=node.attributes["axis"], keepdims=True, initial=0.0), node.output.shape)
+    return most if node.attributes.get("dtype") is None else np.where(most > 0, np.inf, 0.0)
 
 
 def _tf32_error(value: Array) -> Array:

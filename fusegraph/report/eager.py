@@ -18,6 +18,7 @@ from fusegraph.dtypes import DType, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
+from fusegraph.ops.sort import order_of
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.report.bounds import Rounding
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling
@@ -329,6 +330,8 @@ class Eager:
             return self._reduction(node)
         if node.kind is Kind.SCAN:
             return self._scan(node)
+        if node.kind is Kind.SORT:
+            return self._sort(node)
         if node.kind is Kind.WINDOW or node.op.name in POOLING_COMPOSITES:
             return pooling(torch=self._torch, node=node)
         if node.kind is Kind.MOVEMENT:
@@ -423,6 +426,15 @@ class Eager:
         def run(x: Any) -> Any:
             total = self._torch.cumsum(x.flip(axis) if reverse else x, axis, dtype=wide)
             return (total.flip(axis) if reverse else total).to(self._dtypes[result])
+
+        return run
+
+    def _sort(self, node: Node) -> Callable[..., Any]:
+        axis, descending, keep = order_of(node.inputs[0].type, node.attributes)
+        part, result = int(node.attributes.get("dtype") is not None), self._dtypes[node.output.dtype]
+
+        def run(x: Any) -> Any:  # topk gives any of those that are equal
+            return self._torch.sort(x, axis, descending, stable=True)[part].narrow(axis, 0, keep).to(result)
 
         return run
 
