@@ -16,7 +16,7 @@ from codegen import schedules
 from codegen.sort import SortSchedule, longest
 from fusegraph import dtypes as dt
 from fusegraph.engines.cpu import CpuExecutable, build_together
-from fusegraph.errors import AttributeValueError, DTypeError
+from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.sort import longest_row
 from fusegraph.plan import plan
@@ -250,6 +250,49 @@ def test_refused(op: str, how: dict[str, Any], error: type[Exception], text: str
     g = fg.Graph("refused")
     with pytest.raises(error, match=text):
         getattr(g, op)(g.tensor("x", (3, 4)), **how)
+
+
+# ---- binary search
+
+
+def search_of(count: int, shared: bool, right: bool, dtype: str, other: str | None = None) -> fg.Graph:
+    g = fg.Graph(f"search {count} {shared} {right} {dtype} {other}")
+    sequence = g.tensor("sequence", (count,) if shared else (3, count), dtype)
+    g.output(g.searchsorted(sequence, g.tensor("values", (3, 7), other or dtype), right, "int64"), name="y")
+    return g
+
+
+def searched(sequence: Array, values: Array, right: bool) -> Array:
+    wide = np.float64 if sequence.dtype.kind not in "iub" else sequence.dtype
+    rows = np.broadcast_to(sequence.astype(wide), (len(values), sequence.shape[-1]))
+    side: Any = "right" if right else "left"
+    return np.stack([np.searchsorted(a, v.astype(wide), side) for a, v in zip(rows, values)])
+
+
+@pytest.mark.parametrize("dtype", dt.ALL, ids=str)
+def test_searchsorted_is_numpys(dtype: dt.DType) -> None:
+    """Equal elements, values below, between and above all, NaN among both; rows of any length."""
+    lengths = [1, 2, 3, 4, 5, 7, 8, 31, 100] if dtype.name == "float32" else [3, 100]
+    graphs = [search_of(n, s, r, dtype.name) for n in lengths for s in (True, False) for r in (True, False)]
+    for graph, made in zip(graphs, executables(graphs)):
+        assert len(made.plan.kernels) == 1, graph.name
+        inputs = special(graph)
+        inputs["sequence"] = np.sort(inputs["sequence"].astype(np.float64), -1).astype(dtype.numpy)
+        right = graph.name.split()[3] == "True"
+        expected = searched(inputs["sequence"], inputs["values"], right)
+        np.testing.assert_array_equal(run(made, inputs)["y"], expected, err_msg=graph.name)
+
+
+def test_searchsorted_at_the_edges() -> None:
+    g = fg.Graph("edges")
+    x, none = g.tensor("x", (4,), "int32"), g.tensor("none", (0,), "int32")
+    g.output(g.searchsorted(none, x), name="of nothing")
+    g.output(g.searchsorted(x, none), name="for nothing")
+    check_all([g, search_of(100_000, True, False, "float32", "int32")])
+    with pytest.raises(ShapeError, match="are neither one nor those of values"):
+        g.searchsorted(g.tensor("rows", (2, 4)), g.tensor("values", (3, 4)))
+    with pytest.raises(DTypeError, match="positions are int32 or int64"):
+        g.searchsorted(x, x, dtype="float32")
 
 
 # ---- code
