@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, executables, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import check_cases
 
 import fusegraph as fg
 from codegen import schedules
@@ -219,18 +221,31 @@ def test_constants_and_single_numbers() -> None:
 
 @pytest.mark.slow
 def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    """Those of the cost model and others, and offsets of 64 bits: what each kernel of a graph gets."""
+    chosen: list[tuple[fg.Graph, list[SortSchedule]]] = []
     for graph in (around("float32", 1), sort_of((5, 600), 1), sort_of((70, 40), 0, "int64"), topk_of((3, 17), 4, 1)):
         (kernel,) = plan(graph).kernels
         spec = kernel.group.lowered.spec
-        others = [SortSchedule(n, max(1, 1024 // n), "uint32") for n in (1, 3, 4, 8, 16)]
-        for schedule in (*schedules(spec), *others):
-            monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, s=schedule: s)
-            made.append(CpuExecutable(graph, Options(), lazy=True))
+        lanes = 1 << (spec.run - 1).bit_length()
+        others = [SortSchedule(n, max(1, lanes // n), i) for n in (1, 4, 8, 16) for i in ("uint32", "uint64")]
+        chosen += [(graph, [schedule]) for schedule in (*schedules(spec), *others)]
+    for graph in (sort_of((2, 9000), 1), topk_of((9000, 2), 5, 0)):
+        chosen.append((graph, [replace(k.choice.schedule, itype="uint64") for k in plan(graph).kernels]))
+    made = []
+    for graph, each in chosen:
+        left = iter(each)
+        monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, left=left: next(left))
+        made.append(CpuExecutable(graph, Options(), lazy=True))
     build_together(made)
     for executable in made:
         result = check_executable(executable, random_inputs(executable.graph))
         assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
+
+
+def test_nothing_outside_is_touched() -> None:
+    """Arrays between inaccessible pages: ragged rows, blocks with rows to spare, runs, merges, what is selected."""
+    graphs = [sort_of((5, 7), 1), sort_of((9, 300), 1, "float64"), topk_of((3, 4, 5), 2, 1), around("bfloat16", 1, 3)]
+    check_cases([*graphs, sort_of((2, 9001), 1, "int8"), topk_of((2, 9001), 11, 1)], guard=True)
 
 
 @pytest.mark.parametrize(

@@ -27,4 +27,4 @@ def sorted_(torch: Any, node: Node) -> Callable[..., Any]:
     """The sorted elements of a node, or where they come from.  (Of those that are equal torch's topk takes any.)"""
     axis, descending, keep = order_of(node.inputs[0].type, node.attributes)
     part, result = int(node.attributes.get("dtype") is not None), getattr(torch, node.output.dtype.name)
-    return lambda x: torch.sort(x, axis, descending, stable=True)[part].narrow(axis, 0, keep).to(result)
+    return lambda x: torch.sort(x, dim=axis, descending=descending, stable=True)[part].narrow(axis, 0, keep).to(result)
