@@ -1,5 +1,5 @@
-"""Functions that are written with ops of the table: selections, triangles, elements by index, sums of products by
-Einstein's convention.
+"""Functions that are written with ops of the table: selections, triangles, elements by index, binary search, sums of
+products by Einstein's convention.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from fusegraph.dtypes import DType, as_dtype, int32, int64, promote
+from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.ops.reduction import normal_axes
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: So many values a row are put one after another, in one kernel.
 MAX_UNROLLED = 8
+#: Up to so many integers are float32.
+EXACT = 1 << 24
 
 
 def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
@@ -32,12 +34,13 @@ def arange(
 ) -> Tensor:
     """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory."""
     kind = as_dtype(dtype)
-    line = self.broadcast(self.constant(0, dtype=kind), check_shape([count]))
+    wide = kind if not kind.is_float else float64 if kind == float64 or count > EXACT else float32
+    line = self.broadcast(self.constant(0, dtype=wide), check_shape([count]))
     if not count:
-        return line if name is None else self.identity(line, name=name)
-    index = self.cast(self.gen_index(line, 0), kind)
+        return self.identity(line, dtype=kind, name=name)
+    index = self.cast(self.gen_index(line, 0), wide)
     scaled = index if step == 1 else self.mul(index, step)
-    return self.identity(scaled, name=name) if start == 0 else self.add(scaled, start, name=name)
+    return self.identity(scaled if start == 0 else self.add(scaled, start), dtype=kind, name=name)
 
 
 # ---- triangles
@@ -117,6 +120,49 @@ def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, na
             own = self.cast(self.gen_index(index, d), position.dtype)
             position = self.add(position, self.mul(own, steps[d]))
     return self.gather(self.reshape(x, [-1]), position, name=name)
+
+
+def searchsorted(
+    self: Graph, sequence: Tensor, values: Tensor, right: bool = False, dtype: Any = int32, *, name: str | None = None
+) -> Tensor:
+    """How many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+
+    sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
+    have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
+    of the promoted dtype.  It is what NumPy's searchsorted gives with side left or right; of rows that are not in order
+    some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError.
+    """
+    kind = as_dtype(dtype)
+    if kind not in (int32, int64):
+        raise DTypeError(f"positions are int32 or int64, not {kind}")
+    shared = sequence.rank == 1
+    if not sequence.rank or not (shared or sequence.shape[:-1] == values.shape[:-1]):
+        raise ShapeError(f"rows of {list(sequence.shape)} are neither one nor those of values {list(values.shape)}")
+    count = sequence.shape[-1]
+    if not count or not values.size:
+        return self.broadcast(self.constant(0, dtype=kind), values.shape, name=name)
+    place = int64 if sequence.size > int32.max else int32
+    position = self.broadcast(self.constant(0, dtype=place), values.shape)
+    before = -1  # of the first element of a row
+    if not shared:
+        rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
+        before = self.sub(self.mul(rows, count), 1)
+    flat, missing = self.reshape(sequence, [-1]), None
+    if values.dtype.is_float:
+        missing = self.isnan(values)
+    first = step = 1 << (count.bit_length() - 1)
+    while step:
+        probe = self.add(position, step)
+        element = self.gather(flat, self.add(probe, before))
+        passed = self.cmp_le(element, values) if right else self.cmp_lt(element, values)
+        if missing is not None:  # NaN comes behind all elements but its like
+            alike = self.isnan(element) if element.dtype.is_float and not right else None
+            behind = missing if alike is None else self.logical_and(missing, self.logical_not(alike))
+            passed = self.logical_or(passed, behind)
+        # As many elements are left on either side of the first: no later step goes beyond the end.
+        position = self.binary_select(count - step + 1 if step == first else probe, position, passed)
+        step //= 2
+    return self.identity(position, dtype=kind, name=name)
 
 
 def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
@@ -363,4 +409,6 @@ def _product(
     return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
 
 
-FUNCTIONS = (where, arange, tril, triu, one_hot, take_along_axis, gather_nd, put_along_axis, einsum)
+FUNCTIONS = (
+    where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, put_along_axis, einsum
+)  # fmt: skip

@@ -45,6 +45,16 @@ def take_along_axis(result: TensorType, x: Array, index: Array, axis: int = -1) 
     return np.take_along_axis(near, np.clip(index, 0, x.shape[axis] - 1).astype(np.int64), axis)
 
 
+def searchsorted(result: TensorType, sequence: Array, values: Array, right: bool = False, dtype: Any = None) -> Array:
+    side: Any = "right" if right else "left"
+    if sequence.ndim == 1:
+        return np.asarray(np.searchsorted(sequence, values, side))
+    found = np.zeros(result.shape, np.int64)
+    for row in np.ndindex(values.shape[:-1]):
+        found[row] = np.searchsorted(sequence[row], values[row], side)
+    return found
+
+
 def gather_nd(result: TensorType, x: Array, index: Array, batch: int = 0) -> Array:
     if not index.size or not x.size:
         return np.zeros(result.shape, x.dtype)

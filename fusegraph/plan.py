@@ -41,6 +41,7 @@ from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
+from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.views import foresee_views
 
 
@@ -123,7 +124,7 @@ def namesakes(simplified: Simplified) -> dict[str, tuple[str, ...]]:
 
 
 def _fused(graph: Graph, options: Options, enabled: bool, left_out: LeftOut) -> tuple[list[Simplified], Partition]:
-    """Splits long sums, lays factors out and fuses what there is then; returns these steps and the partition.
+    """Splits long sums and sorts, lays factors out and fuses what there is then; returns these steps and the partition.
 
     Reductions of a contraction's results, or of columns beside rows, are split only if its kernel takes the parts.
     """
@@ -133,12 +134,13 @@ def _fused(graph: Graph, options: Options, enabled: bool, left_out: LeftOut) -> 
         results = halved.simplified.graph
         columns = reduce_columns(results, declined) if enabled else Columns(same(results), {}, {})
         split = split_reductions(columns.simplified.graph)
-        laid_out = lay_out(split.graph, options) if enabled else same(split.graph)
+        in_runs = split_sorts(split.graph)
+        laid_out = lay_out(in_runs.graph, options) if enabled else same(in_runs.graph)
         cut = split_contractions(laid_out.graph)
         partition = fuse(cut.graph, options, enabled=enabled, left_out=left_out)
         refused = halved.refused(partition) | columns.refused(partition)
         if not refused:
-            return [halved.simplified, columns.simplified, split, laid_out, cut], partition
+            return [halved.simplified, columns.simplified, split, in_runs, laid_out, cut], partition
         declined |= refused
 
 

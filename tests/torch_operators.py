@@ -410,12 +410,40 @@ ATTENTION: list[Case] = [
     ("turned", lambda q, k, m: attention(q.mT.contiguous().mT, k.mT.contiguous().mT, k)),
 ]
 
+SORTING: list[Case] = [
+    ("sort", lambda x, n, r: (*x.sort(), *x.sort(1, descending=True), *n.sort(dim=0, stable=True), *x[0, 0, 0].sort())),
+    ("argsort", lambda x, n, r: (x.argsort(0), torch.argsort(n, dim=-1, descending=True, stable=True), x.msort())),
+    ("topk", lambda x, n, r: (*x.topk(3), *x.topk(2, 1, largest=False), n.topk(4)[0], *x[0, 0, 0].topk(1))),
+    ("kthvalue", lambda x, n, r: (*x.kthvalue(2), *x.kthvalue(3, 1, keepdim=True), *x[0, 0, 0].kthvalue(1))),
+    ("median", lambda x, n, r: (x.median(), *x.median(1), *x.median(0, keepdim=True), n.median(), n.median(1)[0])),
+    ("nanmedian", lambda x, n, r: (r.nanmedian(), *r.nanmedian(1), *r.median(0), x.median(), *x[0, 0, 0].median(0))),
+    (
+        "searchsorted",
+        lambda x, n, r: (
+            torch.searchsorted(x.sort().values, x.flip(-1)),
+            torch.searchsorted(n[0, 0].sort().values, n, right=True, out_int32=True),
+            torch.searchsorted(n[0, 0], n, side="right", sorter=n[0, 0].argsort()),
+            torch.searchsorted(n[0, 0].sort().values, 2.5),
+        ),
+    ),
+    (
+        "bucketize",
+        lambda x, n, r: (
+            torch.bucketize(x, torch.linspace(-1, 1, 5)),
+            torch.bucketize(n, n[0, 0].sort().values, right=True, out_int32=True),
+            torch.bucketize(0.5, x[0, 0].sort().values),
+        ),
+    ),
+]
+
 _IMAGES = random(2, 4, 5, 6)
+_HOLES = random(4, 6, seed=2).where(random(4, 6, seed=3) > 0, torch.nan)
 GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
     "movement": (MOVEMENT, (random(4, 6, 5), torch.arange(12).reshape(2, 6) * 7 % 6, random(4, 2, 5))),
     "reduction": (REDUCTIONS, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5)),
     "contraction": (CONTRACTIONS, (random(2, 4, 7, 7), random(6, 4, 3, 3), random(6, 8), random(8, 5))),
     "window": (WINDOWS, (random(2, 4, 7, 6),)),
     "attention": (ATTENTION, (random(2, 3, 5, 8), random(2, 3, 7, 8), torch.arange(35).reshape(5, 7) % 3 != 2)),
+    "sorting": (SORTING, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5, _HOLES)),
     "norm": (NORMS, (_IMAGES, random(6), random(6, seed=1).abs() + 0.5)),
 }

@@ -172,6 +172,10 @@ CALLS: dict[str, list[Build]] = {
     "triu": [lambda g: g.triu(g.tensor("x", (2, 5, 7)), -1)],
     "one_hot": [lambda g: g.one_hot(_index(g, 1, 9, 0, 3), 5, axis=0, on=2.5, off=-1.0, dtype=g.io_dtype)],
     "take_along_axis": [lambda g: g.take_along_axis(g.tensor("x", (3, 7)), _index(g, [0, 6, 9], [2, 2, -1]), 1)],
+    "searchsorted": [
+        lambda g: g.searchsorted(g.constant(np.arange(9.0), dtype=g.io_dtype), g.tensor("x", (3, 4)), right=True),
+        lambda g: g.searchsorted(g.sort(g.tensor("s", (3, 9)))[0], g.tensor("x", (3, 4))),
+    ],
     "gather_nd": [lambda g: g.gather_nd(g.tensor("x", (3, 4, 5)), _index(g, [[0, 3]], [[2, 9]], [[1, 1]]), batch=0),
                   lambda g: g.gather_nd(g.tensor("x", (3, 4, 5)), _index(g, [[0]], [[2]], [[3]]), batch=1)],
     "put_along_axis": [

@@ -86,6 +86,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
     yield "movement", [op for op in TABLE.values() if op.kind is Kind.MOVEMENT]
     yield "reductions", [op for op in TABLE.values() if op.kind in (Kind.REDUCTION, Kind.SCAN)]
+    yield "sorting", [op for op in TABLE.values() if op.kind is Kind.SORT]
     windows = [op for op in TABLE.values() if op.kind is Kind.WINDOW]
     yield "pooling", [op for op in windows if "backward" not in op.name]
     yield "gradients of pooling", [op for op in windows if "backward" in op.name]

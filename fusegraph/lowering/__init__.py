@@ -12,6 +12,7 @@ from fusegraph.lowering import (
     pool,
     rows,
     scan,
+    sort,
     window,
     winograd,
 )
@@ -39,7 +40,7 @@ def accept(view: GroupView, options: Options) -> None:
     if attention_backward.gradients(view):
         attention_backward.accept(view, options)
         return
-    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view)]
+    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view), *sort.sorts(view)]
     moved = next(iter(view.of(Kind.MOVEMENT)), None)
     if moved is not None and anchors:
         raise Refusal(
@@ -48,6 +49,8 @@ def accept(view: GroupView, options: Options) -> None:
         )
     if moved is not None:
         movement.accept(view, options)
+    elif sort.sorts(view):
+        sort.accept(view, options)
     elif scan.scans(view):
         scan.accept(view, options)
     elif view.anchors:
@@ -77,6 +80,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
         return attention_backward.lower(view, options, name)
     if movement.moves(view):
         return movement.lower(view, options, name)
+    if sort.sorts(view):
+        return sort.lower(view, options, name)
     if scan.scans(view):
         return scan.lower(view, options, name)
     if not view.anchors and pool.pools(view):

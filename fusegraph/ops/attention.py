@@ -406,6 +406,7 @@ register(
         optional=len(OPERANDS) - 3,
         neutral=NEUTRAL,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
         integers=("bias", "sink_token", *INTEGERS),
         keeps_layout=True,

@@ -247,6 +247,7 @@ register(
         neutral={key: NEUTRAL[key] for key in OPTIONAL},
         absent=ABSENT,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
         integers=("stats", "bias", "sink_token", *LENGTHS, *NUMBERS, *packed.OFFSETS),
         keeps_layout=True,

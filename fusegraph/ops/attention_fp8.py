@@ -108,6 +108,7 @@ register(
         optional=len(OPTIONAL),
         neutral=NEUTRAL,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
         integers=(*SCALES, "bias", *LENGTHS),
         keeps_layout=True,

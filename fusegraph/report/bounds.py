@@ -141,14 +141,14 @@ def _meant(
     exact = results(values)
     size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
     found = {}
-    for tensor, value, spread in zip(node.outputs, exact, _spread(results, exact, operands, known)):
+    for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
         value = np.broadcast_to(value, tensor.shape)
         if tensor not in parts:
             found[tensor] = value, np.broadcast_to(spread, value.shape)
             continue
         other, error = parts[tensor]
         other = np.broadcast_to(other, value.shape)
-        if call is not None and call.weighs:
+        if node.op.weighs if call is None else call.weighs:
             value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
         apart = np.minimum(_distance(value, other), spread)
         small = size**3 < tensor.dtype.max  # products of three numbers do not overflow
@@ -159,6 +159,7 @@ def _meant(
 
 def _spread(
     results: Callable[[Mapping[Tensor, Array]], tuple[Array, ...]],
+    made: Sequence[Tensor],
     exact: Sequence[Array],
     operands: Sequence[Tensor],
     known: Mapping[Tensor, tuple[Array, Array]],
@@ -180,9 +181,10 @@ def _spread(
             values = {t: known[t][0] + way * steps[t] if t in steps else known[t][0] for t in operands}
             moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
     every = []
-    for x, m in zip(exact, moved):
+    for t, x, m in zip(made, exact, moved):
         size = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), 0.0)
-        every.append(np.where(unknown, np.inf, SPREAD * (m + float32.unit_roundoff * size)))
+        unit = max(SPREAD * float32.unit_roundoff, 2 * t.dtype.unit_roundoff if t.dtype.is_float else 0.0)
+        every.append(np.where(unknown, np.inf, SPREAD * m + unit * size))
     return every
 
 
@@ -198,6 +200,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
         error = _scan(graph, node, operands[0])
+    elif node.kind is Kind.SORT:
+        error = _sort(node, operands[0])
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
@@ -436,6 +440,14 @@ def _scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
     error = error + along(np.broadcast_to(e, x.shape)) * (1 + (count + 3) * unit)
     error = np.where(total + error > largest, np.inf, error)
     return np.where(np.isnan(error), np.inf, error)
+
+
+def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
+    """No element of sorted rows moves farther than the farthest of its row; positions are known if nothing moves."""
+    x, e = operand
+    e = np.broadcast_to(np.where(np.isnan(e), np.inf, e), x.shape)
+    most = np.broadcast_to(e.max(axis=node.attributes["axis"], keepdims=True, initial=0.0), node.output.shape)
+    return most if node.attributes.get("dtype") is None else np.where(most > 0, np.inf, 0.0)
 
 
 def _tf32_error(value: Array) -> Array:

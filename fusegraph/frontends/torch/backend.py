@@ -24,6 +24,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     norm,
     pointwise,
     reduction,
+    sorting,
     window,
 )
 from fusegraph.frontends.torch.build import build

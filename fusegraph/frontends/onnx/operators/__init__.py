@@ -12,6 +12,7 @@ from fusegraph.frontends.onnx.operators import (
     recurrent,
     reductions,
     resize,
+    sorting,
     windows,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "recurrent",
     "reductions",
     "resize",
+    "sorting",
     "windows",
 ]
