@@ -248,10 +248,19 @@ def grid_sample(
 def _along(
     graph: Graph, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """(index, weight) of the elements around places of a dimension, weights None where they are all 1."""
-    weights: list[Tensor | None] = [None]
+    """The same of places from -1 to 1."""
     scale = (size - 1) / 2 if align_corners else size / 2
     coordinate = graph.add(graph.mul(place, scale), (size - 1) / 2)
+    return around(graph, coordinate, size, mode, padding, align_corners)
+
+
+def around(
+    graph: Graph, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
+) -> list[tuple[Tensor, Tensor | None]]:
+    """(index, weight) of the elements around coordinates of a dimension, weights None where they are all 1: for mode
+    and padding as `grid_sample` has them.
+    """
+    weights: list[Tensor | None] = [None]
     if mode == "nearest":
         whole, first = graph.round(coordinate), 0
     else:
@@ -265,7 +274,7 @@ def _along(
         if padding == "zeros":
             inside = graph.logical_and(graph.cmp_ge(index, 0), graph.cmp_lt(index, size))
             weight = graph.binary_select(
-                1.0 if weight is None else weight, graph.constant(0, dtype=place.dtype), inside
+                1.0 if weight is None else weight, graph.constant(0, dtype=coordinate.dtype), inside
             )
         elif padding == "reflection":
             index = _reflected(graph, index, size, align_corners)

@@ -114,19 +114,20 @@ def _op(op: Op) -> str:
 
 
 def onnx() -> str:
-    """What tests/onnx_node_tests.json says: passed, skipped by reason, failed."""
+    """What tests/onnx_node_tests.json says: passed and failed on each engine, skipped by reason."""
     found = json.loads((ROOT / "tests" / "onnx_node_tests.json").read_text("utf-8"))
-    skipped: dict[str, int] = found["skipped"]
+    engines, skipped = found["engines"], found["skipped"]
+    columns = [{"cpu": "kernels (`cpu`)", "reference": "NumPy (`reference`)"}[name] for name in engines]
     rare = [reason for reason, count in skipped.items() if count < 5]
     rows = [
-        ["**passed**", f"**{found['passed']}**"],
-        ["**failed**", f"**{len(found['failed'])}**"],
-        ["**skipped**", f"**{sum(skipped.values())}**"],
-        *([reason, str(count)] for reason, count in skipped.items() if reason not in rare),
-        [f"others: {', '.join(rare)}", str(sum(skipped[reason] for reason in rare))],
+        ["**passed**", *(f"**{e['passed']}**" for e in engines.values())],
+        ["**failed**", *(f"**{len(e['failed'])}**" for e in engines.values())],
+        ["**skipped**", *[f"**{sum(skipped.values())}**"] * len(engines)],
+        *([reason, *[str(count)] * len(engines)] for reason, count in skipped.items() if reason not in rare),
+        [f"others: {', '.join(rare)}", *[str(sum(skipped[reason] for reason in rare))] * len(engines)],
     ]
-    table = [_cells([f"node tests of onnx {found['onnx']}", "number"]), _cells(["---", "---:"]), *map(_cells, rows)]
-    return "\n".join(table) + "\n"
+    table = [_cells([f"node tests of onnx {found['onnx']}", *columns]), _cells(["---", *["---:"] * len(engines)])]
+    return "\n".join([*table, *map(_cells, rows)]) + "\n"
 
 
 # --- models through torch.compile

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, ValueInfoProto
@@ -16,6 +15,7 @@ from onnx import ModelProto, ValueInfoProto
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
+from fusegraph.frontends.onnx.arguments import Array, arrays_of, instance, path_of, sizes_of
 from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, domain_of, short
 from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
@@ -68,15 +68,15 @@ def load(
     compute_dtype  of the graph: float32, float64 or tf32.
 
     Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, or dimensions without a size;
-    UnsupportedModelError, which lists all operators and types that there is nothing for.  No data outside of the
-    file's folder is read.
+    UnsupportedModelError, which lists all operators and types that there is nothing for; ArgumentError for arguments of
+    other types.  No data outside of the file's folder is read.
     """
-    file = Path(os.path.abspath(path))
-    if not file.is_file():
-        raise ModelError(f"{file} is {'a folder' if file.is_dir() else 'no file'}; give an ONNX model")
-    if file.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{file} has {file.stat().st_size} bytes; an ONNX model has at most {MAX_BYTES}")
+    file = path_of("path", path)
     try:
+        if not file.is_file():
+            raise ModelError(f"{file} is {'a folder' if file.is_dir() else 'no file'}; give an ONNX model")
+        if file.stat().st_size > MAX_BYTES:
+            raise ModelError(f"{file} has {file.stat().st_size} bytes; an ONNX model has at most {MAX_BYTES}")
         text = file.read_bytes()
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -95,7 +95,7 @@ def from_proto(
     shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     *,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     where: str = "the model",
     name: str | None = None,
     compute_dtype: Any = "float32",
@@ -103,8 +103,13 @@ def from_proto(
     """A model that is in memory.  folder is where its external data is, where names it in errors, name the graph; the
     rest is as for `load`.
     """
+    instance("model", model, ModelProto)
+    instance("where", where, str)
+    name = None if name is None else instance("name", name, str)
+    folder = None if folder is None else path_of("folder", folder)
+    sizes, arrays = sizes_of(shapes), arrays_of(values)
     try:
-        return _Building(model, shapes or {}, values or {}, folder, name, compute_dtype).built()
+        return _Building(model, sizes, arrays, folder, name, compute_dtype).built()
     except InputValueError as error:
         raise InputValueError(f"{where}: {error}", error.inputs) from None
     except UnsupportedModelError as error:
@@ -119,8 +124,8 @@ class _Building:
     def __init__(
         self,
         model: ModelProto,
-        shapes: Shapes,
-        values: Mapping[str, Any],
+        shapes: Mapping[str, int | tuple[int, ...]],
+        values: Mapping[str, Array],
         folder: Path | None,
         name: str | None,
         compute_dtype: Any,
@@ -214,15 +219,15 @@ class _Building:
         has_shape = value.type.tensor_type.HasField("shape")
         given = self._shapes.get(value.name)
         if given is None and value.name in self._values:
-            given = np.shape(self._values[value.name])
+            given = self._values[value.name].shape
         if given is not None:
             sizes: list[int | None] = list(checked_shape(what, [given] if isinstance(given, int) else given))
             if has_shape and len(sizes) != len(dims):
                 raise ModelError(f"{what} has {len(dims)} dimensions, the shape given has {len(sizes)}")
-            for d, (dim, size) in enumerate(zip(dims, sizes)):
-                fixed = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param, size)
-                if fixed != size:
-                    raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {size}")
+            for d, (dim, wanted) in enumerate(zip(dims, sizes)):
+                fixed = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param, wanted)
+                if fixed != wanted:
+                    raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {wanted}")
             return sizes
         if not has_shape:
             unsized.append(f"input {short(value.name)}, which has no shape")
@@ -231,8 +236,8 @@ class _Building:
         for d, dim in enumerate(dims):
             if dim.HasField("dim_value"):
                 found.append(dim.dim_value)
-            elif dim.dim_param and isinstance(self._shapes.get(dim.dim_param), int):
-                found.append(int(self._shapes[dim.dim_param]))  # type: ignore[arg-type]
+            elif dim.dim_param and isinstance(size := self._shapes.get(dim.dim_param), int):
+                found.append(size)
             else:
                 found.append(None)
                 unsized.append(
@@ -245,7 +250,7 @@ class _Building:
 
     def _given(self, name: str, dtype: DType, shape: Sequence[int | None]) -> Tensor:
         """An input whose value was given, as a constant."""
-        array = np.asarray(self._values[name])
+        array = self._values[name]
         if array.dtype != dtype.numpy:
             raise ModelError(f"input {short(name)} is {dtype}, the value given {array.dtype}")
         return self._graph.constant(array, name=self._importer.free_name(name))
