@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen import PORTABLE, target
+from fusegraph.engines.base import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -57,14 +58,14 @@ class CpuExecutable(KernelExecutable[_Module]):
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
-            self._variant((), ())
+            self._variant(())
 
     def _build(self, plan: Plan) -> _Module:
         module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
         return _Module(plan, Slots(plan), module, 0)
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        built = self._variant(inputs, outputs)
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        built = self._variant((*inputs, *outputs), pairs)
         workspace = _aligned_bytes(built.plan.memory.size)
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
