@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol, get_args
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
 from fusegraph.errors import CompileError, KernelError, ToolchainError
+from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
@@ -197,7 +198,7 @@ def _no_room(error: OSError) -> ToolchainError:
 def _compile_in_folder(
     compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str
 ) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fusegraph-") as folder:
+    with temporary.folder() as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
         command = [*compiler.command, *flags, str(unit), "-o", str(output), *libraries]
@@ -223,21 +224,21 @@ class _Library:
 
     def __init__(self, data: bytes, what: str) -> None:
         try:
-            descriptor, path = tempfile.mkstemp(prefix="fusegraph-", suffix=".so")
+            with temporary.file(data) as path:  # the mapping keeps its contents
+                self.cdll = _loaded(path, what)
         except OSError as error:
             raise _no_room(error) from None
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            self.cdll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        except OSError as error:
-            raise ToolchainError(
-                f"the library of {what} cannot be loaded from {os.path.dirname(path)}: {error}; where that folder is "
-                "mounted noexec, name another in TMPDIR"
-            ) from None
-        finally:
-            os.unlink(path)  # the mapping keeps the file's contents
         weakref.finalize(self, _dlclose, self.cdll._handle).atexit = False
+
+
+def _loaded(path: Path, what: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise ToolchainError(
+            f"the library of {what} cannot be loaded from {path.parent}: {error}; where that folder is mounted noexec, "
+            "name another in TMPDIR"
+        ) from None
 
 
 def _dlclose(handle: int) -> None:
