@@ -88,7 +88,11 @@ def double_calls() -> None:
     assert (wide, set(executable._built)) == ({16}, {16, 1})
 
     for error, message, call in (
-        (ArgumentError, "output 'y' of graph 'three' overlaps input 'b'", lambda: executable(a, b, c, out=shifted(b, 16))),
+        (
+            ArgumentError,
+            "output 'y' of graph 'three' overlaps input 'b'",
+            lambda: executable(a, b, c, out=shifted(b, 16)),
+        ),
         (ArgumentError, "overlaps input 'c'", lambda: executable(a, b, c, out=shifted(c, 64 * 16 * 4 - 16))),
         (ArgumentError, "overlaps input 'a'", lambda: executable(a, b, c, out=shifted(a, 16 - 64 * 16 * 4))),
         (ArgumentError, "has shape [64]", lambda: executable(a, b, DeviceArray.empty((64,), "float32"), out=y)),

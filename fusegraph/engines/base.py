@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
 from typing import Any
 
@@ -16,6 +16,7 @@ from fusegraph.engines.frameworks import Reader, address_of, framework_of, reade
 from fusegraph.graph import Graph
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
+from fusegraph.runtime.memory import SMALL, check_room, no_room
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
@@ -60,7 +61,8 @@ class Executable(ABC):
     reads the input when it has been written over.  ``stream`` is a CUDA stream (default: the framework's current).
 
     Raises ArgumentError for missing, extra or unfitting arrays, and for outputs that may not lie in the memory of
-    inputs (the error names the kernel that is why); DeviceError for arrays on another device.
+    inputs (the error names the kernel that is why); DeviceError for arrays on another device; OutOfMemoryError where
+    the host has not enough memory for the outputs, or for what is between kernels.
     """
 
     engine: str
@@ -209,9 +211,20 @@ class Executable(ABC):
 
     def _allocators(self, framework: str, stream: int) -> tuple[Callable[[], Any], ...]:
         """A function an output that makes an array in the caller's framework."""
-        return tuple(
-            allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
-        )
+        makers = []
+        for a in self._outputs:
+            make = allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream)
+            makers.append(make if self.device.is_cuda or a.nbytes <= SMALL else partial(_made, make, a))
+        return tuple(makers)
+
+
+def _made(make: Callable[[], Any], output: Argument) -> Any:
+    """A large array on the host.  Raises OutOfMemoryError."""
+    check_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},")
+    try:
+        return make()
+    except MemoryError:
+        raise no_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},") from None
 
 
 def _kind_of(out: Any) -> type:

@@ -12,6 +12,7 @@ from codegen import PORTABLE, target
 from fusegraph.engines.base import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
+from fusegraph.errors import CompileError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
@@ -19,6 +20,7 @@ from fusegraph.plan import Plan, by_cost_model
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.cache import DiskCache, default_cache
+from fusegraph.runtime.memory import check_room
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class CpuExecutable(KernelExecutable[_Module]):
         lazy: bool = False,
         arch: str | None = None,
     ) -> None:
-        choose = by_cost_model(target(arch) if arch else PORTABLE)
+        try:
+            choose = by_cost_model(PORTABLE if arch is None else target(arch))
+        except ValueError as error:
+            raise CompileError(str(error)) from None
         super().__init__(
             graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit, choose=choose, choose_later=choose
         )
@@ -66,7 +71,9 @@ class CpuExecutable(KernelExecutable[_Module]):
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         built = self._variant((*inputs, *outputs), pairs)
-        workspace = _aligned_bytes(built.plan.memory.size)
+        size = built.plan.memory.size
+        check_room(size, f"the workspace of graph {self.graph.name!r}")
+        workspace = _aligned_bytes(size)
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
         for number, kernel in enumerate(built.plan.kernels):

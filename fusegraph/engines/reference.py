@@ -14,6 +14,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import evaluate as ops
 from fusegraph.ops.convert import from_reference, round_to, to_reference
 from fusegraph.runtime.arrays import CPU
+from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import numpy_over
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +39,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
     """
     values: dict[Tensor, Array] = {}
     for tensor in graph.tensors.values():
+        check_room(8 * tensor.size, f"tensor {tensor.name!r} of graph {graph.name!r}, float64 {list(tensor.shape)},")
         if tensor.value is not None:
             values[tensor] = to_reference(tensor.value, tensor.dtype)
     for tensor in graph.inputs:

@@ -96,7 +96,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = _environment_limit() if limit_bytes is None else limit_bytes
+        self.limit_bytes = environment_limit() if limit_bytes is None else limit_bytes
         if self.limit_bytes < 0:
             raise CacheError(f"a cache limit of {self.limit_bytes} bytes: give 0 for no cache on disk, or more")
         self.folder: Path | None
@@ -105,7 +105,7 @@ class DiskCache:
             if os.path.exists(self.folder) and not os.path.isdir(self.folder):
                 raise CacheError(f"the cache folder {self.folder} is a file; give a folder, or a path yet unused")
         else:
-            self.folder = _environment_folder()
+            self.folder = environment_folder()
         self._memo: OrderedDict[str, bytes] = OrderedDict()
         self._memo_bytes = 0
         self._lock = threading.Lock()
@@ -293,7 +293,7 @@ def _unlink(entry: os.DirEntry[str]) -> None:
         os.unlink(entry.path)
 
 
-def _environment_limit() -> int:
+def environment_limit() -> int:
     text = os.environ.get("FUSEGRAPH_CACHE_LIMIT")
     if not text:
         return DEFAULT_LIMIT_BYTES
@@ -303,7 +303,7 @@ def _environment_limit() -> int:
         raise CacheError(f"FUSEGRAPH_CACHE_LIMIT: {error}") from None
 
 
-def _environment_folder() -> Path | None:
+def environment_folder() -> Path | None:
     """The folder the environment names; None, with a warning, where there is no home directory to put it in."""
     if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
         path = os.path.expanduser(named)

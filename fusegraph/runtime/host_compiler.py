@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
-from fusegraph.errors import CompileError, KernelError, ToolchainError
+from fusegraph.errors import CompileError, KernelError, ToolchainError, shown
 from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
@@ -142,8 +143,8 @@ def host_threads() -> int:
     value = os.environ.get("FUSEGRAPH_CPU_THREADS", "").strip()
     if not value:
         return os.cpu_count() or 1
-    if not value.isascii() or not value.isdigit() or not 0 < int(value) <= 65536:
-        raise ToolchainError(f"FUSEGRAPH_CPU_THREADS is {value!r}; an integer from 1 to 65536 is expected")
+    if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) <= 65536:
+        raise ToolchainError(f"FUSEGRAPH_CPU_THREADS is {shown(value)}; an integer from 1 to 65536 is expected")
     return int(value)
 
 

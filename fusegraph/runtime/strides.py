@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.runtime.memory import check_room
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -27,7 +29,8 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more)."""
+    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more).  Raises OutOfMemoryError."""
+    check_room(span(shape, strides) * dtype.itemsize, f"an array, {dtype} {list(shape)},")
     base = np.empty(span(shape, strides), dtype)
     if not base.size:
         return np.empty(shape, dtype)
