@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import islice
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ def integer(value: Any) -> int:
     if type(value) is not int:
         if isinstance(value, (bool, np.bool_)) or not hasattr(type(value), "__index__"):
             raise Unfit("an integer")
-        value = _asked(lambda: type(value).__index__(value), "an integer")
+        value = _asked(lambda: index(value), "an integer")
     if not -_LONGEST <= value < _LONGEST:
         raise Unfit("an integer of at most 64 bits")
     return int(value)
@@ -51,7 +52,7 @@ def number(value: Any) -> float | int:
     if isinstance(value, (bool, np.bool_)):
         raise Unfit("a number")
     if hasattr(type(value), "__index__"):
-        whole = int(_asked(lambda: type(value).__index__(value), "a number"))
+        whole = int(_asked(lambda: index(value), "a number"))
         return whole if -_LONGEST <= whole < 2 * _LONGEST else _real(whole)
     if not isinstance(value, (float, np.floating)) and not _is_extended(value):
         raise Unfit("a number")

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from fusegraph.errors import CacheError
+from fusegraph.errors import CacheError, shown
 
 DEFAULT_LIMIT_BYTES = 512 * 10**6
 MEMO_LIMIT_BYTES = 32 * 10**6
@@ -96,12 +96,15 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
+        if limit_bytes is not None and (not isinstance(limit_bytes, int) or limit_bytes < 0):
+            raise CacheError(f"a cache limit of {shown(limit_bytes)} bytes: give 0 for no cache on disk, or more")
         self.limit_bytes = environment_limit() if limit_bytes is None else limit_bytes
-        if self.limit_bytes < 0:
-            raise CacheError(f"a cache limit of {self.limit_bytes} bytes: give 0 for no cache on disk, or more")
         self.folder: Path | None
         if folder is not None:
-            self.folder = Path(os.path.abspath(folder))
+            try:
+                self.folder = Path(os.path.abspath(folder))
+            except (TypeError, ValueError):
+                raise CacheError(f"a cache folder is a path, got {shown(folder)}") from None
             if os.path.exists(self.folder) and not os.path.isdir(self.folder):
                 raise CacheError(f"the cache folder {self.folder} is a file; give a folder, or a path yet unused")
         else:
