@@ -12,7 +12,7 @@ from typing import Any
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.runtime.arrays import Device, view
+from fusegraph.runtime.arrays import Device, refuse_gradient, view
 
 
 class Argument:
@@ -31,6 +31,7 @@ class Argument:
         ArgumentError or DeviceError.
         """
         seen = view(array, name=self.name, stream=stream)
+        refuse_gradient(array, self.name)
         if seen.device != self._device:
             here = f"array, {self._device.index}" if self._device.index else "array"
             hint = f"copy it with fusegraph.to_device({here})" if self._device.is_cuda else "copy it to the CPU"
