@@ -13,7 +13,6 @@ Nothing is recorded for automatic differentiation: torch tensors that want a gra
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, Sha
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.convolution import smallest_sizes, spread
-from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, view
+from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, refuse_gradient, view
 from fusegraph.values import Unfit, flag, integer, one_or_several
 
 #: Compiled calls that are kept, least recently used first out.
@@ -193,7 +192,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, s
     """
     if len(view(w, name="w").shape) != 2:
         raise ShapeError(f"linear takes w (N, K), got {list(view(w, name='w').shape)}")
-    _refuse_gradient(w, "w")
+    refuse_gradient(w, "w")
     arrays = {"x": x, "w": _transposed(w)} | ({} if bias is None else {"bias": bias})
     return _call(_linear, arrays, (("activation", _activation("linear", activation)),), stream)
 
@@ -371,7 +370,7 @@ def _conv_arrays(function: str, x: Any, w: Any, bias: Any) -> dict[str, Any]:
         return {"x": x, "w": w}
     if len(view(bias, name="bias").shape) != 1:
         raise ShapeError(f"{function}: bias has one dimension (K,), got {list(view(bias, name='bias').shape)}")
-    _refuse_gradient(bias, "bias")
+    refuse_gradient(bias, "bias")
     return {"x": x, "w": w, "bias": _column(bias)}
 
 
@@ -398,18 +397,9 @@ def _forms(arrays: Mapping[str, Any], stream: int) -> tuple[Forms, Device]:
     """What to build for: the form of each array, and the device of the first."""
     views = {name: view(array, name=name, stream=stream) for name, array in arrays.items()}
     for name, array in arrays.items():
-        _refuse_gradient(array, name)
+        refuse_gradient(array, name)
     forms = tuple((name, Form(tuple(v.shape), tuple(v.strides), v.dtype)) for name, v in views.items())
     return forms, next(iter(views.values())).device
-
-
-def _refuse_gradient(array: Any, name: str) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor) and array.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            f"input {name!r} is a torch tensor that requires a gradient, which fusegraph.functional does not compute; "
-            f"pass {name}.detach() or call it under torch.no_grad()"
-        )
 
 
 def _call(build: Builder, arrays: Mapping[str, Any], attributes: Attributes, stream: Any) -> Any:

@@ -287,12 +287,14 @@ def test_dlpack_arrays() -> None:
 
 
 def test_torch_gradients_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for torch's two switches, so that this is tested where torch is not installed."""
+    """With a stand-in for torch's switches, so that this is tested where torch is not installed."""
 
     class Tensor(np.ndarray[Any, Any]):
         requires_grad = True
 
-    torch = SimpleNamespace(Tensor=Tensor, is_grad_enabled=lambda: True)
+    forward = SimpleNamespace(_current_level=-1)
+    autograd = SimpleNamespace(forward_ad=forward)
+    torch = SimpleNamespace(Tensor=Tensor, is_grad_enabled=lambda: True, autograd=autograd)
     monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(ArgumentError, match=r"'w' is a torch tensor that requires a gradient.*w\.detach\(\)"):
         conv2d(X, W.view(Tensor))

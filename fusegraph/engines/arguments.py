@@ -11,7 +11,7 @@ from typing import Any
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.runtime.arrays import Device, view
+from fusegraph.runtime.arrays import Device, refuse_gradient, view
 from fusegraph.runtime.strides import share_memory
 
 #: Answers that are remembered of whether two arrays overlap.
@@ -40,6 +40,7 @@ class Argument:
         ArgumentError or DeviceError.
         """
         seen = view(array, name=self.name, stream=stream)
+        refuse_gradient(array, self.name)
         if seen.device != self._device:
             here = f"array, {self._device.index}" if self._device.index else "array"
             hint = f"copy it with fusegraph.to_device({here})" if self._device.is_cuda else "copy it to the CPU"

@@ -213,11 +213,35 @@ def _torch_viewer(torch: Any) -> _Viewer:
         if pointer & mask:
             _refuse_alignment(name, pointer, dtype)
         if not pointer and x.numel():
-            _refuse(name, f"is a {type(x).__name__} without memory of its own", "pass the plain tensor it wraps")
+            _refuse(
+                name,
+                f"is a {type(x).__name__} without memory of its own",
+                "pass the plain tensor it wraps, or one whose storage has not been freed",
+            )
         view: ArrayView = _new(ArrayView, (pointer, x.shape, strides, dtype, device, "torch", x, False))
         return view
 
     return view_torch
+
+
+def refuse_gradient(x: Any, name: str) -> None:
+    """Raises ArgumentError for a torch tensor whose gradient, or derivative forward, is recorded now: what fusegraph
+    computes of it would have none, and nobody would be told.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return
+    if x.requires_grad and torch.is_grad_enabled():
+        _refuse(
+            name,
+            "is a torch tensor that requires a gradient, which is not recorded here",
+            f"pass {name}.detach(), or call it under torch.no_grad()",
+        )
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+        _refuse(
+            name, "is a torch tensor with a tangent, which is not recorded here", f"pass unpack_dual({name}).primal"
+        )
 
 
 def _torch_name(dtype: DType) -> str:
@@ -231,6 +255,8 @@ def torch_dtype(torch: Any, dtype: DType) -> Any:
 
 def _refuse_torch(torch: Any, x: Any, name: str, failure: Exception) -> NoReturn:
     """Find out why a tensor could not be read."""
+    if x.is_nested:
+        _refuse(name, "is a nested torch tensor", "pass its parts one by one, or x.to_padded_tensor(0)")
     if x.layout is not torch.strided:
         _refuse(name, f"is a torch tensor of layout {x.layout}, without dense strides", "pass x.to_dense()")
     if x.is_quantized:
