@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from fusegraph.dtypes import uint8
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
@@ -16,12 +17,15 @@ from fusegraph.runtime.arrays import Device, view
 
 
 class Argument:
-    """One input or output of a compiled graph, as the arrays given for it must be."""
+    """One input or output of a compiled graph, as the arrays given for it must be: bytes for packed elements."""
 
     def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
-        self.nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
+        self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
+        if tensor.dtype.is_packed:
+            self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
+            self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
         self._role, self._engine, self._device = role, engine, device
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:

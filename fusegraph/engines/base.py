@@ -13,9 +13,10 @@ import numpy as np
 
 from fusegraph.engines.arguments import Argument, bind, bind_outputs, check_overlaps, exclusive_pairs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
-from fusegraph.graph import Graph
+from fusegraph.graph import Graph, Tensor
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
+from fusegraph.runtime.packed import as_bytes, unpack
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
@@ -54,6 +55,9 @@ class Executable(ABC):
     array, a sequence, or a mapping by name) writes to arrays given instead, which must not overlap the inputs or each
     other.  ``stream`` is a CUDA stream (default: the framework's current).
 
+    Tensors of fewer than 8 bits an element are given as contiguous uint8 arrays of their packed bytes, or as NumPy
+    arrays of ml_dtypes' types, which are copied.  Results of such are the latter for callers with NumPy, else bytes.
+
     Raises ArgumentError for missing, extra or unfitting arrays, DeviceError for arrays on another device.
     """
 
@@ -71,6 +75,7 @@ class Executable(ABC):
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._exclusive = exclusive_pairs(self._inputs, self._outputs)
+        self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         self._names = [t.name for t in graph.inputs]
         self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
         #: addresses of calls that have been checked -> what queues the kernels for them
@@ -91,6 +96,8 @@ class Executable(ABC):
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = self._bind(args, named) if named or len(args) != self._count else args
+        if self._packed:
+            return self._call_packed(arrays, out, stream)
         kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
@@ -103,6 +110,25 @@ class Executable(ABC):
                     queue(addresses, handle)
                     return out
         results = self._results(call, arrays, out, handle)
+        return results[0] if self._single else results
+
+    def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        """A call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own types."""
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
+        results = None if out is None else bind_outputs(self.graph, out)
+        written = None if results is None else tuple(as_bytes(t, x, written=True) for t, x in zip(outputs, results))
+        kind = type(given[0]) if given else _kind_of(out)
+        call = self._calls.get(kind) or self._prepare(kind)
+        handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
+        found = self._results(call, given, written, handle)
+        if results is None:
+            numpy = call.framework == "numpy"
+            results = tuple(_values(t, x) if numpy and t.dtype.is_packed else x for t, x in zip(outputs, found))
+        else:
+            for tensor, x, made in zip(outputs, results, found):
+                if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
+                    x[...] = _values(tensor, made)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -197,6 +223,11 @@ class Executable(ABC):
         return tuple(
             allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
         )
+
+
+def _values(tensor: Tensor, packed: Any) -> Any:
+    """What lies in the bytes of a tensor, in NumPy's own type."""
+    return unpack(packed, tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _kind_of(out: Any) -> type:
