@@ -18,7 +18,10 @@ class DType:
     """One scalar type.
 
     ``name`` is the public name, ``ctype`` the storage type in CUDA C (``codegen/device/types.cuh``), ``compute`` the
-    C type values have in registers, ``kind`` one of ``"float"``, ``"int"``, ``"bool"``, ``itemsize`` bytes in memory.
+    C type values have in registers, ``kind`` one of ``"float"``, ``"int"``, ``"bool"``.
+
+    Elements of fewer than 8 ``bits`` are packed: element o is bits o * bits and up of the memory, the lowest first
+    (NumPy's arrays of them have a byte an element).  Kernels know none of these: values are held in a ``carrier``.
     """
 
     name: str
@@ -26,16 +29,27 @@ class DType:
     compute: str
     kind: str
     numpy: np.dtype[Any] = field(compare=False)
+    carrier: DType | None = None
+    packed_bits: int = 0
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory."""
+        """Bytes of one element, where each has bytes of its own."""
         return self.numpy.itemsize
 
     @property
     def bits(self) -> int:
         """Bits of one element in memory."""
-        return 8 * self.itemsize
+        return self.packed_bits or 8 * self.itemsize
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a byte has several elements."""
+        return self.packed_bits > 0
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of so many elements, one after another."""
+        return -(-count * self.bits // 8)
 
     @property
     def is_float(self) -> bool:
@@ -89,14 +103,14 @@ class DType:
         """Largest finite value."""
         if self.is_float:
             return float(ml_dtypes.finfo(self.numpy).max)
-        return 1 if self.is_bool else int(np.iinfo(self.numpy).max)
+        return 1 if self.is_bool else int(ml_dtypes.iinfo(self.numpy).max)
 
     @property
     def min(self) -> float | int:
         """Smallest (most negative) finite value."""
         if self.is_float:
             return float(ml_dtypes.finfo(self.numpy).min)
-        return 0 if self.is_bool else int(np.iinfo(self.numpy).min)
+        return 0 if self.is_bool else int(ml_dtypes.iinfo(self.numpy).min)
 
     def __repr__(self) -> str:
         return self.name
@@ -120,6 +134,7 @@ int64 = DType("int64", "int64", "int64", "int", np.dtype(np.int64))
 uint64 = DType("uint64", "uint64", "uint64", "int", np.dtype(np.uint64))
 bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
 
+#: Types of which an element has bytes of its own.
 ALL: tuple[DType, ...] = (
     float64,
     float32,
@@ -139,7 +154,21 @@ ALL: tuple[DType, ...] = (
     uint64,
     bool_,
 )
-BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
-BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in ALL}
+
+
+def _packed(name: str, bits: int, numpy: Any, carrier: DType) -> DType:
+    return DType(name, carrier.ctype, carrier.compute, carrier.kind, np.dtype(numpy), carrier, bits)
+
+
+int4 = _packed("int4", 4, ml_dtypes.int4, int8)
+uint4 = _packed("uint4", 4, ml_dtypes.uint4, uint8)
+int2 = _packed("int2", 2, ml_dtypes.int2, int8)
+uint2 = _packed("uint2", 2, ml_dtypes.uint2, uint8)
+float4_e2m1 = _packed("float4_e2m1", 4, ml_dtypes.float4_e2m1fn, float8_e4m3)
+
+#: Types of fewer than 8 bits: they are stored, moved and cast, and nothing is computed in them.
+PACKED: tuple[DType, ...] = (int4, uint4, int2, uint2, float4_e2m1)
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in (*ALL, *PACKED)}
+BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in (*ALL, *PACKED)}
 #: Bytes of a C type in which reductions are made.
 SIZE_OF = {"float": 4, "double": 8} | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}

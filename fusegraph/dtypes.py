@@ -11,9 +11,11 @@ from codegen.dtypes import (
     ALL,
     BY_NAME,
     BY_NUMPY,
+    PACKED,
     DType,
     bfloat16,
     bool_,
+    float4_e2m1,
     float8_e4m3,
     float8_e4m3fnuz,
     float8_e5m2,
@@ -21,10 +23,14 @@ from codegen.dtypes import (
     float16,
     float32,
     float64,
+    int2,
+    int4,
     int8,
     int16,
     int32,
     int64,
+    uint2,
+    uint4,
     uint8,
     uint16,
     uint32,
@@ -36,10 +42,12 @@ __all__ = [
     "ALL",
     "BY_NAME",
     "BY_NUMPY",
+    "PACKED",
     "DType",
     "as_dtype",
     "bfloat16",
     "bool_",
+    "float4_e2m1",
     "float8_e4m3",
     "float8_e4m3fnuz",
     "float8_e5m2",
@@ -47,12 +55,16 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "int2",
+    "int4",
     "int8",
     "int16",
     "int32",
     "int64",
     "promote",
     "sum_dtype",
+    "uint2",
+    "uint4",
     "uint8",
     "uint16",
     "uint32",
@@ -67,6 +79,7 @@ _ALIASES = {
     "float": float32,
     "fp64": float64,
     "double": float64,
+    "float4_e2m1fn": float4_e2m1,
     "float8_e4m3fn": float8_e4m3,
     "fp8_e4m3": float8_e4m3,
     "fp8_e5m2": float8_e5m2,
@@ -108,7 +121,7 @@ def promote(a: DType, b: DType) -> DType:
         return max(a, b, key=lambda dtype: ("bool", "int", "float").index(dtype.kind))
     if {a, b} == {int8, uint8}:
         return int32
-    for dtype in sorted(ALL, key=lambda dtype: dtype.bits):
+    for dtype in sorted((*ALL, *PACKED), key=lambda dtype: dtype.bits):
         if dtype.kind == a.kind and dtype.holds(a) and dtype.holds(b):
             return dtype
     raise DTypeError(f"no integer type holds all of {a} and {b}; cast one of them")

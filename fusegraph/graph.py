@@ -223,6 +223,7 @@ class Graph:
                 values = op.normalize(types, values)
             inferred = op.infer(types, values)
             results = inferred if isinstance(inferred, tuple) else (inferred,)
+            check_stored_only(op, [t.dtype for t in (*types, *results)])
             shapes = [check_shape(result.shape) for result in results]
         except GraphError as error:
             keys = op.names(len(tensors))
@@ -378,6 +379,14 @@ class Graph:
         while f"{stem}_{count}" in self.tensors:
             count += 1
         return f"{stem}_{count}"
+
+
+def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
+    """Raises DTypeError where an op would compute in a type of fewer than 8 bits, which are cast, moved and chosen."""
+    packed = next((d for d in dtypes if d.is_packed), None)
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.name not in ("identity", "binary_select"):
+        wide = "float16 or float32" if packed.is_float else "int8 or a float"
+        raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
 
 
 def _scalar_dtype(value: bool | int | float, like: DType) -> DType:

@@ -29,6 +29,7 @@ from fusegraph.passes.join_gradients import join_gradients
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
+from fusegraph.passes.packed_elements import unpacked
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.reduce_columns import Columns, reduce_columns
@@ -165,7 +166,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
 
 def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_out: LeftOut) -> Plan:
     """`plan`, without the rewrites left out."""
-    written_out = decompose(graph)
+    in_bytes = unpacked(graph)
+    written_out = decompose(in_bytes.graph)
     simplified = simplify(written_out.graph, enabled=fusion)
     nothing = Recognised(same(simplified.graph), ())
     gradients = recognise_backward(simplified.graph, options, left_out) if fusion else nothing
@@ -196,6 +198,7 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_ou
     for mapping in (*early, *(step.counterpart for step in steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
+    counterpart |= {old: counterpart[new] for old, new in in_bytes.counterpart.items() if new in counterpart}
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}
     if fusion:
         recomputed = recompute(partition, options, left_out)

@@ -81,7 +81,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements, without gaps."""
-        return self.size * self.dtype.itemsize
+        return self.dtype.nbytes(self.size)
 
     @property
     def is_constant(self) -> bool:

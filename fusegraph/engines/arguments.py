@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusegraph.dtypes import uint8
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
@@ -19,13 +20,16 @@ MOST_KNOWN = 1024
 
 
 class Argument:
-    """One input or output of a compiled graph, as the arrays given for it must be."""
+    """One input or output of a compiled graph, as the arrays given for it must be: bytes for packed elements."""
 
     def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
-        self.nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
-        self.pattern = tensor.shape, tensor.strides, tensor.dtype.itemsize
+        self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
+        if tensor.dtype.is_packed:
+            self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
+            self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
+        self.pattern = self.shape, self.strides, self.dtype.itemsize
         self._role, self._engine, self._device = role, engine, device
 
     def same_elements(self, other: Argument) -> bool:

@@ -13,10 +13,11 @@ import numpy as np
 
 from fusegraph.engines.arguments import Argument, Overlaps, bind, bind_outputs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
-from fusegraph.graph import Graph
+from fusegraph.graph import Graph, Tensor
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
+from fusegraph.runtime.packed import as_bytes, unpack
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
@@ -60,6 +61,9 @@ class Executable(ABC):
     other or with inputs; but an output of an input's shape, strides and dtype may be that very memory, where no kernel
     reads the input when it has been written over.  ``stream`` is a CUDA stream (default: the framework's current).
 
+    Tensors of fewer than 8 bits an element are given as contiguous uint8 arrays of their packed bytes, or as NumPy
+    arrays of ml_dtypes' types, which are copied.  Results of such are the latter for callers with NumPy, else bytes.
+
     Raises ArgumentError for missing, extra or unfitting arrays, and for outputs that may not lie in the memory of
     inputs (the error names the kernel that is why); DeviceError for arrays on another device; OutOfMemoryError where
     the host has not enough memory for the outputs, or for what is between kernels.
@@ -79,6 +83,7 @@ class Executable(ABC):
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._overlaps = Overlaps(self._inputs, self._outputs)
+        self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         self._names = [t.name for t in graph.inputs]
         self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
         #: addresses of calls that have been checked -> what queues the kernels for them
@@ -103,6 +108,8 @@ class Executable(ABC):
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = self._bind(args, named) if named or len(args) != self._count else args
+        if self._packed:
+            return self._call_packed(arrays, out, stream)
         kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
@@ -115,6 +122,25 @@ class Executable(ABC):
                     queue(addresses, handle)
                     return out
         results = self._results(call, arrays, out, handle)
+        return results[0] if self._single else results
+
+    def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        """A call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own types."""
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
+        results = None if out is None else bind_outputs(self.graph, out)
+        written = None if results is None else tuple(as_bytes(t, x, written=True) for t, x in zip(outputs, results))
+        kind = type(given[0]) if given else _kind_of(out)
+        call = self._calls.get(kind) or self._prepare(kind)
+        handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
+        found = self._results(call, given, written, handle)
+        if results is None:
+            numpy = call.framework == "numpy"
+            results = tuple(_values(t, x) if numpy and t.dtype.is_packed else x for t, x in zip(outputs, found))
+        else:
+            for tensor, x, made in zip(outputs, results, found):
+                if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
+                    x[...] = _values(tensor, made)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -225,6 +251,11 @@ def _made(make: Callable[[], Any], output: Argument) -> Any:
         return make()
     except MemoryError:
         raise no_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},") from None
+
+
+def _values(tensor: Tensor, packed: Any) -> Any:
+    """What lies in the bytes of a tensor, in NumPy's own type."""
+    return unpack(packed, tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _kind_of(out: Any) -> type:

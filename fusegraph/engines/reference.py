@@ -11,10 +11,12 @@ import numpy as np
 
 from fusegraph.engines.base import Executable, Pairs
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import extent
 from fusegraph.ops import evaluate as ops
 from fusegraph.ops.convert import from_reference, round_to, to_reference
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.memory import check_room
+from fusegraph.runtime.packed import pack, unpack
 from fusegraph.runtime.strides import numpy_over
 
 Array = np.ndarray[Any, Any]
@@ -69,10 +71,28 @@ class ReferenceExecutable(Executable):
         return None  # everything is computed before anything is written
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        arrays = {t.name: _array(t, address) for t, address in zip(self.graph.inputs, inputs)}
+        arrays = {t.name: _read(t, address) for t, address in zip(self.graph.inputs, inputs)}
         values = evaluate(self.graph, arrays, strict=self._strict)
         for tensor, address in zip(self.graph.outputs, outputs):
-            _array(tensor, address)[...] = from_reference(values[tensor], tensor.dtype)
+            found = from_reference(values[tensor], tensor.dtype)
+            if tensor.dtype.is_packed:
+                _bytes(tensor, address)[...] = pack(found, tensor.dtype, tensor.strides)
+            else:
+                _array(tensor, address)[...] = found
+
+
+def _bytes(tensor: Tensor, address: int) -> Array:
+    """The memory of a tensor of packed elements."""
+    size = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
+    array: Array = numpy_over(address, (size,), (1,), np.dtype(np.uint8), None)
+    return array
+
+
+def _read(tensor: Tensor, address: int) -> Array:
+    """The values of a tensor."""
+    if not tensor.dtype.is_packed:
+        return _array(tensor, address)
+    return unpack(_bytes(tensor, address), tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _array(tensor: Tensor, address: int) -> Array:

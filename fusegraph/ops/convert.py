@@ -1,7 +1,7 @@
 """Conversions between dtypes on reference arrays, with the meaning of ``convert`` in ``codegen/device/types.cuh``.
 
 A reference array of a float dtype is float64 and holds only values of that dtype; those of integers and bool are in
-their own NumPy dtype.
+their own NumPy dtype, those of integers of fewer than 8 bits in that of their carrier.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusegraph.dtypes import DType, float16, float32, float64
+from fusegraph.dtypes import DType, float4_e2m1, float16, float32, float64
 
 Array = np.ndarray[Any, Any]
 
 
 def to_reference(array: Array, dtype: DType) -> Array:
-    """An array of a dtype's values as a reference array: float64 for floats (exact), the dtype's own type otherwise."""
+    """An array of a dtype's values as a reference array: float64 for floats (exact), else see `reference_type`."""
     with np.errstate(invalid="ignore"):  # signalling NaNs
-        return np.asarray(array).astype(np.float64 if dtype.is_float else dtype.numpy, copy=False)
+        return np.asarray(array).astype(reference_type(dtype), copy=False)
+
+
+def reference_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type of reference arrays of a dtype."""
+    return np.dtype(np.float64) if dtype.is_float else (dtype.carrier or dtype).numpy
 
 
 def from_reference(array: Array, dtype: DType) -> Array:
@@ -31,8 +36,9 @@ def round_to(array: Array, dtype: DType) -> Array:
     """float64 values rounded to nearest even in a float dtype, as float64.
 
     Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
-    infinity, but the largest number in 8-bit floats.  Infinity, NaN and the sign of zero stay; where a dtype has no
-    infinity, it becomes the largest number, and -0 is 0 where zero has no sign.
+    infinity, but the largest number in floats of 8 bits and fewer.  Infinity, NaN and the sign of zero stay; where a
+    dtype has no infinity, it becomes the largest number, and where zero has no sign -0 is 0.  NaN is -0 in float4_e2m1,
+    which has none.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -45,6 +51,8 @@ def round_to(array: Array, dtype: DType) -> Array:
         if dtype.saturates:
             clipped = np.asarray(np.clip(rounded, dtype.min, dtype.max))
             clipped = clipped if dtype.has_negative_zero else clipped + 0.0
+            if dtype == float4_e2m1:
+                clipped = np.where(np.isnan(clipped), -0.0, clipped)
             return np.where(np.isinf(array), array, clipped) if dtype.has_infinity else clipped
         return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
 
@@ -61,13 +69,13 @@ def limited(array: Array, dtype: DType, *, saturate: bool) -> Array:
     """float64 values as `round_to` rounds them for a cast to an 8-bit float that says what is to become of those that
     the dtype does not hold.
 
-    Saturating, infinity is the largest number; else whatever rounds to more than that is infinity, or NaN where the
-    dtype has none.
+    Saturating (as casts to float4_e2m1 always are), infinity is the largest number; else whatever rounds to more than
+    that is infinity, or NaN where the dtype has none.
     """
     array = np.asarray(array, np.float64)
     if not dtype.saturates:
         return array
-    if saturate:
+    if saturate or dtype == float4_e2m1:
         return np.asarray(np.clip(array, dtype.min, dtype.max))
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         beyond = np.abs(_nearest(array, ml_dtypes.finfo(dtype.numpy))) > dtype.max
@@ -87,14 +95,24 @@ def convert(array: Array, source: DType, target: DType, *, saturate: bool | None
         wide = _integers_to_float64(array, target) if source.is_int else array
         return round_to(wide if saturate is None else limited(wide, target, saturate=saturate), target)
     if not source.is_float:
-        return array.astype(target.numpy)
+        return _wrapped(array, target)
     low, high = int(target.min), int(target.max)
     whole = np.trunc(np.where(np.isnan(array), 0.0, array))
     inside = (whole >= float(low)) & (
         whole < float(high + 1)
     )  # the largest int64 is no float64, but the next number is
-    limit = np.where(whole < 0, np.array(low, target.numpy), np.array(high, target.numpy))
-    return np.where(inside, np.where(inside, whole, 0.0).astype(target.numpy), limit)
+    kind = reference_type(target)
+    limit = np.where(whole < 0, np.array(low, kind), np.array(high, kind))
+    return np.where(inside, np.where(inside, whole, 0.0).astype(kind), limit)
+
+
+def _wrapped(array: Array, target: DType) -> Array:
+    """Integers modulo 2 to the power of the target's bits, those that are kept."""
+    found = array.astype(reference_type(target))
+    if target.is_packed:
+        top = np.array(-int(target.min), found.dtype)
+        found = ((found & ((1 << target.bits) - 1)) ^ top) - top
+    return np.asarray(found)
 
 
 def _integers_to_float64(array: Array, target: DType) -> Array:

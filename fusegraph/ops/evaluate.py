@@ -9,7 +9,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.ops.base import Op, TensorType
-from fusegraph.ops.convert import convert, to_reference
+from fusegraph.ops.convert import convert, reference_type, to_reference
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +65,7 @@ def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Ma
         return value.astype(np.float64)
     if value.dtype == np.float64:
         return convert(value, produced, result)
-    return value.astype(result.numpy)
+    return value.astype(reference_type(result))
 
 
 def widens(source: DType, target: DType) -> bool:

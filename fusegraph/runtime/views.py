@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from codegen.dtypes import BY_NAME, BY_NUMPY, DType
+from codegen.dtypes import ALL, BY_NAME, BY_NUMPY, DType
 from fusegraph.errors import ArgumentError
 from fusegraph.runtime import dlpack, driver, entry_points
 from fusegraph.runtime.device import CPU, Device, cuda_device
@@ -195,7 +195,7 @@ def _torch_viewer(torch: Any) -> _Viewer:
     # set: only where a complex type has such a part.
     dtypes = {
         torch_dtype(torch, dtype): (dtype, dtype.itemsize - 1, dtype.name in ("float16", "float32", "float64"))
-        for dtype in BY_NAME.values()
+        for dtype in ALL
         if hasattr(torch, _torch_name(dtype))
     }
     devices = {torch.device("cpu"): CPU}
