@@ -1,4 +1,18 @@
-"""Public names of the scalar types, and how two of them combine."""
+"""Public names of the scalar types, and how two of them combine.
+
+What is computed in what:
+
+- float64 in float64; all other floats of 8 bits and more in float32 (or in float64 if the graph says so), rounded where
+  they are stored or cast.  8-bit floats are as good as others in every op, but only float8_e4m3 and float8_e5m2 are
+  multiplied by tensor cores; the fnuz types (no infinity, no negative zero) are meant for storage.
+- Integers of 8 to 64 bits, signed and unsigned, in themselves, wrapping around as NumPy's do; sums and products of many
+  in 32 bits, or 64 where the operand or the result has as many (see `sum_dtype`).
+- bool in itself: sums and counts want a cast.
+- int4, uint4, int2, uint2 and float4_e2m1 in nothing: they are packed in memory, moved, chosen by a mask, and cast.
+  Everything else raises DTypeError.
+
+Floats become integers by truncation and saturate, NaN is 0; integers wrap around; floats round to nearest even.
+"""
 
 from __future__ import annotations
 

@@ -79,3 +79,32 @@ def test_floats_have_no_bits(body: Any) -> None:
     g = fg.Graph("floats")
     with pytest.raises(DTypeError, match="does not take float32; cast to one of"):
         body(g.tensor("x", (4,)))
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_bitcast_keeps_the_bits(bits: int) -> None:
+    every = [d for d in dt.ALL if d.bits == bits and not d.is_bool]
+    raw = np.random.default_rng(bits).integers(0, 256, 64 * bits // 8, np.uint8)
+    for source in every:
+        x = raw.view(source.numpy)
+        wide = x.astype(np.float64) if source.is_float else np.zeros(x.shape)
+        x = np.where(np.isnan(wide), x.dtype.type(1), x)
+        found = run(lambda x: [*(x.graph.bitcast(x, dtype=d) for d in every), x.graph.bitcast(x)], x)
+        for result, target in zip(found, [*every, dt.as_dtype(f"uint{bits}")], strict=True):
+            expected = x.view(target.numpy)
+            assert result.dtype == expected.dtype
+            number = expected.astype(np.float64) if target.is_float else np.zeros(x.shape)
+            same = (result.view(f"u{bits // 8}") == expected.view(f"u{bits // 8}")) | np.isnan(number)
+            assert same.all(), (source, target)
+
+
+def test_bitcast_takes_what_is_rounded() -> None:
+    """A sum of bfloat16 has the bits with which it would be stored."""
+    x = np.array([1.0, 2.0**-9, 3.0], np.float32)
+    (found,) = run(lambda x: [x.graph.bitcast(x.graph.cast(x, "bfloat16") + 1)], x)
+    np.testing.assert_array_equal(found, [0x4000, 0x3F80, 0x4080])
+    g = fg.Graph("refused")
+    with pytest.raises(DTypeError, match="the bits of float32 are none of int16"):
+        g.bitcast(g.tensor("x", (3,)), dtype="int16")
+    with pytest.raises(DTypeError, match="the bits of int8 are none of bool"):
+        g.bitcast(g.tensor("y", (3,), "int8"), dtype="bool")

@@ -211,19 +211,24 @@ def test_all_that_is_unsupported_is_listed_at_once():
         helper.make_node("NonZero", ["x"], ["n"]),
     ]
     proto = model(
-        nodes, [value("x", [2, 2, 2]), value("w", [1, 8, 2]), value("u", [3], TensorProto.UINT16)], [value("f")],
+        nodes, [value("x", [2, 2, 2]), value("w", [1, 8, 2]), value("u", [3], TensorProto.COMPLEX64)], [value("f")],
         opsets=[helper.make_opsetid("com.example", 1)],
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError) as caught:
         built(proto)
     assert str(caught.value) == (
         "the model uses what fusegraph does not have:\n"
-        "  type uint16: input 'u'\n"
+        "  type complex64: input 'u'\n"
         "  operator Unique: node 'distinct' (Unique)\n"
         "  operator com.example.Fancy: node 'mine' (com.example.Fancy)\n"
         "  operator NonZero: the node of 'n' (NonZero)"
     )
-    assert caught.value.reasons == ("type uint16", "operator Unique", "operator com.example.Fancy", "operator NonZero")
+    assert caught.value.reasons == (
+        "type complex64",
+        "operator Unique",
+        "operator com.example.Fancy",
+        "operator NonZero",
+    )
 
 
 def test_types_that_an_operator_does_not_take_are_unsupported():

@@ -326,7 +326,7 @@ def test_reads_and_writes_each_element_once() -> None:
         ("int32", {"mode": "var"}, DTypeError, "cast to a float"),
         ("int32", {"mode": "avg"}, DTypeError, "cast to a float"),
         ("int32", {"dtype": "float32"}, DTypeError, "cannot be stored as float32"),
-        ("int8", {"dtype": "int8"}, DTypeError, "is summed in int32 or int64"),
+        ("int8", {"dtype": "int8"}, DTypeError, "is summed in 32 or 64 bits"),
         ("int8", {"mode": "max", "dtype": "int32"}, DTypeError, "cast the result to int32"),
     ],
 )

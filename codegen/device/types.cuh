@@ -398,6 +398,17 @@ struct Converter<bool> {
 template <class To, class From>
 __device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
 
+// The number of a storage type that has the bits of another, of the same size.
+template <class To, class From>
+__device__ __forceinline__ To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
+  union {
+    From from;
+    To to;
+  } bits = {x};
+  return bits.to;
+}
+
 // The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
 template <class Storage, class Compute>
 __device__ __forceinline__ Compute round_to(Compute x) { return Compute(widen(convert<Storage>(x))); }

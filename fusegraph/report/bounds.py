@@ -489,6 +489,8 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     if node.op.name in _BITWISE:
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
+    if node.op.name == "bitcast":  # NaN has many patterns
+        total = np.where(np.isnan(values[0].astype(np.float64)), np.inf, total)
     return total
 
 
@@ -497,7 +499,7 @@ _OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
 #: Ops whose result may turn wherever both operands may be, not at their ends alone.
 _EQUALITIES = frozenset({"cmp_eq", "cmp_neq"})
 #: Ops whose results tell nothing of those for the next integers.
-_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left"})
+_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "bitcast"})
 
 
 def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:

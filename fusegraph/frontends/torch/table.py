@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusegraph.dtypes import DType, float32, int64, uint32
+from fusegraph.dtypes import DType, float32, int64, uint32, uint64
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
@@ -124,12 +124,14 @@ class Call:
 
     def converted(self, x: Tensor) -> Tensor:
         """x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap around in
-        integers narrower than a processor converts to, where ours saturate.
+        integers narrower than a processor converts to, and negative ones in unsigned ones, where ours saturate.
         """
         if self.dtype.is_bool and not x.dtype.is_bool:
             return self.graph.cmp_neq(x, 0)
         if x.dtype.is_float and self.dtype.is_int and (self.dtype.bits < 32 or self.dtype == uint32):
             x = self.graph.cast(x, int64)
+        if x.dtype.is_float and self.dtype == uint64:
+            return self.graph.binary_select(self.cast(self.graph.cast(x, int64)), self.cast(x), x < 0)
         return self.cast(x)
 
     def number(self, value: bool | int | float, like: DType) -> Tensor:

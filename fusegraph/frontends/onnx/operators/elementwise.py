@@ -253,6 +253,11 @@ def cast(call: Call, x: Tensor) -> Tensor:
     return _cast(call, x, call.dtype(call["to"]))
 
 
+@operator("BitCast")
+def bitcast(call: Call, x: Tensor) -> Tensor:
+    return call.graph.bitcast(x, dtype=call.dtype(call["to"]))
+
+
 @operator("CastLike")
 def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
     return _cast(call, x, like.dtype)
