@@ -6,7 +6,7 @@ are equal stay in their order.
 
 from __future__ import annotations
 
-from fusegraph.dtypes import int64
+from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.onnx.table import Call
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import packed_strides
@@ -68,33 +68,37 @@ def non_max_suppression(
     corners are the least and the largest, (batches, boxes, 2); scores (batches, classes, boxes), -inf of what is left
     out from the beginning.  Each step takes the best score of every class and leaves out what its box covers.
     """
-    graph, (_, classes, boxes) = call.graph, scores.shape
+    graph, (batches, classes, boxes) = call.graph, scores.shape
     most = min(most, boxes, size)
     nothing = graph.broadcast(graph.constant(NOTHING, dtype=int64), (size, 3))
     if not most or not scores.size:
         return nothing
     call.check_size(32 * most)
-    every = [graph.unsqueeze(corner[..., d], 1) for corner in corners for d in (0, 1)]  # (batches, 1, boxes)
-    area = _area(graph, *every)
+    sides = [corner[..., d] for corner in corners for d in (0, 1)]  # (batches, boxes) each
+    table = [*sides, _area(graph, *sides)]
+    *sides, area = (graph.unsqueeze(t, 1) for t in table)
+    joined = graph.reshape(graph.concatenate(*(graph.unsqueeze(t, 2) for t in table), axis=2), [-1, len(table)])
+    rows = graph.mul(graph.reshape(graph.arange(batches, dtype=int32), [-1, 1, 1]), boxes)
+    place = graph.gen_index(scores, 2)
     kept = []
     for _ in range(most):
-        best = graph.reduction(scores, "argmax", 2)
+        best = graph.cast(graph.reduction(scores, "argmax", 2), int32)
         there = graph.cmp_gt(graph.reduction(scores, "max", 2), -float("inf"))
-        kept.append(graph.binary_select(graph.cast(best, int64), NOTHING, there))
-        own = [graph.take_along_axis(graph.broadcast(t, scores.shape), best, 2) for t in (*every, area)]
-        low = [graph.max(a, b) for a, b in zip(every[:2], own[:2])]
-        high = [graph.min(a, b) for a, b in zip(every[2:], own[2:4])]
+        kept.append(graph.binary_select(best, NOTHING, there))
+        own = graph.gather(joined, graph.add(best, rows))  # (batches, classes, 1, 5)
+        low = [graph.max(side, own[..., d]) for d, side in enumerate(sides[:2])]
+        high = [graph.min(side, own[..., d]) for d, side in enumerate(sides[2:], 2)]
         both = _area(graph, *low, *high)
-        together = graph.sub(graph.add(area, own[4]), both)
+        together = graph.sub(graph.add(area, own[..., 4]), both)
         covered = graph.cmp_gt(both, graph.mul(together, share))
-        gone = graph.logical_or(covered, graph.cmp_eq(graph.gen_index(scores, 2), best))
+        gone = graph.logical_or(covered, graph.cmp_eq(place, best))
         scores = graph.binary_select(-float("inf"), scores, gone)
     flat = graph.reshape(graph.concatenate(*kept, axis=2) if most > 1 else kept[0], [-1])
     place, found = first_of(graph, graph.cmp_ge(flat, 0), size)
     columns = (
         graph.quotient(place, classes * most),
         graph.mod(graph.quotient(place, most), classes),
-        graph.gather(flat, place),
+        graph.cast(graph.gather(flat, place), int64),
     )
     rows = graph.concatenate(*(graph.unsqueeze(t, 1) for t in columns), axis=1)
     return graph.binary_select(rows, nothing, graph.unsqueeze(found, 1))
