@@ -207,8 +207,8 @@ class _Renderer:
                 w.line(f"const {itype} count = min({itype}({spec.run}), {spec.count} - first);")
                 count = "count"
         self._read(count)
-        w.line(f"sort::lanes<{s.lanes}>(own, words);")
         kept = str(min(spec.keep, spec.run, spec.count))
+        w.line(f"sort::lanes<{s.lanes}>(own, words, {kept});")
         if count == "count":
             kept = f"min({itype}({kept}), count)" if int(kept) > spec.count % spec.run else kept
         if ragged:

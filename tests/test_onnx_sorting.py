@@ -104,6 +104,68 @@ def test_non_max_suppression(centred):
         check(model([node], inputs, [value("y", None, I64)], given), boxes, scores)
 
 
+# ---- sizes that are given
+
+
+def run_with(proto, shapes, *inputs):
+    """The results on the cpu engine, and those for values that are known while the graph is built."""
+    made = built(proto, shapes=shapes)
+    results = made.compile("cpu")(*inputs)
+    known = Backend.run_model(proto, list(inputs))
+    return results if isinstance(results, tuple) else (results,), known
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 100])
+def test_nonzero_of_a_size(size):
+    x = _picked((3, 4, 2), np.float32)
+    (got,), (wanted,) = run_with(one("NonZero", x.shape), {"y": (3, size)}, x)
+    np.testing.assert_array_equal(got, np.pad(wanted, [(0, 0), (0, 100)], constant_values=-1)[:, :size])
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_unique_of_a_size(order, size):
+    """Cut off, as many as there are, filled up; NaN are one."""
+    x = np.where(_picked((4, 5), np.float32) == 0, np.nan, 2 - _picked((4, 5), np.float32) % 2)
+    x = np.concatenate([[3.0], x.reshape(-1)]).astype(np.float32)
+    results, known = run_with(unique(x.shape, None, order), {"y": size}, x)
+    count = min(size, len(known[0]))
+    assert count == min(size, 4)
+    for got, wanted in zip(results[:2] + results[3:], known[:2] + known[3:]):
+        assert (got.dtype, got.shape) == (wanted.dtype, (size,))
+        if count == len(wanted) or order:
+            np.testing.assert_array_equal(got[:count], wanted[:count])
+    if count == len(known[0]):
+        np.testing.assert_array_equal(results[2], known[2])
+    if count < size:
+        np.testing.assert_array_equal(results[1][count:], -1)
+        np.testing.assert_array_equal(results[3][count:], 0)
+
+
+@pytest.mark.parametrize("centred", [0, 1])
+def test_non_max_suppression_of_a_size(centred):
+    boxes, scores = _RNG.random((2, 9, 4)).astype(np.float32), _RNG.random((2, 2, 9)).astype(np.float32)
+    scores[0, 0, 3] = -np.inf
+    node = ("NonMaxSuppression", "b s n o t", "y", {"center_point_box": centred})
+    inputs = [value("b", boxes.shape), value("s", scores.shape)]
+    for most, overlap, least, size in ((4, 0.3, 0.2, 20), (100, 0.1, 0.0, 7), (0, 0.5, 0.5, 3)):
+        limits = {"n": np.int64([most]), "o": np.float32([overlap]), "t": np.float32([least])}
+        given = [tensor(name, limit) for name, limit in limits.items()]
+        proto = model([node], inputs, [value("y", None, I64)], given)
+        (got,), (wanted,) = run_with(proto, {"y": (size, 3)}, boxes, scores)
+        np.testing.assert_array_equal(got, np.pad(wanted, [(0, size), (0, 0)], constant_values=-1)[:size])
+
+
+def test_what_is_selected_may_be_computed():
+    """A network in front of a selection: its values are known only when it runs."""
+    nodes = [("MatMul", "x w", "h"), ("NonZero", "h", "y")]
+    proto = model(nodes, [value("x", [3, 4])], [value("y", None, I64)], [tensor("w", np.eye(4, dtype=np.float32))])
+    assert "or the shape of the result as shapes={'y': ...}" in error(proto, InputValueError)
+    assert built(proto, shapes={"y": (2, 5)}).outputs["y"].shape == (2, 5)
+    assert "'y' has the shape [2, 'any'], the one given is [3, 5]" in error(proto, ModelError, shapes={"y": (3, 5)})
+    assert "no input and no dimension 'h'" in error(proto, ModelError, shapes={"h": (3, 4)})
+
+
 def test_non_max_suppression_of_other_shapes():
     proto = one("NonMaxSuppression", (1, 2, 4), (1, 1, 3))
     values = {"a": np.zeros((1, 2, 4), np.float32), "b": np.zeros((1, 1, 3), np.float32)}

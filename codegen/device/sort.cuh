@@ -136,10 +136,10 @@ __device__ __forceinline__ void put(const Word (&own)[Items], Word* words) {
     for (int e = 0; e < Items; ++e) words[place(threadIdx.x * Items + e)] = own[e];
 }
 
-// Sorts the words of every Lanes neighbouring threads, a power of two; all threads of the block take part.  They are in
-// `words` then, in order from the first thread's place on.
+// Sorts the words of every Lanes neighbouring threads, a power of two; all threads of the block take part.  The first
+// `keep` are in `words` then, in order from the first thread's place on: of two runs no more than these are merged.
 template <int Lanes, int Items, class Word>
-__device__ __forceinline__ void lanes(Word (&own)[Items], Word* words) {
+__device__ __forceinline__ void lanes(Word (&own)[Items], Word* words, uint32 keep) {
     thread(own);
     put(own, words);
     const uint32 lane = threadIdx.x % Lanes, begin = (threadIdx.x - lane) * Items;
@@ -147,9 +147,10 @@ __device__ __forceinline__ void lanes(Word (&own)[Items], Word* words) {
     for (uint32 width = 1; width < Lanes; width *= 2) {
         __syncthreads();
         const uint32 first = lane / (2 * width) * (2 * width), a = begin + first * Items, b = a + width * Items;
-        merge(own, words, a, b, b + width * Items, (lane - first) * Items);
+        const bool kept = (lane - first) * Items < keep;
+        if (kept) merge(own, words, a, b, b + width * Items, (lane - first) * Items);
         __syncthreads();
-        put(own, words);
+        if (kept) put(own, words);
     }
     if (Lanes > 1) __syncthreads();
 }

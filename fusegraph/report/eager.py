@@ -20,8 +20,8 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.report.bounds import Rounding
-from fusegraph.report.eager_order import scanned, sorted_
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling
+from fusegraph.report.eager_sorting import sorting
 
 Array = np.ndarray[Any, Any]
 
@@ -329,8 +329,10 @@ class Eager:
             return self._contraction(node)
         if node.kind is Kind.REDUCTION:
             return self._reduction(node)
-        if node.kind in (Kind.SCAN, Kind.SORT):
-            return (scanned if node.kind is Kind.SCAN else sorted_)(self._torch, node)
+        if node.kind is Kind.SCAN:
+            return self._scan(node)
+        if node.kind is Kind.SORT:
+            return sorting(self._torch, node)
         if node.kind is Kind.WINDOW or node.op.name in POOLING_COMPOSITES:
             return pooling(torch=self._torch, node=node)
         if node.kind is Kind.MOVEMENT:
@@ -417,6 +419,16 @@ class Eager:
         if mode == "norm2":
             return lambda x: torch.linalg.vector_norm(x, 2, dim=axes, keepdim=keep, dtype=wide).to(result)
         return lambda x: (x.to(wide).abs() if mode == "norm1" else x).sum(dim=axes, keepdim=keep, dtype=wide).to(result)
+
+    def _scan(self, node: Node) -> Callable[..., Any]:
+        axis, reverse, result = node.attributes["axis"], node.attributes["reverse"], node.output.dtype
+        wide = getattr(self._torch, DTYPES[compute_dtype(result, float32).name][0])
+
+        def run(x: Any) -> Any:
+            total = self._torch.cumsum(x.flip(axis) if reverse else x, axis, dtype=wide)
+            return (total.flip(axis) if reverse else total).to(self._dtypes[result])
+
+        return run
 
     def _convolution(self, node: Node) -> Callable[..., Any]:
         f, at = self._torch.nn.functional, node.attributes

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) topk_64_1000_10_1_bfloat16_ker
             own[e] = sort::word(~sort::key(x_e), at);
         }
     }
-    sort::lanes<128>(own, words);
+    sort::lanes<128>(own, words, 10);
     for (uint32 rank = lane; rank < 10; rank += 128) {
         const uint32 at = sort::position(words[sort::place(threadIdx.x / 128 * 1024 + rank)]);
         values[row * 10 + rank] = x[row * 1000 + at];

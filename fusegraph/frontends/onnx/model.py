@@ -23,8 +23,10 @@ from fusegraph.graph import Graph, Tensor
 #: Protocol buffers are not larger.
 MAX_BYTES = 2**31 - 1
 
-#: Sizes of dimensions by their names, or shapes of inputs by theirs.
+#: Sizes of dimensions by their names, or shapes of inputs, and of results that are `SELECTED`, by theirs.
 Shapes = Mapping[str, int | Sequence[int]]
+#: Operators of which the size of the result depends on values.
+SELECTED = frozenset({"NonZero", "Unique", "NonMaxSuppression"})
 
 
 class InputValueError(ModelError):
@@ -63,7 +65,9 @@ def load(
 ) -> Model:
     """The model in a file.
 
-    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.
+    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs; and of results
+                   of NonZero, Unique and NonMaxSuppression, whose sizes depend on values.  They are cut off then, or
+                   filled up: with -1 where they are positions, with the last element and counts of 0 of Unique.
     values         arrays for inputs that the graph is built for, as shapes and axes are: they become constants.
     compute_dtype  of the graph: float32, float64 or tf32.
 
@@ -136,7 +140,7 @@ class _Building:
         domains = (opset.domain for opset in model.opset_import)
         check_text(model.graph.name, *(value.name for value in every), *dims, *domains)
         self._graph = Graph("model", compute_dtype=compute_dtype)
-        self._importer = Importer(self._graph, model.functions, folder)
+        self._importer = Importer(self._graph, model.functions, folder, shapes)
         self._graph.name = self._importer.free_name(name or model.graph.name or "model").replace("/", "_")
 
     def built(self) -> Model:
@@ -195,6 +199,7 @@ class _Building:
                 "...)}; on the command line model.onnx:dimension=8,input=1x3x224x224"
             )
         named = {v.name for v in declared} | {d.dim_param for v in declared for d in v.type.tensor_type.shape.dim}
+        named |= {name for n in self._model.graph.node if n.op_type in SELECTED for name in n.output[:1]}
         for key in (*self._shapes, *self._values):
             if key not in named:
                 raise ModelError(f"it has no input and no dimension {short(str(key))}")

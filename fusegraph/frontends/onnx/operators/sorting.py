@@ -1,7 +1,7 @@
 """Operators that sort, or select elements by their values.
 
-Of all but TopK the number of results depends on the values: these must be known while the graph is built, as constants
-or as what was given for an input, and so are the results.
+Of all but TopK the number of results depends on the values.  Where it was not given, they must be known while the graph
+is built, as constants or as what was given for an input, and so are the results.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import numpy as np
 
 from fusegraph.dtypes import int64
 from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.operators import sizes
 from fusegraph.frontends.onnx.table import Call, operator
-from fusegraph.graph import Tensor
+from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.convert import to_reference
 from fusegraph.ops.reduction import normal_axes
 
@@ -33,7 +34,10 @@ def topk(call: Call, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 @operator("NonZero")
 def non_zero(call: Call, x: Tensor) -> Tensor:
     """Positions, one column each; those of a tensor of rank 0 have no rows."""
-    value = call.known(x, "the input, whose zeros decide on the shape of the result,")
+    size = call.given_size([x.rank, None])
+    if size is not None:
+        return sizes.non_zero(call, x, size)
+    value = _known(call, x)
     found = np.stack(np.nonzero(value)) if x.rank else np.zeros((0, np.count_nonzero(value)))
     return call.graph.constant(found.astype(np.int64))
 
@@ -41,12 +45,16 @@ def non_zero(call: Call, x: Tensor) -> Tensor:
 @operator("Unique")
 def unique(call: Call, x: Tensor) -> list[Tensor]:
     """Slices along an axis, or elements, each once: in order, or in that in which they come first."""
-    value = call.known(x, "the input, whose values decide on the shape of the result,")
     axis = call["axis"]
     if axis is not None:
         (axis,) = normal_axes(axis, x.rank)
-    else:
-        value = value.reshape(-1)
+    size = call.given_size([None] if axis is None else [None if d == axis else n for d, n in enumerate(x.shape)])
+    if size is not None:
+        if axis is not None and x.rank > 1:
+            raise call.refuse("slices, where the number of results was given")
+        return sizes.unique(call, x, size)
+    value = _known(call, x)
+    value = value.reshape(-1) if axis is None else value
     wide = to_reference(value, x.dtype)
     _, first, inverse, counts = np.unique(wide, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(-1)
@@ -75,11 +83,15 @@ def non_max_suppression(
             f"boxes are (batches, boxes, 4), scores (batches, classes, boxes), got {list(boxes.shape)} and "
             f"{list(scores.shape)}"
         )
-    known = [call.known(t, "boxes and scores, which decide on the number of results,") for t in (boxes, scores)]
     count = 0 if most is None else int(call.number(most, "max_output_boxes_per_class"))
     share = 0.0 if overlap is None else float(call.number(overlap, "iou_threshold"))
     threshold = -np.inf if least is None else float(call.number(least, "score_threshold"))
-    corners, values = _corners(known[0].astype(np.float64), bool(call["center_point_box"])), known[1]
+    centred = bool(call["center_point_box"])
+    size = call.given_size([None, 3])
+    if size is not None:
+        left = call.graph.binary_select(scores, -np.inf, call.graph.cmp_gt(scores, threshold))
+        return sizes.non_max_suppression(call, _sides(call.graph, boxes, centred), left, count, share, size)
+    corners, values = _corners(_known(call, boxes).astype(np.float64), centred), _known(call, scores)
     found = []
     for batch, of_classes in enumerate(values):
         for number, row in enumerate(of_classes):
@@ -87,6 +99,20 @@ def non_max_suppression(
             order = order[row[order] > threshold]
             found += [(batch, number, box) for box in _kept(corners[batch], order, count, share)]
     return call.graph.constant(np.array(found, np.int64).reshape(-1, 3))
+
+
+def _known(call: Call, x: Tensor) -> Array:
+    """A value that decides on the shape of a result that was not given."""
+    name = call.node.output[0][:80]
+    return call.known(x, f"the input, or the shape of the result as shapes={{{name!r}: ...}},")
+
+
+def _sides(graph: Graph, boxes: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    """`_corners` where boxes are not known."""
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if centred:
+        first, second = graph.sub(first, second / 2), graph.add(first, second / 2)
+    return graph.min(first, second), graph.max(first, second)
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
