@@ -1,4 +1,4 @@
-"""Values that no caller should give, and how a call that gets one is judged: it takes it, or raises an error of ours."""
+"""Values that no caller should give, and how a call that gets one is judged: it takes it, or raises our errors."""
 
 from __future__ import annotations
 
