@@ -21,9 +21,9 @@ from fusegraph.layout import same_strides
 from fusegraph.lowering.base import Options
 from fusegraph.passes import in_place
 from fusegraph.passes.in_place import Pairs, refusal, shared
-from fusegraph.plan import Choice, plan
+from fusegraph.plan import Choice, by_cost_model, plan
 from fusegraph.report.check import random_inputs
-from fusegraph.runtime import host_compiler, strides
+from fusegraph.runtime import host_compiler, nvrtc, strides
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.strides import share_memory
 
@@ -264,6 +264,22 @@ def test_without_the_rule_results_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     case[0]._refusals.clear()
     monkeypatch.setattr(in_place, "refusal", lambda *_: None)
     assert wrong_in_place(*case) is not None
+
+
+def test_machine_code_in_place() -> None:
+    """No kernel that writes over its input reads that by ld.global.nc, which says that nobody writes it."""
+    plain, inside = Counter[bool](), Counter[bool]()
+    for graph, arch, pairs in ALLOWED.values():
+        made = plan(graph, choose=by_cost_model(target(arch)))
+        for count, chosen in ((plain, made), (inside, shared(made, frozenset(pairs)))):
+            for kernel, before in zip(chosen.kernels, made.kernels):
+                if count is plain or kernel is not before:
+                    source = kernel.source
+                    unit = nvrtc._Unit(source, nvrtc.headers_of(source.code), arch, nvrtc.BASE_OPTIONS)
+                    count["ld.global.nc" in nvrtc._ptx(unit)] += 1
+    assert plain[True] > 0
+    assert inside[False] > len(ALLOWED) // 2
+    assert inside[True] == 0
 
 
 def test_kernels_in_place_promise_nothing_of_their_pointers() -> None:
