@@ -29,6 +29,7 @@ import inspect
 import itertools
 import os
 import re
+import stat
 import sys
 import sysconfig
 import traceback
@@ -127,10 +128,14 @@ def _absolute(text: str) -> Path:
 
 
 def _compiled(path: Path) -> CodeType:
-    if not path.exists():
-        raise FileError(f"{path} does not exist; give a Python file that builds graphs")
-    if not path.is_file():
-        raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; give a Python file")
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileError(f"{path} does not exist; give a Python file that builds graphs") from None
+    except OSError as error:
+        raise FileError(f"{str(path)[:500]} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(kind):
+        raise FileError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}; give a Python file")
     try:
         source = path.read_bytes()
     except OSError as error:

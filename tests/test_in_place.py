@@ -14,6 +14,10 @@ from recipes import seeded
 
 import fusegraph as fg
 from codegen import schedules, target
+from codegen.pointwise import schedule as pointwise_schedule
+from codegen.pointwise import tiling as pointwise_tiling
+from codegen.pointwise import unaligned as pointwise_unaligned
+from codegen.rows.schedule import RowsSchedule
 from fusegraph.engines.cpu import CpuExecutable, _Module
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import ArgumentError
@@ -21,9 +25,9 @@ from fusegraph.layout import same_strides
 from fusegraph.lowering.base import Options
 from fusegraph.passes import in_place
 from fusegraph.passes.in_place import Pairs, refusal, shared
-from fusegraph.plan import Choice, plan
+from fusegraph.plan import Choice, by_cost_model, plan
 from fusegraph.report.check import random_inputs
-from fusegraph.runtime import host_compiler, strides
+from fusegraph.runtime import host_compiler, nvrtc, strides
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.strides import share_memory
 
@@ -230,6 +234,76 @@ def test_kernels_that_do_not_allow_it_are_named(graph: fg.Graph, pair: tuple[int
     assert all(np.array_equal(x, y) for x, y in zip(given, kept))
 
 
+def strided(dtype: str, shape: tuple[int, int], pitch: int) -> tuple[fg.Graph, Pairs]:
+    """Rows that begin anywhere."""
+    g = fg.Graph("strided", io_dtype=dtype)
+    x, w = g.tensor("x", shape, strides=(pitch, 1)), g.tensor("w", shape[1:])
+    g.output(g.relu(x * w), name="y", strides=(pitch, 1))
+    return g, frozenset({(0, 0)})
+
+
+def turned(dtype: str, rows: int, columns: int) -> tuple[fg.Graph, Pairs]:
+    """Of operands that lie across each other, the one that lies as the result does."""
+    shapes = (rows, columns), (columns, rows)
+    return graph_of(lambda g, a, b: g.relu(g.transpose(a) + b), *shapes, dtype=dtype), frozenset({(1, 0)})
+
+
+def cut(dtype: str) -> tuple[fg.Graph, Pairs]:
+    g = fg.Graph("cut", io_dtype=dtype)
+    x, z = g.tensor("x", (40, 127)), g.tensor("z", (40, 130))
+    g.output(g.relu(x + z[:, 3:]), name="y")
+    return g, frozenset({(0, 0)})
+
+
+def test_every_form_of_pointwise_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that reach over to the elements of other threads, and tiles that are turned, too."""
+    for module in (pointwise_schedule, pointwise_unaligned, pointwise_tiling):
+        monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1)
+    for module in (pointwise_schedule, pointwise_unaligned):
+        monkeypatch.setattr(module, "THREADS", 32)
+    monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
+    made = strided("bfloat16", (40, 127), 131), turned("float32", 64, 96), turned("int8", 130, 67), cut("bfloat16")
+    cases, forms = [], set()
+    for (graph, pairs), alignment in zip(made, (16, 16, 1, 16)):
+        options = Options(alignment=alignment)
+        (kernel,) = plan(graph, options).kernels
+        for schedule in schedules(kernel.group.lowered.spec, target("sm_90a")):
+            executable = CpuExecutable(graph, Options(), lazy=True)
+            executable.plan = plan(graph, options, choose=lambda *_, at=schedule: Choice(at))
+            executable._plans[16] = executable.plan
+            cases.append((executable, pairs))
+            forms.add(getattr(schedule, "form", type(schedule).__name__))
+    assert forms >= {"flat", "unaligned", "TilesSchedule"}
+    build(cases)
+    assert [e.graph.name for e, pairs in cases if wrong_in_place(e, pairs) is not None] == []
+
+
+def test_rows_that_are_read_again() -> None:
+    """An element that has been written may not be read by a later loop over the row, unless it stays on the chip."""
+
+    def of(form: str) -> tuple[CpuExecutable, Pairs]:
+        graph = graph_of(again, (6, 200))
+        executable = lazily(graph)
+        schedule = RowsSchedule(form, False, 1, 32, 1, "uint32")
+        executable.plan = executable._plans[16] = plan(graph, choose=lambda *_: Choice(schedule))
+        assert len(executable.plan.kernels) == 1
+        return executable, frozenset({(0, 0)})
+
+    def again(g: fg.Graph, x: fg.Tensor) -> Any:
+        y = x - g.reduction(x, "max", 1)
+        return y, x * g.reduction(y * y, "add", 1)
+
+    kept, read_again = of("registers"), of("memory")
+    assert refusal(kept[0]._plans[16], kept[1]) is None
+    assert "reads rows of 'x0' again after it has written those of 'y0'" in str(
+        refusal(read_again[0]._plans[16], kept[1])
+    )
+    build([kept, read_again])
+    assert wrong_in_place(*kept) is None
+    read_again[0]._refusals[16, read_again[1]] = None
+    assert wrong_in_place(*read_again) is not None
+
+
 def candidates(seeds: range) -> list[tuple[fg.Graph, Pairs]]:
     """Random graphs with an output that may be an input."""
     found = []
@@ -264,6 +338,23 @@ def test_without_the_rule_results_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     case[0]._refusals.clear()
     monkeypatch.setattr(in_place, "refusal", lambda *_: None)
     assert wrong_in_place(*case) is not None
+
+
+def test_machine_code_in_place() -> None:
+    """No kernel that writes over its input reads that by ld.global.nc, which says that nobody writes it."""
+    plain, inside = Counter[bool](), Counter[bool]()
+    chosen = [ALLOWED[n] for n in ("relu", "softmax", "running statistics", "residual of a product")]
+    for graph, arch, pairs in chosen:
+        made = plan(graph, choose=by_cost_model(target(arch)))
+        for count, other in ((plain, made), (inside, shared(made, frozenset(pairs)))):
+            for kernel, before in zip(other.kernels, made.kernels):
+                if count is plain or kernel is not before:
+                    source = kernel.source
+                    unit = nvrtc._Unit(source, nvrtc.headers_of(source.code), arch, nvrtc.BASE_OPTIONS)
+                    count["ld.global.nc" in nvrtc._ptx(unit)] += 1
+    assert plain[True] > 0
+    assert inside[False] >= len(chosen)
+    assert inside[True] == 0
 
 
 def test_kernels_in_place_promise_nothing_of_their_pointers() -> None:

@@ -295,8 +295,8 @@ def test_exits_and_interrupts(write):
         ("class Loud(Exception):\n    def __str__(self): raise ValueError\nraise Loud\n", "raised Loud"),
         ("class Two(fg.FusegraphError):\n    def __init__(self, a, b): super().__init__(a + b)\nraise Two('x', 'y')\n",
          "graphs.py:4: xy"),
-        ("class Exit(SystemExit):\n    def __init__(self): self.code = self\n    def __repr__(self): 1 / 0\n"
-         "raise Exit\n", "exits while it is imported"),
+        ("class Exit(SystemExit):\n    def __init__(self): self.code = self\n    def __repr__(self): 1/0\nraise Exit\n",
+         "exits while it is imported"),
         ("import sys\nsys.path = None\nraise KeyError('late')\n", "raised KeyError"),
     ],
 )  # fmt: skip

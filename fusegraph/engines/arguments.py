@@ -12,6 +12,7 @@ from fusegraph.dtypes import uint8
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
+from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import Device, refuse_gradient, view
 from fusegraph.runtime.strides import share_memory
 
@@ -81,7 +82,7 @@ class Overlaps:
         ]
         self._known: dict[tuple[int, int, int], bool | None] = {}
 
-    def found(self, addresses: Sequence[int]) -> frozenset[tuple[int, int]]:
+    def found(self, addresses: Sequence[int]) -> Pairs:
         """(number of the input, number of the output) of outputs in the memory of inputs of the same shape, strides and
         dtype.  Raises ArgumentError for any other memory that an output has in common with something.
         """
@@ -97,7 +98,7 @@ class Overlaps:
                 pairs.add((first, second - self._inputs))
         return frozenset(pairs)
 
-    def in_place(self, pairs: frozenset[tuple[int, int]], reason: str) -> ArgumentError:
+    def in_place(self, pairs: Pairs, reason: str) -> ArgumentError:
         """The error for outputs that cannot lie in the memory of inputs."""
         given, made = min(pairs)
         target, source = self._arguments[self._inputs + made], self._arguments[given]

@@ -14,6 +14,7 @@ import numpy as np
 from fusegraph.engines.arguments import Argument, Overlaps, bind, bind_outputs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
 from fusegraph.graph import Graph, Tensor
+from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
@@ -23,8 +24,6 @@ from fusegraph.runtime.streams import stream_query
 #: (addresses of the inputs and outputs, stream): queues the kernels.
 Queue = Callable[[tuple[int, ...], int], None]
 
-#: (number of an input, number of the output that lies in its memory)
-Pairs = frozenset[tuple[int, int]]
 NOTHING: Pairs = frozenset()
 
 _JAX = ("jax", "jaxlib")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusegraph.engines.base import Executable, Pairs
+from fusegraph.engines.base import Executable
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.passes.fuse import fuse
+from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.simplify import simplify

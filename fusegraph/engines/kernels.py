@@ -9,11 +9,12 @@ from operator import or_
 from threading import Lock
 from typing import Generic, TypeVar
 
-from fusegraph.engines.base import NOTHING, Executable, Pairs
+from fusegraph.engines.base import NOTHING, Executable
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes import in_place
+from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.arrays import Device
 
