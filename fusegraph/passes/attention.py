@@ -21,6 +21,7 @@ from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
 from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
+from fusegraph.passes.attention_rows import rows_are_zero
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
@@ -238,10 +239,9 @@ class Matcher:
         self.members.add(largest)
         if zero and not guarded:
             raise No("rows without keys are NaN in one place and 0 in another")
-        if not zero:
-            self._selects_rows(chain)
         product = self.product_of(score)
         stats = self._stats(whole, shift, zero)
+        zero = zero or rows_are_zero(self.graph, chain, score, product)
         values = node.inputs[1]
         weight = self._cast(node.inputs[0])
         self._let_go()
@@ -284,28 +284,6 @@ class Matcher:
                 return (*chain, node)
             self.members = before
         return None
-
-    def _selects_rows(self, chain: tuple[Node, ...]) -> None:
-        """Raises No where probabilities, which are NaN in rows without keys, are chosen one by one.  At random they may
-        be: that all of a row are dropped is not looked at.
-        """
-        for node in chain[1:]:
-            if node.op.name != "binary_select":
-                continue
-            mask = node.inputs[2]
-            if mask.rank and mask.shape[-1] > 1 and not self._random(mask):
-                raise No(f"{node.name!r} chooses among probabilities, of which those of rows without keys are NaN")
-
-    def _random(self, tensor: Tensor) -> bool:
-        """Whether pointwise nodes make a tensor of random numbers."""
-        seen: set[Node] = set()
-        stack = [tensor]
-        while stack:
-            node = self.graph.producer(stack.pop())
-            if node is not None and node not in seen and node.kind is Kind.POINTWISE:
-                seen.add(node)
-                stack += node.inputs
-        return any(node.op.name.startswith("rng_") for node in seen)
 
     def _along_keys(self, node: Node) -> None:
         if node.attributes["axes"] != (node.inputs[0].rank - 1,) or not node.attributes["keepdims"]:

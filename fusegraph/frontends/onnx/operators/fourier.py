@@ -79,6 +79,8 @@ def transform(call: Call, x: Tensor, axis: int, size: int, inverse: bool, onesid
     onesided: the first half of the result, of which the other is the conjugate; inverse, the signal is such a half,
     and the result real.
     """
+    if size > MAX_MATRIX:
+        raise ModelError(f"a transform of {size} elements is too long; at most {MAX_MATRIX} are possible")
     graph = call.graph
     half = size // 2 + 1
     taken = min(x.shape[axis], half if inverse and onesided else size)
@@ -90,8 +92,6 @@ def transform(call: Call, x: Tensor, axis: int, size: int, inverse: bool, onesid
     if _direct(size) or not taken:
         matrix = _matrix(size, taken, parts, inverse, onesided)
         results, kinds = matrix.shape[2:]
-        if matrix.size > MAX_MATRIX:
-            raise ModelError(f"a transform of {size} elements, which has no small divisors, needs too large a matrix")
         rows = _product(graph, rows, matrix, x)
     else:
         if parts == 1:
@@ -136,6 +136,8 @@ def _matrix(size: int, taken: int, parts: int, inverse: bool, onesided: bool) ->
     """(element, its part, result, its part): what a part of an element adds to a part of a result."""
     whole = inverse and onesided
     results = size if whole or not onesided else size // 2 + 1
+    if 2 * taken * parts * results > MAX_MATRIX:
+        raise ModelError(f"a transform of {size} elements, which has no small divisors, needs too large a matrix")
     cosine, sine = _turns(np.arange(taken)[:, None], np.arange(results), size)
     if not inverse:
         sine = -sine
