@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import warnings
 from collections import Counter
@@ -34,6 +35,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 #: Operators whose results are whatever was in memory.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+#: Operators with gradients that are differences of numbers near 1, which torch writes out otherwise than eager has them.
+CANCELLING = {"nn.functional.normalize", "nn.functional.soft_margin_loss"}
 #: Most elements of a case: the cpu engine runs a fiber a thread.
 MOST = 1 << 16
 #: Cases whose kernels are built together.
@@ -230,7 +233,7 @@ def _compare(case: Case) -> str:
             return f"{len(ours)} {kind}s, in eager {len(theirs)}"
         true = true if len(true) == len(theirs) else [None] * len(theirs)
         for number, triple in enumerate(zip(ours, theirs, true)):
-            text = _difference(*triple, scale=float(kind == "gradient"))
+            text = _difference(*triple, scale=float(kind == "gradient" and case.op.name in CANCELLING))
             if text:
                 return f"{kind} {number}: {text}"
     return ""
@@ -271,7 +274,7 @@ def check(every: Sequence[Case]) -> Iterator[Outcome]:
 def selection(part: int, parts: int, dtypes: Sequence[Any], count: int, seed: int, only: str = "") -> Iterator[Any]:
     """(operator, dtype) of one part of the database; count 0 takes one dtype and one sample an operator."""
     for number, op in enumerate(op_db):
-        if number % parts != part or only not in op.name:
+        if number % parts != part or not re.search(only, op.name):
             continue
         there = [d for d in dtypes if d in op.supported_dtypes("cpu")]
         if there and not count:
@@ -300,7 +303,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="most samples of an operator and dtype")
     parser.add_argument("--dtypes", default="float32,bfloat16,int64,bool")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th operator from the K-th on")
-    parser.add_argument("--only", default="", help="a part of operators' names")
+    parser.add_argument("--only", default="", help="a regular expression that operators' names match")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     part, parts = map(int, chosen.part.split("/"))

@@ -31,6 +31,8 @@ def decompositions() -> Mapping[Any, Any]:
         aten._batch_norm_no_update.default: _batch_norm_evaluating,
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
+        aten.linspace.default: functools.partial(_linspace, rules.pop(aten.linspace.default, None)),
+        aten.take.default: lambda x, index: aten.index.Tensor(x.flatten(), [index]),
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length).clone(),
         aten._assert_tensor_metadata.default: lambda *_, **__: None,  # it is about what tracing has fixed
     }
@@ -103,6 +105,13 @@ def _batch_norm_evaluating(
     return *results, x.new_empty(0, dtype=torch.uint8)
 
 
+def _linspace(rule: Any, *args: Any, dtype: Any = None, **how: Any) -> Any:
+    """linspace by torch's rule, but for integers, which that rounds otherwise than the operator does."""
+    if rule is None or (dtype is not None and not dtype.is_floating_point):
+        return NotImplemented
+    return rule(*args, dtype=dtype, **how)
+
+
 def _addmv(x: Any, matrix: Any, vector: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     return _added(x, torch.mv(matrix, vector), beta, alpha)
 
@@ -114,6 +123,9 @@ def _addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any
 
 
 def _added(x: Any, product: Any, beta: float, alpha: float) -> Any:
+    """beta x + alpha product; among integers the factors are integers."""
+    if not (x.is_floating_point() or x.is_complex()):
+        beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
     if beta == 0:
         return product  # x counts for nothing, NaN or not
