@@ -113,6 +113,18 @@ def _unbind(c: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(_part(x, dim, at, at + 1).reshape(c.form.shape) for at in range(x.shape[dim]))
 
 
+@free("unfold.default")
+def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Windows along an axis, which may overlap: each of their elements is looked up."""
+    if not x.rank:
+        return x.reshape(c.form.shape)
+    dim, count = dim % x.rank, c.form.shape[dim]
+    places = (np.arange(count)[:, None] * step + np.arange(size)).astype(np.int32)
+    windows = c.graph.gather(x, c.graph.constant(places.ravel()), axis=dim)
+    apart = windows.reshape((*x.shape[:dim], count, size, *x.shape[dim + 1 :]))
+    return apart.transpose([*(d for d in range(apart.rank) if d != dim + 1), dim + 1])
+
+
 # ---- known without computing
 
 
