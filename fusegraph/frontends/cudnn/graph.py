@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.dtypes import uint8
 from fusegraph.engines.base import Executable
 from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
@@ -18,6 +19,8 @@ from fusegraph.runtime.strides import numpy_over
 
 #: How many values of scalars that were given on the host are kept on the GPU.
 _KEPT = 64
+#: Addresses have 64 bits.
+_LAST_ADDRESS = 1 << 64
 
 
 class CudnnGraph(Graph):
@@ -74,10 +77,12 @@ class CudnnGraph(Graph):
     def execute(self, variant_pack: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
         """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
 
-        An array is of the tensor's dtype and holds its elements where the tensor's strides say: its own shape may lack
-        or have dimensions of size 1, or be another one of as many elements without gaps.  Scalars that cuDNN reads on
-        the host may be numbers.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on the
-        stream of a handle of cuDNN's, if one is given, else on the framework's current one.
+        An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
+        tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
+        without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
+        tensor's memory, on the GPU, or on the host for engines that run there.  Arrays for other uids are ignored, as
+        is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, else on the
+        framework's current one.
 
         Raises ArgumentError (an array is missing or does not fit), DeviceError.
         """
@@ -94,15 +99,15 @@ class CudnnGraph(Graph):
             if given.get(tensor) is None:
                 uid = next((str(u) for u, t in self.uids.items() if t is tensor), "none")
                 raise ArgumentError(f"graph {self.name!r} needs an array for {tensor.name!r} (uid {uid})")
-        leader = next((t for t in wanted if t not in self.by_value), wanted[0])
+        device = executable.device
         if handle is not None:
             stream = frontend().get_stream(handle)
         else:
-            stream = current_stream(framework_of(type(given[leader])), executable.device)
-        arrays = [
-            _as_declared(t, self._staged(t, given[t], executable.device) if t in self.by_value else given[t], stream)
-            for t in wanted
-        ]
+            held = (given[t] for t in wanted if t not in self.by_value and not _is_address(given[t]))
+            stream = current_stream(framework_of(type(next(held, None))), device)
+        for tensor in self.by_value & given.keys():
+            given[tensor] = self._staged(tensor, given[tensor], device)
+        arrays = [_as_declared(t, given[t], device, stream) for t in wanted]
         inputs, outputs = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
         executable(*inputs, out=tuple(outputs), stream=stream)
 
@@ -156,38 +161,66 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, stream: int) -> Any:
-    """An array in the shape of a tensor, on the memory that it has.  Raises ArgumentError.
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int) -> Any:
+    """An array, or the address of one, in the shape of a tensor, on the memory that it has.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
+    what = f"{tensor.name!r} of graph {tensor.graph.name!r}"
+    if _is_address(array):
+        return _over(tensor, _address(what, tensor, int(array)), device, None, stream)
     seen = view(array, name=tensor.name, stream=stream)
-    if tuple(seen.shape) == tensor.shape:
+    bytes_of_truth = tensor.dtype.is_bool and seen.dtype == uint8
+    if tuple(seen.shape) == tensor.shape and not bytes_of_truth:
         return array  # the executable says what is wrong
-    if seen.dtype != tensor.dtype:
-        raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has dtype {tensor.dtype}, got {seen.dtype}"
-        )
+    if seen.dtype != tensor.dtype and not bytes_of_truth:
+        raise ArgumentError(f"{what} has dtype {tensor.dtype}, got {seen.dtype}")
     held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
     room = extent(seen.shape, seen.strides)
     if alike and held != wanted:
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(tensor.shape)} and strides "
-            f"{list(tensor.strides)}, got {list(seen.shape)} with strides {list(seen.strides)}"
+            f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
+            f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
     if not alike and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} lies in {extent(tensor.shape, tensor.strides)} elements "
+            f"{what} lies in {extent(tensor.shape, tensor.strides)} elements "
             f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
             f"{list(seen.strides)}"
         )
-    if seen.device.is_cuda:
-        return DeviceArray(seen.pointer, tensor.shape, tensor.strides, tensor.dtype, seen.device, array, stream)
-    found = numpy_over(seen.pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, seen.owner)
-    found.flags.writeable = not seen.readonly
+    found = _over(tensor, seen.pointer, seen.device, array if seen.device.is_cuda else seen.owner, stream)
+    if not seen.device.is_cuda:
+        found.flags.writeable = not seen.readonly
     return found
+
+
+def _is_address(array: Any) -> bool:
+    return isinstance(array, (int, np.integer)) and not isinstance(array, bool)
+
+
+def _address(what: str, tensor: Tensor, address: int) -> int:
+    """An address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
+    ArgumentError."""
+    nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
+    if not nbytes:
+        return address
+    if not 0 < address <= _LAST_ADDRESS - nbytes:
+        raise ArgumentError(f"{what} is {nbytes} bytes of memory, which {address} is no address of")
+    if address % tensor.dtype.itemsize:
+        raise ArgumentError(
+            f"{what} has dtype {tensor.dtype}, whose addresses are multiples of {tensor.dtype.itemsize}; "
+            f"got 0x{address:x}"
+        )
+    return address
+
+
+def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int) -> Any:
+    """Memory as an array of a tensor's shape, strides and dtype."""
+    if device.is_cuda:
+        return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
+    return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)
 
 
 def _count(shape: tuple[int, ...]) -> int:
