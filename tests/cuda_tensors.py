@@ -14,9 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo  # looks at torch's functions when it is imported: before some of them are replaced
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 
 _TO = {torch.Tensor.to, torch.nn.Module.to}
+_CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
 _CUDA = torch.device("cuda", 0)
 _FUNCTIONAL = torch._C.DisableTorchFunctionSubclass
 
@@ -81,6 +84,11 @@ class _Devices(TorchFunctionMode):
             return on_gpu(args[0])
         if func is torch.Tensor.cpu:
             return _copied_back(args[0])
+        if (written := _written_in_python(func)) is not None:
+            with self:  # of the calls in it, too
+                return written(*args, **kwargs)
+        if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
+            return _channels_last(func(*args, **kwargs), args[:2])
         place = _place(kwargs.get("device"))
         if place is not None:
             kwargs["device"] = "cpu"
@@ -97,6 +105,21 @@ class _Devices(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return on_gpu(func(*args, **kwargs)) if place == "cuda" else func(*args, **kwargs)
+
+
+def _written_in_python(func: Any) -> Callable[..., Any] | None:
+    """The function that an operator of a Python library's is."""
+    name = getattr(func, "_qualified_op_name", None) or getattr(func, "_name", "")
+    found = OPDEFS.get(str(name).removesuffix(".default"))
+    return None if found is None else found._init_fn
+
+
+def _channels_last(result: torch.Tensor, factors: Any) -> torch.Tensor:
+    """A convolution's result as it lies on a GPU: with the channels last if a factor does."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    if layout is None or not any(t.is_contiguous(memory_format=layout) for t in factors):
+        return result
+    return result.to(memory_format=layout)
 
 
 def _copied_back(tensor: torch.Tensor) -> torch.Tensor:

@@ -202,6 +202,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fusegraph-engine", default="cpu", help="engine that graphs are compiled for (cpu)")
     group.addoption("--fusegraph-capability", default="9.0", help="the GPU's answer, 9.0 (an H200) or 10.0, 12.0")
     group.addoption("--fusegraph-operations", type=float, default=0, help="graphs of more multiplications are skipped")
+    group.addoption("--fusegraph-tests", type=int, default=0, help="so many of each test function's, evenly spread")
     group.addoption("--fusegraph-seconds", type=int, default=0, help="tests that take longer are skipped")
     group.addoption("--fusegraph-json", type=Path, help="file to put the counts in, those of other files are kept")
 
@@ -216,6 +217,21 @@ def pytest_configure(config: pytest.Config) -> None:
         operations=option("--fusegraph-operations"),
         seconds=option("--fusegraph-seconds"),
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--fusegraph-tests")
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        item
+        for found in functions.values()
+        for item in (found if not 0 < most < len(found) else [found[k * len(found) // most] for k in range(most)])
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.hookimpl(wrapper=True)

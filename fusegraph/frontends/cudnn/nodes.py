@@ -12,7 +12,7 @@ from typing import Any
 
 from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
 from fusegraph.errors import ShapeError
-from fusegraph.frontends.cudnn import attention, attention_backward
+from fusegraph.frontends.cudnn import attention, attention_backward, experts
 from fusegraph.frontends.cudnn.layouts import is_logical
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
@@ -302,5 +302,7 @@ RULES: dict[str, Rule] = {
     "SDPA": Rule(attention.sdpa, attention.PORTS, attention.PARAMS),
     "SDPA_FP8": Rule(attention.sdpa_fp8, attention.PORTS_FP8, attention.PARAMS),
     "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, attention_backward.PARAMS),
+    "MOE_GROUPED_MATMUL": Rule(experts.moe_grouped_matmul, experts.PORTS, experts.PARAMS),
+    "MOE_GROUPED_MATMUL_BWD": Rule(experts.moe_grouped_matmul_bwd, experts.PORTS_BACKWARD),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }
