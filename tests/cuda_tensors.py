@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 _TO = {torch.Tensor.to, torch.nn.Module.to}
 _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
+_PRODUCTS = {*_CONVOLUTIONS, torch.matmul, torch.bmm, torch.einsum, torch.nn.functional.linear, torch.Tensor.matmul}
+_NORMS = {torch.nn.functional.layer_norm, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm}
 _CUDA = torch.device("cuda", 0)
 _FUNCTIONAL = torch._C.DisableTorchFunctionSubclass
 
@@ -87,6 +89,10 @@ class _Devices(TorchFunctionMode):
         if (written := _written_in_python(func)) is not None:
             with self:  # of the calls in it, too
                 return written(*args, **kwargs)
+        if Autocast.dtype is not None and func in _PRODUCTS:
+            args = [a.to(Autocast.dtype) if isinstance(a, CudaTensor) and a.is_floating_point() else a for a in args]
+        if func in _NORMS and isinstance(args[0], CudaTensor) and args[0].itemsize < 4:
+            return _in_float32(func, args, kwargs)
         if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
             return _channels_last(func(*args, **kwargs), args[:2])
         place = _place(kwargs.get("device"))
@@ -114,6 +120,17 @@ def _written_in_python(func: Any) -> Callable[..., Any] | None:
     return None if found is None else found._init_fn
 
 
+def _in_float32(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """A norm of 16-bit numbers, and its gradients, as a GPU has them: with sums of 32 bits, which torch's for the host
+    are not."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    found: torch.Tensor = func(*map(wide, args), **{key: wide(value) for key, value in kwargs.items()})
+    return found.to(args[0].dtype)
+
+
 def _channels_last(result: torch.Tensor, factors: Any) -> torch.Tensor:
     """A convolution's result as it lies on a GPU: with the channels last if a factor does."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
@@ -127,6 +144,23 @@ def _copied_back(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with _FUNCTIONAL():
         return tensor.clone().as_subclass(torch.Tensor)
+
+
+class Autocast(contextlib.ContextDecorator):
+    """torch.autocast of a GPU: products are computed in its dtype."""
+
+    dtype: torch.dtype | None = None
+
+    def __init__(self, _: str = "cuda", dtype: torch.dtype = torch.float16, enabled: bool = True, **__: Any) -> None:
+        self._dtype = dtype if enabled else None
+        self._before: list[torch.dtype | None] = []
+
+    def __enter__(self) -> None:
+        self._before.append(Autocast.dtype)
+        Autocast.dtype = self._dtype
+
+    def __exit__(self, *_: Any) -> None:
+        Autocast.dtype = self._before.pop()
 
 
 # ---- streams and the like
@@ -205,6 +239,7 @@ def install(capability: Callable[[], tuple[int, int]]) -> None:
 
     def ignore(*_: Any, **__: Any) -> None: ...
 
+    torch.autocast = torch.amp.autocast = Autocast  # type: ignore[assignment,misc]
     torch.Generator = Generator  # type: ignore[assignment,misc]
     seed = torch.get_rng_state
     doubles: dict[str, Any] = {
