@@ -64,7 +64,7 @@ def written(
 
     bottom: the diagonal runs through the last query and key of each sequence, else through the first ones.
     """
-    if OFFSETS[0] not in given:
+    if any(key not in given or given[key].size == 1 for key in OFFSETS):
         return None
     count = given[OFFSETS[0]].shape[0] - 1
     ends: list[Any] = []
