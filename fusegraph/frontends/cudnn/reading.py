@@ -27,9 +27,12 @@ _MOVEMENT = frozenset({"RESHAPE", "TRANSPOSE", "SLICE", "CONCATENATE"})
 
 def tensors_of(pygraph: Any) -> dict[int, Any]:
     """All tensors of a pygraph that nodes take or make, or that have a name of their own, by uid."""
-    every = [t for n in pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values()) if t is not None]
-    every += [t.ragged_offset for t in every if t.ragged_offset is not None]
-    return {t.uid: t for t in (*pygraph.tensors.values(), *every)}
+    return {t.uid: t for t in _every(pygraph)}
+
+
+def _every(pygraph: Any) -> list[Any]:
+    found = [t for n in pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values()) if t is not None]
+    return [*pygraph.tensors.values(), *found, *(t.ragged_offset for t in found if t.ragged_offset is not None)]
 
 
 class Reading:
@@ -97,11 +100,11 @@ class Reading:
         kind = getattr(frontend().data_type, DATA_TYPES[x.dtype.name])
         first = own.tensor(dim=list(x.shape), data_type=kind, is_virtual=True, name="scores")
         last = function(own, first)
-        every = tensors_of(own)
-        if last is not first and last not in every.values():
+        every = [first, *_every(own)]  # with uids of their own, maybe those of others of the graph that is read
+        if not any(last is t for t in every):
             raise GraphError(f"a function that modifies scores returns what it made of them, got {last!r}")
-        uid = max(*self.graph.uids, *tensors_of(known), *every, first.uid)
-        for tensor in dict.fromkeys((first, *every.values())):
+        uid = max(*self.graph.uids, *tensors_of(known), *(t.uid for t in every))
+        for tensor in dict.fromkeys(every):
             if tensor.owner is not None and tensor.owner() is own:
                 uid += 1
                 tensor.set_uid(uid)
@@ -109,7 +112,7 @@ class Reading:
         self.graph.uids[first.uid] = x
         self._strides[first.uid] = x.strides
         self._producer |= {t.uid: (n, port) for n in own.nodes for port, t in n.outputs.items() if t is not None}
-        self._taken |= {t.uid for t in (*every.values(), last)}
+        self._taken |= {t.uid for n in own.nodes for t in n.inputs.values() if t is not None} | {last.uid}
         self._read(self, own.nodes)
         return self.graph.uids[last.uid]
 
