@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from fusegraph.dtypes import uint8
 from fusegraph.engines.base import Executable
 from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
+from fusegraph.frontends.cudnn.put import Put
+from fusegraph.frontends.cudnn.rows import Rows
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn import frontend
@@ -40,6 +42,15 @@ class CudnnGraph(Graph):
         self.by_value: set[Tensor] = set()
         #: Arrays that came with the graph, for the calls that give no others.
         self.bound: dict[Tensor, Any] = {}
+        #: Inputs and outputs that are the rows of ragged tensors.
+        self.ragged: dict[Tensor, Rows] = {}
+        #: Such outputs -> the output that says which of the rows are to be written.
+        self.owned: dict[Tensor, Tensor] = {}
+        #: Reads the graph again, for other sizes of the memory of ragged tensors, by uid.
+        self.of_sizes: Callable[[Mapping[int, int]], CudnnGraph] | None = None
+        self._sized: dict[tuple[tuple[int, int], ...], CudnnGraph] = {}
+        self._built: tuple[str | None, dict[str, Any]] = (None, {})
+        self.selects: dict[tuple[Tensor, int], Executable] = {}
         self._executable: Executable | None = None
         self._scalars: dict[tuple[Tensor, bytes], Any] = {}
 
@@ -67,7 +78,9 @@ class CudnnGraph(Graph):
         """
         if self._executable is None or engine is not None or options:
             self._executable = self.compile(engine, **options)
+            self._built = engine, options
             self._scalars.clear()
+            self._sized.clear()
         return self._executable
 
     def get_workspace_size(self) -> int:
@@ -80,13 +93,12 @@ class CudnnGraph(Graph):
         An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
         tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
         without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
-        tensor's memory, on the GPU, or on the host for engines that run there.  Arrays for other uids are ignored, as
-        is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, else on the
-        framework's current one.
+        tensor's memory, on the GPU, or on the host for engines that run there; of a ragged tensor's, as much as its
+        sequences need without gaps.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on
+        the stream of a handle of cuDNN's, if one is given, else on the framework's current one.
 
         Raises ArgumentError (an array is missing or does not fit), DeviceError.
         """
-        executable = self.build()
         given = dict(self.bound)
         for key, array in variant_pack.items():
             tensor = None if key is None else self._meant(key)
@@ -94,11 +106,16 @@ class CudnnGraph(Graph):
                 self._check_constant(tensor, array)
             elif tensor is not None:
                 given[tensor] = array
-        wanted = (*self.inputs, *self.outputs)
+        wanted = [t for t in (*self.inputs, *self.outputs) if t not in self.owned.values()]
         for tensor in wanted:
             if given.get(tensor) is None:
                 uid = next((str(u) for u, t in self.uids.items() if t is tensor), "none")
                 raise ArgumentError(f"graph {self.name!r} needs an array for {tensor.name!r} (uid {uid})")
+        fitting = self._fitting(given)
+        if fitting is not self:
+            fitting.execute({uid: given[t] for uid, t in self.uids.items() if t in given}, workspace, handle)
+            return
+        executable = self.build()
         device = executable.device
         if handle is not None:
             stream = frontend().get_stream(handle)
@@ -107,9 +124,34 @@ class CudnnGraph(Graph):
             stream = current_stream(framework_of(type(next(held, None))), device)
         for tensor in self.by_value & given.keys():
             given[tensor] = self._staged(tensor, given[tensor], device)
-        arrays = [_as_declared(t, given[t], device, stream) for t in wanted]
-        inputs, outputs = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
+        arrays = {t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged) for t in wanted}
+        inputs, put = [arrays[t] for t in self.inputs], Put(self, device, stream)
+        outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
+        put.done(arrays)
+
+    def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
+        """The graph for arrays of these sizes: itself unless ragged tensors have other ones."""
+        if self.of_sizes is None:
+            return self
+        uids = {t: uid for uid, t in self.uids.items()}
+        sizes = {}
+        for tensor in self.ragged:
+            if _is_address(given[tensor]):
+                sizes[uids[tensor]] = self.ragged[tensor].elements
+                continue
+            seen = view(given[tensor], name=tensor.name)
+            sizes[uids[tensor]] = extent(seen.shape, seen.strides)
+        if all(sizes[uids[t]] == rows.elements for t, rows in self.ragged.items()):
+            return self
+        key = tuple(sorted(sizes.items()))
+        if key not in self._sized:
+            if len(self._sized) >= _KEPT:
+                self._sized.clear()
+            self._sized[key] = self.of_sizes(sizes)
+            engine, options = self._built
+            self._sized[key].build(engine=engine, **options)
+        return self._sized[key]
 
     # ---- what is given
 
@@ -161,8 +203,9 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int) -> Any:
-    """An array, or the address of one, in the shape of a tensor, on the memory that it has.  Raises ArgumentError.
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, any_size: bool = False) -> Any:
+    """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
+    to be enough.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
@@ -171,7 +214,7 @@ def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int) -> Any
         return _over(tensor, _address(what, tensor, int(array)), device, None, stream)
     seen = view(array, name=tensor.name, stream=stream)
     bytes_of_truth = tensor.dtype.is_bool and seen.dtype == uint8
-    if tuple(seen.shape) == tensor.shape and not bytes_of_truth:
+    if tuple(seen.shape) == tensor.shape and not bytes_of_truth and not any_size:
         return array  # the executable says what is wrong
     if seen.dtype != tensor.dtype and not bytes_of_truth:
         raise ArgumentError(f"{what} has dtype {tensor.dtype}, got {seen.dtype}")
@@ -179,12 +222,12 @@ def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int) -> Any
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
     room = extent(seen.shape, seen.strides)
-    if alike and held != wanted:
+    if alike and held != wanted and not any_size:
         raise ArgumentError(
             f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
             f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
-    if not alike and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
+    if not alike and not any_size and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
         raise ArgumentError(
             f"{what} lies in {extent(tensor.shape, tensor.strides)} elements "
             f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
