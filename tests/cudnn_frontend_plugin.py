@@ -123,17 +123,26 @@ def _multiplications(node: Node) -> int:
     return sum(t.size for t in node.outputs)
 
 
-def _execute(pygraph: Any, pack: Any, workspace: Any = None, handle: Any = None, *more: Any, **others: Any) -> None:
+def _execute(
+    pygraph: Any,
+    pack: Any,
+    workspace: Any = None,
+    handle: Any = None,
+    override_uids: Any = None,
+    override_shapes: Any = None,
+    override_strides: Any = None,
+    tensor_uids: Any = None,
+) -> None:
     read = _built(pygraph)
-    seen = pygraph._fusegraph_seen
-    uids = others.pop("tensor_uids", None)
-    if any(value is not None for value in (*more, *others.values())):
-        _refuse(seen, "shapes given to execute")
-    if uids is not None:
-        pack = dict(zip(uids, pack))
+    if tensor_uids is not None:
+        pack = dict(zip(tensor_uids, pack))
     given = {key: on_host(array) for key, array in pack.items()}
-    read.execute(given, on_host(workspace))
-    seen.ran = True
+    read.execute(given, on_host(workspace), None, override_uids, override_shapes, override_strides)
+    pygraph._fusegraph_seen.ran = True
+
+
+def _execute_at(pygraph: Any, pack: Any, workspace: Any = None, index: int = 0, *more: Any, **others: Any) -> None:
+    _execute(pygraph, pack, workspace, *more, **others)
 
 
 def _serialize(pygraph: Any, *, as_bytes: bool = False, **_: Any) -> Any:
@@ -175,9 +184,7 @@ def _patch_cudnn() -> None:
         "get_behavior_notes_for_plan_at_index": lambda self, _: [cudnn.behavior_note.RUNTIME_COMPILATION],
         "build_plan_at_index": lambda self, _: _built(self) and None,
         "execute": _execute,
-        "execute_plan_at_index": lambda self, pack, workspace=None, _=0, handle=None, *more, **others: _execute(
-            self, pack, workspace, handle, *more, **others
-        ),
+        "execute_plan_at_index": _execute_at,
         "serialize": _serialize,
         "deserialize": _deserialize,
     }

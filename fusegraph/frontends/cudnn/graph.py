@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.cudnn.put import Put
 from fusegraph.frontends.cudnn.rows import Rows
+from fusegraph.frontends.cudnn.shapes import Shapes, told
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn import frontend
@@ -49,6 +50,9 @@ class CudnnGraph(Graph):
         #: Reads the graph again, for other sizes of the memory of ragged tensors, by uid.
         self.of_sizes: Callable[[Mapping[int, int]], CudnnGraph] | None = None
         self._sized: dict[tuple[tuple[int, int], ...], CudnnGraph] = {}
+        #: Reads the graph again, for other shapes, if it was made for that.
+        self.of_shapes: Callable[[Shapes], CudnnGraph] | None = None
+        self._shaped: dict[tuple[Any, ...], CudnnGraph] = {}
         self._built: tuple[str | None, dict[str, Any]] = (None, {})
         self.selects: dict[tuple[Tensor, int], Executable] = {}
         self._executable: Executable | None = None
@@ -81,13 +85,22 @@ class CudnnGraph(Graph):
             self._built = engine, options
             self._scalars.clear()
             self._sized.clear()
+            self._shaped.clear()
         return self._executable
 
     def get_workspace_size(self) -> int:
         """0: `execute` needs no memory of the caller's."""
         return 0
 
-    def execute(self, variant_pack: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
+    def execute(
+        self,
+        variant_pack: Mapping[Any, Any],
+        workspace: Any = None,
+        handle: Any = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
 
         An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
@@ -97,8 +110,18 @@ class CudnnGraph(Graph):
         sequences need without gaps.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on
         the stream of a handle of cuDNN's, if one is given, else on the framework's current one.
 
-        Raises ArgumentError (an array is missing or does not fit), DeviceError.
+        Where override_uids, override_shapes and override_strides name tensors with other shapes than they have, the
+        graph of those is read and compiled, once for all calls with the same; cuDNN's has is_override_shape_enabled.
+
+        Raises ArgumentError (an array is missing or does not fit), DeviceError; what `from_cudnn` does.
         """
+        if override_uids is not None:
+            other = self._of_shapes(told(override_uids, override_shapes, override_strides))
+            uids = {t: uid for uid, t in self.uids.items()}
+            keys = {key: self._meant(key) if isinstance(key, (str, Tensor)) else None for key in variant_pack}
+            pack = {uids[t] if (t := keys[key]) is not None else key: array for key, array in variant_pack.items()}
+            other.execute(pack, workspace, handle)
+            return
         given = dict(self.bound)
         for key, array in variant_pack.items():
             tensor = None if key is None else self._meant(key)
@@ -129,6 +152,19 @@ class CudnnGraph(Graph):
         outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
         put.done(arrays)
+
+    def _of_shapes(self, shapes: Shapes) -> CudnnGraph:
+        """The graph with other shapes, compiled as this one is."""
+        if self.of_shapes is None:
+            raise ArgumentError(f"graph {self.name!r} has its shapes; others need is_override_shape_enabled=True")
+        key = tuple(sorted(shapes.items()))
+        if key not in self._shaped:
+            if len(self._shaped) >= _KEPT:
+                self._shaped.clear()
+            self._shaped[key] = self.of_shapes(shapes)
+            engine, options = self._built
+            self._shaped[key].build(engine=engine, **options)
+        return self._shaped[key]
 
     def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
         """The graph for arrays of these sizes: itself unless ragged tensors have other ones."""

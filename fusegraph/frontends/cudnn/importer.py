@@ -12,6 +12,7 @@ from fusegraph.frontends.cudnn.graph import CudnnGraph
 from fusegraph.frontends.cudnn.nodes import RULES, Rule, pointwise_op
 from fusegraph.frontends.cudnn.ragged import LENGTHS
 from fusegraph.frontends.cudnn.reading import Reading, tensors_of
+from fusegraph.frontends.cudnn.shapes import Shapes, reshaped
 from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 
 
@@ -38,38 +39,45 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
     A ragged tensor is rows of the memory that it lies in, as much as sequences without gaps need; `CudnnGraph.execute`
     takes as much as it is given.  Of an output the rows that are written are an output as well.
 
+    Shapes of a call's own (``is_override_shape_enabled``) are read and compiled when they first come.
+
     The result runs as the pygraph does (`CudnnGraph.execute`) and is a `Graph` for everything else.
 
     Raises NotSupportedError naming all nodes that there is nothing for, or everything of a node that is not
     understood; GraphError (ShapeError, ...) naming the node whose tensors do not fit.
     """
-    return _read(pygraph, values, tf32, {})
+    return _read(pygraph, values, tf32, {}, {})
 
 
-def _read(pygraph: Any, values: Mapping[Any, Any] | None, tf32: bool, elements: Mapping[int, int]) -> CudnnGraph:
-    """`from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids."""
+def _read(
+    pygraph: Any, values: Mapping[Any, Any] | None, tf32: bool, elements: Mapping[int, int], shapes: Shapes
+) -> CudnnGraph:
+    """`from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids, and other shapes."""
     if not is_pygraph(pygraph):
         raise GraphError(f"from_cudnn takes a cudnn.pygraph, got {type(pygraph).__module__}.{type(pygraph).__name__}")
     if not isinstance(getattr(pygraph, "nodes", None), list):
         raise GraphError(
             "this cudnn-frontend does not show the nodes of its graphs; install nvidia-cudnn-frontend>=1.32"
         )
-    nodes = pygraph.nodes
-    label = label_of(getattr(pygraph, "_cpp_graph_kwargs", {}).get("name")) or "cudnn_graph"
+    settings = getattr(pygraph, "_cpp_graph_kwargs", {})
+    source = reshaped(pygraph, shapes) if shapes else pygraph
+    nodes, label = source.nodes, label_of(settings.get("name")) or "cudnn_graph"
     if not nodes:
         raise GraphError(f"pygraph {label!r} has no nodes; one that was deserialized cannot be read")
     _check(label, nodes)
     doubles = any(computed(n.compute_data_type) == float64 for n in nodes)
     compute = float64 if doubles else "tf32" if tf32 else "float32"
     graph = CudnnGraph(label, dtype_of(pygraph.context.io_data_type) or "float32", compute)
-    known = {_uid(pygraph, key): value for key, value in (values or {}).items()}
-    _add(Reading(pygraph, graph, known, elements, _add), nodes)
+    known = {_uid(source, key): value for key, value in (values or {}).items()}
+    _add(Reading(source, graph, known, elements, _add), nodes)
     if not graph.outputs:
         raise GraphError(f"pygraph {label!r} has no output; mark one with set_output(True)")
-    names = [(str(t.name), uid) for uid, t in tensors_of(pygraph).items() if uid in graph.uids]
+    names = [(str(t.name), uid) for uid, t in tensors_of(source).items() if uid in graph.uids]
     graph.labels = {name: uid for name, uid in names if sum(n == name for n, _ in names) == 1}
     if graph.ragged:
-        graph.of_sizes = lambda sizes: _read(pygraph, values, tf32, sizes)
+        graph.of_sizes = lambda sizes: _read(pygraph, values, tf32, sizes, shapes)
+    if settings.get("is_override_shape_enabled"):
+        graph.of_shapes = lambda others: _read(pygraph, values, tf32, elements, others)
     return graph
 
 
