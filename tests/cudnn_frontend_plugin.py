@@ -91,8 +91,11 @@ def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
     for node in pygraph.nodes:
         for tensor in node.outputs.values():
             made = None if tensor is None else read.uids.get(tensor.uid)
-            if made is not None and not tensor.is_virtual:
+            if made is None or tensor.is_virtual:
+                continue
+            if not tensor.dim_assigned:
                 object.__setattr__(tensor, "dim", made.shape)
+            if not tensor.stride_assigned:
                 object.__setattr__(tensor, "stride", made.strides)
 
 

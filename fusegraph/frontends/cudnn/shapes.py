@@ -9,12 +9,16 @@ from typing import Any
 
 from fusegraph.errors import ArgumentError
 
-#: uid -> shape and strides.
+#: uid -> shape and strides; the tensor keeps its own strides if there are not as many as the shape has dimensions.
 Shapes = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
-    """What ``execute``'s override_uids, override_shapes and override_strides say.  Raises ArgumentError."""
+    """What ``execute``'s override_uids, override_shapes and override_strides say.  Raises ArgumentError.
+
+    cuDNN takes strides of another rank than the shape's, of ragged tensors in three dimensions, and its results are
+    those of the strides that the tensor has.
+    """
     lists = {"override_uids": uids, "override_shapes": shapes, "override_strides": strides}
     if any(not isinstance(given, Sequence) for given in lists.values()) or len(set(map(len, lists.values()))) != 1:
         raise ArgumentError(f"{', '.join(lists)} are three lists of one length, got {uids!r}, {shapes!r}, {strides!r}")
@@ -22,9 +26,6 @@ def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
         every = [(int(uid), tuple(map(int, n)), tuple(map(int, s))) for uid, n, s in zip(uids, shapes, strides)]
     except (TypeError, ValueError):
         raise ArgumentError(f"shapes and strides are integers, got {shapes!r} and {strides!r}") from None
-    for uid, shape, stride in every:
-        if len(shape) != len(stride):
-            raise ArgumentError(f"shape {list(shape)} and strides {list(stride)} of uid {uid} are of different lengths")
     return {uid: (shape, stride) for uid, shape, stride in every}
 
 
@@ -37,6 +38,7 @@ def reshaped(pygraph: Any, shapes: Shapes) -> Any:
             return tensor if tensor is None else made[tensor.uid]
         new = made[tensor.uid] = copy(tensor)
         shape, strides = shapes.get(tensor.uid, (tensor.dim, tensor.stride))
+        strides = strides if len(strides) == len(shape) else tensor.stride
         if tensor.uid not in shapes and tensor.uid in results and not tensor.dim_assigned:
             shape = ()
         if tensor.uid not in shapes and tensor.uid in results and not tensor.stride_assigned:
