@@ -82,7 +82,7 @@ def target(name: str) -> Arch:
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
     number = int(found[1]) if found else 0
     if number < archs.OLDEST:
-        raise ValueError(f"{name!r} is no architecture; one is 'sm_90a'")
+        raise ValueError(f"{name[:100]!r} is no architecture; one is 'sm_90a'")
     if number < 80:
         return replace(
             PORTABLE,

@@ -23,7 +23,7 @@ from codegen.dtypes import (
     int64,
     uint8,
 )
-from fusegraph.errors import DTypeError
+from fusegraph.errors import DTypeError, shown
 
 __all__ = [
     "ALL",
@@ -74,10 +74,11 @@ def as_dtype(value: Any) -> DType:
             return BY_NAME.get(value) or _ALIASES[value]
     else:
         try:
-            return BY_NUMPY[np.dtype(value)]
-        except (TypeError, ValueError, KeyError):
+            if value is not None:  # which NumPy takes for float64
+                return BY_NUMPY[np.dtype(value)]
+        except Exception:  # NumPy asks an object for its dtype
             pass
-    raise DTypeError(f"unknown dtype {value!r}; fusegraph has {', '.join(BY_NAME)}")
+    raise DTypeError(f"unknown dtype {shown(value)}; fusegraph has {', '.join(BY_NAME)}")
 
 
 # For floats: (bits of significand, bits of exponent).  A type holds another exactly if both are at least as large.

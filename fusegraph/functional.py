@@ -18,13 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
-from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
+from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError, shown
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.convolution import smallest_sizes, spread
 from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, view
+from fusegraph.values import Unfit, flag, integer, one_or_several
 
 #: Compiled calls that are kept, least recently used first out.
 CACHE_SIZE = 256
@@ -229,7 +233,8 @@ def avg_pool2d(
     count_include_pad says whether the padding counts, as zeros.  Arguments are otherwise those of `max_pool2d`.
     """
     attributes = _pool_attributes("avg_pool2d", window, stride, padding, ceil_mode)
-    return _call(_avg_pool2d, {"x": x}, (*attributes, ("count_include_pad", bool(count_include_pad))), stream)
+    counted = of_kind("avg_pool2d: count_include_pad", flag, count_include_pad)
+    return _call(_avg_pool2d, {"x": x}, (*attributes, ("count_include_pad", counted)), stream)
 
 
 def clear_cache() -> None:
@@ -424,7 +429,7 @@ def _conv_attributes(
     """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
-            raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {padding!r}")
+            raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {shown(padding)}")
     else:
         padding = _integers(function, "padding", padding)
     return (
@@ -442,23 +447,22 @@ def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil
         ("window", _integers(function, "window", window)),
         ("stride", None if stride is None else _integers(function, "stride", stride)),
         ("padding", _integers(function, "padding", padding)),
-        ("ceil_mode", bool(ceil_mode)),
+        ("ceil_mode", of_kind(f"{function}: ceil_mode", flag, ceil_mode)),
     )
 
 
 def _integers(function: str, what: str, value: Any) -> Any:
-    """An integer, or a tuple of what this gives; the op checks how many there are and their range."""
-    if hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "shape", ()):
-        return value.__index__()
-    if isinstance(value, (tuple, list)):
-        return tuple(_integers(function, what, v) for v in value)
-    hint = "; a bias is given by name: bias=..." if hasattr(value, "shape") or value is None else ""
-    raise AttributeValueError(
-        f"{function}: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
-    )
+    """An integer, or a tuple of integers or of tuples of them; the op checks how many there are and their range."""
+    try:
+        return one_or_several(one_or_several(integer))(value)
+    except Unfit:
+        hint = "; a bias is given by name: bias=..." if isinstance(value, np.ndarray) or value is None else ""
+        raise AttributeValueError(
+            f"{function}: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
+        ) from None
 
 
 def _activation(function: str, name: Any) -> str | None:
     if name is None or (isinstance(name, str) and name in ACTIVATIONS):
         return name
-    raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {shown(name)}")

@@ -18,10 +18,11 @@ import networkx as nx
 import numpy as np
 
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
-from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError
+from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
 from fusegraph.ops import TABLE
+from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
@@ -105,11 +106,13 @@ class Graph:
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
         C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed).
         """
-        label = f"constant {name!r}" if name else "a constant"
+        label = "a constant" if name is None else f"constant {check_name('tensor', name)!r}"
         try:
             value = np.asarray(array)
         except ValueError as error:
             raise ShapeError(f"{label}: {error}") from None
+        except Exception:  # NumPy asks an object for its array
+            raise DTypeError(f"{label}: {shown(array)} is no array") from None
         if value.dtype not in BY_NUMPY:
             raise DTypeError(f"{label}: NumPy dtype {value.dtype} is not one of fusegraph's")
         source = BY_NUMPY[value.dtype]
@@ -171,7 +174,7 @@ class Graph:
     def rename(self, tensor: Tensor, name: str) -> Tensor:
         """Gives a tensor another name and returns it.  Raises GraphError (name taken or not allowed)."""
         self._own(tensor, "rename")
-        if name != tensor.name:
+        if check_name("tensor", name) != tensor.name:
             self._rename(tensor, name)
         return tensor
 
@@ -201,16 +204,17 @@ class Graph:
         unknown = set(attributes) - set(op.attributes)
         if unknown:
             known = ", ".join(op.attributes) or "none"
-            raise GraphError(f"{label} has no attribute {sorted(unknown)[0]!r}; it has: {known}")
+            raise GraphError(f"{label} has no attribute {min(map(shown, unknown))}; it has: {known}")
         values = {**op.attributes, **attributes}
         missing = [key for key, value in values.items() if value is REQUIRED]
         if missing:
             raise GraphError(f"{label} needs the attribute {missing[0]!r}")
-        if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
-            values["compute_dtype"] = self._products
         tensors = tuple(self._operands(label, op, operands))
         types = tuple(t.type for t in tensors)
         try:
+            values |= checked(attributes)
+            if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
+                values["compute_dtype"] = self._products
             if op.normalize is not None:
                 values = op.normalize(types, values)
             inferred = op.infer(types, values)
@@ -303,13 +307,13 @@ class Graph:
                 yield operand
             elif isinstance(operand, int) and names[index] in op.integers:
                 if not int64.min <= operand <= int64.max:
-                    raise DTypeError(f"{label}, operand {names[index]!r}: {operand} does not fit in int64")
+                    raise DTypeError(f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in int64")
                 yield self.constant(operand, dtype=int64)
             elif isinstance(operand, (bool, int, float)) and tensors:
                 dtype = _scalar_dtype(operand, tensors[0].dtype)
-                if not dtype.min <= operand <= dtype.max and math.isfinite(operand):
+                if not dtype.min <= operand <= dtype.max and (isinstance(operand, int) or math.isfinite(operand)):
                     raise DTypeError(
-                        f"{label}, operand {names[index]!r}: {operand} does not fit in {dtype}, "
+                        f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in {dtype}, "
                         f"whose values go from {dtype.min} to {dtype.max}"
                     )
                 yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ from fusegraph import composed, indexing, resampling
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
 from fusegraph.ops import TABLE
+from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.base import REQUIRED, Op
 from fusegraph.tensor import Tensor
+from fusegraph.values import Kind, array, dtype, flag, integer, number, one_or_several, optional, word
 
 if TYPE_CHECKING:
     from fusegraph.graph import Graph
@@ -68,6 +71,46 @@ def _method(op: Op) -> Callable[..., Any]:
     return method
 
 
+#: How a parameter is annotated, or what it is called where that says nothing -> the kind of its values.
+_INTEGERS = one_or_several(integer)
+_KINDS: dict[str, Kind] = {
+    "int": integer,
+    "float": number,
+    "bool": flag,
+    "str": word,
+    "int | Sequence[int]": _INTEGERS,
+    "int | Sequence[int] | None": optional(_INTEGERS),
+    "size": _INTEGERS,
+    "dtype": optional(dtype),
+    "index": array,
+    "weights": optional(array),
+}
+
+
+def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a graph, tensors and other values as a method: it gets tensors of the graph, and plain values."""
+    signature = inspect.signature(function)
+    label = function.__name__.strip("_")
+
+    @functools.wraps(function)
+    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise GraphError(f"{label}{str(signature).replace('self: Graph, ', '')}: {error}") from None
+        for key, value in bound.arguments.items():
+            parameter = signature.parameters[key]
+            if parameter.annotation == "Tensor":
+                several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+                for tensor in value if several else (value,):
+                    self._own(tensor, f"{label}, operand {key!r}")
+            elif (kind := _KINDS.get(key if parameter.annotation == "Any" else parameter.annotation)) is not None:
+                bound.arguments[key] = of_kind(f"{label}: {key}", kind, value)
+        return function(*bound.args, **bound.kwargs)
+
+    return method
+
+
 def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Tensor:
     """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0."""
     return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype)}, name)
@@ -77,7 +120,7 @@ def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Ten
 METHODS: dict[str, Callable[..., Any]] = {
     **{op.name: _method(op) for op in TABLE.values()},
     **{
-        function.__name__: function
+        function.__name__: _composed(function)
         for function in (
             indexing.split,
             indexing.flip,
@@ -91,5 +134,5 @@ METHODS: dict[str, Callable[..., Any]] = {
             resampling.grid_sample,
         )
     },
-    "cast": _cast,
+    "cast": _composed(_cast),
 }

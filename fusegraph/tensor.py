@@ -12,7 +12,7 @@ import numpy as np
 
 from fusegraph import indexing
 from fusegraph.dtypes import DType
-from fusegraph.errors import GraphError
+from fusegraph.errors import GraphError, shown
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
 
@@ -28,7 +28,7 @@ def check_name(what: str, name: object) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise GraphError(
-            f"{what} name {name!r} is not allowed: "
+            f"{what} name {shown(name)} is not allowed: "
             "use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
         )
     return name
@@ -175,12 +175,12 @@ class Tensor:
 
     def reshape(self, *shape: Any) -> Tensor:
         """`Graph.reshape`, of a shape or of so many sizes."""
-        given = shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape
+        given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
         return self.graph.apply(TABLE["reshape"], (self,), {"shape": given})
 
     def transpose(self, *perm: Any) -> Tensor:
         """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
-        given = perm[0] if len(perm) == 1 and hasattr(perm[0], "__iter__") else perm or None
+        given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
         return self.graph.apply(TABLE["transpose"], (self,), {"perm": given})
 
     @property

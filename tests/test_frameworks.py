@@ -173,11 +173,12 @@ def test_executables_refuse_torch_tensors_as_ever(torch: Any) -> None:
         assert torch.equal(y, x + v)
         assert torch.equal(executable(x, v), x + v)
         assert torch.equal(executable(b=v, a=x), x + v)
+    shared = torch.ones(30)
     for message, arrays, out in (
         (r"input 'a' of graph 'two' has shape \[6, 4\]", (torch.ones(6, 4), v), None),
         (r"input 'b' of graph 'two' has dtype float64", (x, v.double()), None),
         (r"input 'a' of graph 'two' has strides \[1, 4\]", (torch.ones(6, 4).t(), v), None),
-        (r"output 'y' of graph 'two' overlaps input 'a'", (x, v), x),
+        (r"output 'y' of graph 'two' overlaps input 'a'", (shared[:24].view(4, 6), v), shared[6:].view(4, 6)),
         (r"output 'y' of graph 'two' has shape \[6\]", (x, v), v),
         (r"input 'a' is a Tensor without memory", (_emptied(torch), v), None),
         (r"input 'b' lies at address", (x, torch.from_numpy(np.zeros(25, np.uint8)[1:].view(np.float32))), None),
@@ -185,6 +186,9 @@ def test_executables_refuse_torch_tensors_as_ever(torch: Any) -> None:
         with pytest.raises(ArgumentError, match=message):
             executable(*arrays, out=out)
         assert torch.equal(executable(x, v, out=y), x + v)
+    own = x.clone()
+    assert executable(own, v, out=own) is own
+    assert torch.equal(own, x + v)
     whole = torch.ones(60)
     misaligned = whole[1:25].view(4, 6)  # no multiple of 16 bytes: another variant
     for _ in range(2):

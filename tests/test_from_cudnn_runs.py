@@ -39,6 +39,50 @@ def test_arrays_by_uid_tensor_or_name_in_any_shape_that_lies_alike():
             graph.execute(pack)
 
 
+@pytest.mark.parametrize("engine", ["reference", "cpu"])
+def test_addresses_as_cudnn_takes_them(engine):
+    """Of memory on the host, for engines that run there."""
+    g, (_, w, b, y) = fma()
+    graph = from_cudnn(g)
+    graph.build(engine=engine)
+    a, c, d = normal((1, 6, 8)), normal((1, 8, 4), seed=1), normal((1, 1, 4), seed=2)
+    out = np.full((1, 6, 4), np.nan, np.float32)
+    graph.execute({7: a.ctypes.data, w: np.uint64(c.ctypes.data), b: d, y: out.ctypes.data})
+    np.testing.assert_allclose(out, np.maximum(a @ c + d, 0), rtol=1e-6, atol=1e-6)
+    graph.execute({7: 2 * a, w: c, b: d.ctypes.data, y: out.ctypes.data})
+    np.testing.assert_allclose(out, np.maximum(2 * a @ c + d, 0), rtol=1e-6, atol=1e-6)
+    for address, reason in (
+        (0, r"'w' of graph 'users' is 128 bytes of memory, which 0 is no address of"),
+        (-64, "which -64 is no address of"),
+        (2**64 - 64, "is no address of"),
+        (c.ctypes.data + 2, r"'w' of graph 'users' has dtype float32, whose addresses are multiples of 4; got 0x"),
+        (True, "'w'"),
+        (4096.0, "'w'"),
+    ):
+        with pytest.raises(ArgumentError, match=reason):
+            graph.execute({7: a, w: address, b: d, y: out})
+    with pytest.raises(ArgumentError, match=r"output 'y' of graph 'users' overlaps input 'x'"):
+        graph.execute({7: out.ctypes.data, w: c, b: d, y: out.ctypes.data})
+
+
+def test_booleans_may_be_bytes():
+    """In and out, in the tensor's shape or another; other bytes than cuDNN's are refused."""
+    g = pygraph()
+    x, m = g.tensor([2, 3, 4], name="x"), g.tensor([2, 3, 4], name="m", data_type=DATA.BOOLEAN)
+    chosen = g.mul(x, m, name="chosen").set_output(True)
+    flags = g.cmp_gt(x, g.mul(x, x), name="flags").set_output(True).set_data_type(DATA.BOOLEAN)
+    graph = from_cudnn(g)
+    graph.build(engine="reference")
+    a, mask = normal((2, 3, 4)), np.arange(24, dtype=np.uint8) % 2
+    y, found = np.empty((2, 3, 4), np.float32), np.full((2, 3, 4), 7, np.uint8)
+    for given in (mask, mask.reshape(2, 3, 4), mask.astype(bool).reshape(2, 3, 4)):
+        graph.execute({x: a, m: given, chosen: y, flags: found})
+        np.testing.assert_array_equal(y, a * mask.reshape(2, 3, 4))
+        np.testing.assert_array_equal(found, (a > a * a).astype(np.uint8))
+    with pytest.raises(ArgumentError, match=r"'m' of graph 'users' has dtype bool, (got|the graph)"):
+        graph.execute({x: a, m: mask.astype(np.int8), chosen: y, flags: found})
+
+
 def test_arrays_given_when_the_graph_was_built():
     torch = pytest.importorskip("torch")
     g = pygraph()

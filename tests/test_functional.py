@@ -230,7 +230,7 @@ BIAS = np.zeros(3, np.float32)
         (lambda: conv2d(X, W, padding="full"), AttributeValueError, "'same' or 'valid', got 'full'"),
         (lambda: conv2d(X, W, 2, "same"), AttributeValueError, "'same' goes with stride 1, got stride 2"),
         (lambda: conv2d(X, W, groups=0), AttributeValueError, "groups is a positive integer"),
-        (lambda: conv2d(X, W, groups=(1,)), AttributeValueError, "groups is a positive integer"),
+        (lambda: conv2d(X, W, groups=(1,)), AttributeValueError, "groups is an integer, or None"),
         (lambda: conv2d(X, W, bias=np.zeros(4, np.float32)), ShapeError, "each of the 3 channels, got 4"),
         (lambda: conv2d(X, W, bias=np.zeros((1, 3), np.float32)), ShapeError, "bias has one dimension"),
         (lambda: conv2d(X.astype(np.int8), W.astype(np.int8), bias=BIAS), DTypeError, "bias is float32, the sums are"),

@@ -17,6 +17,7 @@ import os
 import re
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ README = ROOT / "README.md"
 HOPPER = ROOT / "codegen" / "HOPPER.md"
 RESULTS = ROOT / "benchmarks" / "results"
 TORCH = RESULTS / "torch"
-_SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+_SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
 def kernel() -> str:
@@ -126,6 +127,20 @@ def onnx() -> str:
     ]
     table = [_cells([f"node tests of onnx {found['onnx']}", "number"]), _cells(["---", "---:"]), *map(_cells, rows)]
     return "\n".join(table) + "\n"
+
+
+def cudnn_tests() -> str:
+    """What tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
+    found = json.loads((ROOT / "tests" / "cudnn_frontend_tests.json").read_text("utf-8"))
+    columns = ("passed", "failed", "graphs", "served", "right")
+    files: dict[str, dict[str, Any]] = {name: of for name, of in found["files"].items() if of["graphs"]}
+    rows = [[f"`{name}`", *(str(counts[key]) for key in columns)] for name, counts in files.items()]
+    rows.append(["**all**", *(f"**{sum(counts[key] for counts in files.values())}**" for key in columns)])
+    headings = [f"tests of cudnn-frontend {found['cudnn-frontend']}, engine `{found['engine']}`", *columns]
+    refused: Counter[str] = sum((Counter(counts["refused"]) for counts in files.values()), Counter())
+    reasons = "; ".join(f"{reason} ({count})" for reason, count in refused.most_common()) or "nothing"
+    table = [_cells(headings), _cells(["---", *["---:"] * len(columns)]), *map(_cells, rows)]
+    return "\n".join(table) + f"\n\nRefused: {reasons}.\n"
 
 
 # --- models through torch.compile
@@ -437,7 +452,8 @@ Makers = Mapping[str, Callable[[], str]]
 
 def readme_makers(_: str) -> Makers:
     """What makes the sections of README.md, by their names."""
-    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, onnx, torch, measurements)}
+    makers = (kernel, explain, dtypes, ops, onnx, cudnn_tests, torch, measurements)
+    return {maker.__name__.replace("_", "-"): maker for maker in makers}
 
 
 def hopper_makers(text: str) -> Makers:

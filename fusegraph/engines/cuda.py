@@ -10,7 +10,7 @@ from typing import Any
 from codegen.schedule import target
 from codegen.spec import KernelSource
 from fusegraph.engines.arguments import bind
-from fusegraph.engines.base import Queue
+from fusegraph.engines.base import Pairs, Queue
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -138,11 +138,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
         return _Loaded(plan, queue if size else sequence, constants)
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        self._variant(inputs, outputs).queue((*inputs, *outputs), stream)
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        addresses = (*inputs, *outputs)
+        self._variant(addresses, pairs).queue(addresses, stream)
 
-    def _select(self, bits: int) -> Queue:
-        return self._variant_for(bits).queue
+    def _select(self, bits: int, pairs: Pairs) -> Queue:
+        return self._variant_for(bits, pairs).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """(outputs, replay): the call as a CUDA graph on these very arrays.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusegraph.engines.base import Executable
+from fusegraph.engines.base import Executable, Pairs
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
@@ -246,7 +246,7 @@ class CudnnExecutable(Executable):
 
     # ---- running
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         with self._handle.lock:
             self._execute(inputs, outputs, stream)
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.engines.base import Executable
+from fusegraph.engines.base import Executable, Pairs
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import evaluate as ops
 from fusegraph.ops.convert import from_reference, round_to, to_reference
 from fusegraph.runtime.arrays import CPU
+from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import numpy_over
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +39,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
     """
     values: dict[Tensor, Array] = {}
     for tensor in graph.tensors.values():
+        check_room(8 * tensor.size, f"tensor {tensor.name!r} of graph {graph.name!r}, float64 {list(tensor.shape)},")
         if tensor.value is not None:
             values[tensor] = to_reference(tensor.value, tensor.dtype)
     for tensor in graph.inputs:
@@ -61,7 +63,10 @@ class ReferenceExecutable(Executable):
         super().__init__(graph, None, CPU)
         self._strict = strict
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+    def _refused(self, bits: int, pairs: Pairs) -> str | None:
+        return None  # everything is computed before anything is written
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         arrays = {t.name: _array(t, address) for t, address in zip(self.graph.inputs, inputs)}
         values = evaluate(self.graph, arrays, strict=self._strict)
         for tensor, address in zip(self.graph.outputs, outputs):

@@ -72,11 +72,12 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     if values["diagonal_alignment"] not in ALIGNMENTS:
         allowed = " or ".join(map(repr, ALIGNMENTS))
         raise AttributeValueError(f"diagonal_alignment is {allowed}, got {values['diagonal_alignment']!r}")
-    for key in ("diagonal_band_left_bound", "diagonal_band_right_bound"):
+    # A band reaches as many keys to the left as its bound, the one on the diagonal among them.
+    for key, least in (("diagonal_band_left_bound", 1), ("diagonal_band_right_bound", 0)):
         bound = values[key]
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer)) or bound < 0):
-            raise AttributeValueError(f"{key} is an integer that is not negative, or None, got {bound!r}")
-        result[key] = None if bound is None else min(int(bound), FURTHEST)
+        if bound is not None and bound < least:
+            raise AttributeValueError(f"{key} is an integer of at least {least}, or None, got {bound!r}")
+        result[key] = None if bound is None else min(bound, FURTHEST)
     for key in ("use_causal_mask", "use_alibi_mask", "generate_stats"):
         if not isinstance(values[key], (bool, np.bool_)):
             raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
@@ -260,7 +261,7 @@ def scored(
         right = write("add", "right", diagonal, diagonal_band_right_bound) if diagonal_band_right_bound else diagonal
         conditions.append(write("cmp_le", "right of band", j, right))
     if diagonal_band_left_bound is not None:
-        left = write("sub", "left", diagonal, diagonal_band_left_bound) if diagonal_band_left_bound else diagonal
+        left = write("sub", "left", diagonal, diagonal_band_left_bound)
         conditions.append(write("cmp_gt", "left of band", j, left))
     if sequences is not None:
         other = i if of_keys else j

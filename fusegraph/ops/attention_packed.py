@@ -64,7 +64,7 @@ def written(
     """Writes what is known of each query, (1, ..., tokens, 1), or of each key, (1, ..., 1, tokens); None if the batch
     is not packed.
     """
-    if OFFSETS[0] not in given:
+    if any(key not in given or given[key].size == 1 for key in OFFSETS):
         return None
     count = given[OFFSETS[0]].shape[0] - 1
     ends: list[Any] = []

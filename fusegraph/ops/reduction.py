@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,8 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     if not isinstance(attributes["keepdims"], (bool, np.bool_)):
         raise AttributeValueError(f"keepdims is True or False, got {attributes['keepdims']!r}")
     dtype, correction = attributes["dtype"], attributes["correction"]
-    if isinstance(correction, bool) or not isinstance(correction, (int, float, np.integer, np.floating)):
-        raise AttributeValueError(f"correction is a number, got {correction!r}")
+    if not isfinite(correction):
+        raise AttributeValueError(f"correction is a finite number, got {correction!r}")
     if correction and mode != "var":
         raise AttributeValueError(f"correction is for mode var, this is {mode}")
     axes = normal_axes(attributes["axes"], len(x.shape))

@@ -24,6 +24,7 @@ from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
+from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
@@ -82,6 +83,8 @@ def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[
     special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
     """
     rng = np.random.default_rng(seed)
+    for t in graph.inputs:
+        check_room(8 * t.size, f"input {t.name!r} of graph {graph.name!r}, of float64 random numbers {list(t.shape)},")
     return {t.name: laid_out(random_values(rng, t, special), t) for t in graph.inputs}
 
 

@@ -77,9 +77,9 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
             )
         if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
             viewer = from_dlpack_viewer("dlpack")
-        elif hasattr(x, "__cuda_array_interface__"):
+        elif _has(x, "__cuda_array_interface__"):
             viewer = _view_cuda_interface
-        elif hasattr(x, "__array_interface__"):
+        elif _has(x, "__array_interface__"):
             viewer = _view_array_interface
     if viewer is None:
         _refuse(
@@ -89,6 +89,14 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
         )
     _viewers[kind] = viewer
     return viewer
+
+
+def _has(x: Any, name: str) -> bool:
+    """Whether an object has an attribute, and does not fail when asked for it."""
+    try:
+        return getattr(x, name, None) is not None
+    except Exception:
+        return False
 
 
 # --- what every viewer checks --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.dtypes import uint8
 from fusegraph.engines.base import Executable
 from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
@@ -20,6 +21,8 @@ from fusegraph.runtime.strides import numpy_over
 
 #: How many values of scalars that were given on the host are kept on the GPU.
 _KEPT = 64
+#: Addresses have 64 bits.
+_LAST_ADDRESS = 1 << 64
 
 
 class CudnnGraph(Graph):
@@ -87,10 +90,12 @@ class CudnnGraph(Graph):
     def execute(self, variant_pack: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
         """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
 
-        An array is of the tensor's dtype and holds its elements where the tensor's strides say: its own shape may lack
-        or have dimensions of size 1, or be another one of as many elements without gaps.  Scalars that cuDNN reads on
-        the host may be numbers.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on the
-        stream of a handle of cuDNN's, if one is given, else on the framework's current one.
+        An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
+        tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
+        without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
+        tensor's memory, on the GPU, or on the host for engines that run there.  Arrays for other uids are ignored, as
+        is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, else on the
+        framework's current one.
 
         Raises ArgumentError (an array is missing or does not fit), DeviceError.
         """
@@ -111,22 +116,17 @@ class CudnnGraph(Graph):
             fitting.execute({uid: given[t] for uid, t in self.uids.items() if t in given}, workspace, handle)
             return
         executable = self.build()
-        leader = next((t for t in wanted if t not in self.by_value), wanted[0])
+        device = executable.device
         if handle is not None:
             stream = frontend().get_stream(handle)
         else:
-            stream = current_stream(framework_of(type(given[leader])), executable.device)
-        arrays = {
-            t: _as_declared(
-                t,
-                self._staged(t, given[t], executable.device) if t in self.by_value else given[t],
-                stream,
-                any_size=t in self.ragged,
-            )
-            for t in wanted
-        }
-        inputs, put = [arrays[t] for t in self.inputs], Put(self, executable.device, stream)
-        outputs = [put.instead(t, arrays) for t in self.outputs]
+            held = (given[t] for t in wanted if t not in self.by_value and not _is_address(given[t]))
+            stream = current_stream(framework_of(type(next(held, None))), device)
+        for tensor in self.by_value & given.keys():
+            given[tensor] = self._staged(tensor, given[tensor], device)
+        arrays = {t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged) for t in wanted}
+        put = Put(self, device, stream)
+        inputs, outputs = [arrays[t] for t in self.inputs], [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
         put.done(arrays)
 
@@ -137,9 +137,10 @@ class CudnnGraph(Graph):
         uids = {t: uid for uid, t in self.uids.items()}
         sizes = {}
         for tensor in self.ragged:
-            seen = view(given[tensor], name=tensor.name)
-            sizes[uids[tensor]] = extent(seen.shape, seen.strides)
-        if all(sizes[uids[t]] == rows.elements for t, rows in self.ragged.items()):
+            if not _is_address(given[tensor]):
+                seen = view(given[tensor], name=tensor.name)
+                sizes[uids[tensor]] = extent(seen.shape, seen.strides)
+        if all(sizes.get(uids[t], rows.elements) == rows.elements for t, rows in self.ragged.items()):
             return self
         key = tuple(sorted(sizes.items()))
         if key not in self._sized:
@@ -200,39 +201,67 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, stream: int, any_size: bool = False) -> Any:
-    """An array in the shape of a tensor, on the memory that it has; any_size if that is known to be enough.  Raises
-    ArgumentError.
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any_size: bool = False) -> Any:
+    """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
+    to be enough.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
+    what = f"{tensor.name!r} of graph {tensor.graph.name!r}"
+    if _is_address(array):
+        return _over(tensor, _address(what, tensor, int(array)), device, None, stream)
     seen = view(array, name=tensor.name, stream=stream)
-    if tuple(seen.shape) == tensor.shape and not any_size:
+    bytes_of_truth = tensor.dtype.is_bool and seen.dtype == uint8
+    if tuple(seen.shape) == tensor.shape and not bytes_of_truth and not any_size:
         return array  # the executable says what is wrong
-    if seen.dtype != tensor.dtype:
-        raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has dtype {tensor.dtype}, got {seen.dtype}"
-        )
+    if seen.dtype != tensor.dtype and not bytes_of_truth:
+        raise ArgumentError(f"{what} has dtype {tensor.dtype}, got {seen.dtype}")
     held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
     room = extent(seen.shape, seen.strides)
     if alike and held != wanted and not any_size:
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(tensor.shape)} and strides "
-            f"{list(tensor.strides)}, got {list(seen.shape)} with strides {list(seen.strides)}"
+            f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
+            f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
     if not alike and not any_size and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} lies in {extent(tensor.shape, tensor.strides)} elements "
+            f"{what} lies in {extent(tensor.shape, tensor.strides)} elements "
             f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
             f"{list(seen.strides)}"
         )
-    if seen.device.is_cuda:
-        return DeviceArray(seen.pointer, tensor.shape, tensor.strides, tensor.dtype, seen.device, array, stream)
-    found = numpy_over(seen.pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, seen.owner)
-    found.flags.writeable = not seen.readonly
+    found = _over(tensor, seen.pointer, seen.device, array if seen.device.is_cuda else seen.owner, stream)
+    if not seen.device.is_cuda:
+        found.flags.writeable = not seen.readonly
     return found
+
+
+def _is_address(array: Any) -> bool:
+    return isinstance(array, (int, np.integer)) and not isinstance(array, bool)
+
+
+def _address(what: str, tensor: Tensor, address: int) -> int:
+    """An address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
+    ArgumentError."""
+    nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
+    if not nbytes:
+        return address
+    if not 0 < address <= _LAST_ADDRESS - nbytes:
+        raise ArgumentError(f"{what} is {nbytes} bytes of memory, which {address} is no address of")
+    if address % tensor.dtype.itemsize:
+        raise ArgumentError(
+            f"{what} has dtype {tensor.dtype}, whose addresses are multiples of {tensor.dtype.itemsize}; "
+            f"got 0x{address:x}"
+        )
+    return address
+
+
+def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int) -> Any:
+    """Memory as an array of a tensor's shape, strides and dtype."""
+    if device.is_cuda:
+        return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
+    return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
 from fusegraph.errors import ShapeError
-from fusegraph.frontends.cudnn import attention, attention_backward, attention_backward_fp8
+from fusegraph.frontends.cudnn import attention, attention_backward, attention_backward_fp8, experts
 from fusegraph.frontends.cudnn.attention_asked import PARAMS
 from fusegraph.frontends.cudnn.layouts import is_logical
 from fusegraph.frontends.cudnn.reading import Reading
@@ -305,5 +305,7 @@ RULES: dict[str, Rule] = {
     "SDPA_FP8": Rule(attention.sdpa_fp8, attention.PORTS_FP8, PARAMS, ragged=True),
     "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, PARAMS, ragged=True),
     "SDPA_FP8_BWD": Rule(attention_backward_fp8.sdpa_fp8_backward, attention_backward_fp8.PORTS, PARAMS, ragged=True),
+    "MOE_GROUPED_MATMUL": Rule(experts.moe_grouped_matmul, experts.PORTS, experts.PARAMS),
+    "MOE_GROUPED_MATMUL_BWD": Rule(experts.moe_grouped_matmul_bwd, experts.PORTS_BACKWARD),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }
