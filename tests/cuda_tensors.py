@@ -78,7 +78,11 @@ def _place(device: Any) -> str | None:
 
 
 class _Devices(TorchFunctionMode):
-    """Makes what is asked for on a GPU on the host, and marks it."""
+    """Makes what is asked for on a GPU on the host, and marks it; tells how much there is to multiply before it is."""
+
+    def __init__(self, before_products: Callable[[int], None]) -> None:
+        super().__init__()
+        self.before_products = before_products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -89,10 +93,12 @@ class _Devices(TorchFunctionMode):
         if (written := _written_in_python(func)) is not None:
             with self:  # of the calls in it, too
                 return written(*args, **kwargs)
+        if func in _PRODUCTS and isinstance(args[0], CudaTensor):
+            self.before_products(_multiplications(func, args))
         if Autocast.dtype is not None and func in _PRODUCTS:
             args = [a.to(Autocast.dtype) if isinstance(a, CudaTensor) and a.is_floating_point() else a for a in args]
-        if func in _NORMS and isinstance(args[0], CudaTensor) and args[0].itemsize < 4:
-            return _in_float32(func, args, kwargs)
+        if func in _NORMS and isinstance(args[0], CudaTensor):
+            return _norm(func, args, kwargs)
         if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
             return _channels_last(func(*args, **kwargs), args[:2])
         place = _place(kwargs.get("device"))
@@ -120,14 +126,27 @@ def _written_in_python(func: Any) -> Callable[..., Any] | None:
     return None if found is None else found._init_fn
 
 
-def _in_float32(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """A norm of 16-bit numbers, and its gradients, as a GPU has them: with sums of 32 bits, which torch's for the host
-    are not."""
+def _multiplications(func: Any, factors: Any) -> int:
+    """At most so many, of a convolution or a product of matrices."""
+    first, second = factors[:2]
+    if func in _CONVOLUTIONS:
+        return int(first.numel() * second.numel() // max(second.shape[1], 1))
+    return 0 if func is torch.einsum else int(first.numel() * second.shape[-1])
 
-    def wide(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    found: torch.Tensor = func(*map(wide, args), **{key: wide(value) for key, value in kwargs.items()})
+def _norm(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """A norm, and its gradients, as a GPU has them: of 16-bit numbers with sums of 32 bits, which torch's for the host
+    are not; weights may have any shape."""
+    flat = func is not torch.nn.functional.layer_norm
+
+    def given(value: Any, x: bool = False) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+        return value if x or not flat else value.flatten()
+
+    weights = (given(value) for value in args[1:])
+    found: torch.Tensor = func(given(args[0], True), *weights, **{key: given(kwargs[key]) for key in kwargs})
     return found.to(args[0].dtype)
 
 
@@ -228,8 +247,9 @@ def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-def install(capability: Callable[[], tuple[int, int]]) -> None:
-    """Makes torch behave as if it had one GPU of a compute capability, for the rest of the process."""
+def install(capability: Callable[[], tuple[int, int]], before_products: Callable[[int], None]) -> None:
+    """Makes torch behave as if it had one GPU of a compute capability, for the rest of the process; before_products is
+    called with the number of multiplications before torch does them, and may raise."""
 
     def properties(*_: Any) -> Any:
         major, minor = capability()
@@ -275,4 +295,4 @@ def install(capability: Callable[[], tuple[int, int]]) -> None:
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, ignore)
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    _Devices().__enter__()
+    _Devices(before_products).__enter__()

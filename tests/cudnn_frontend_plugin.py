@@ -80,9 +80,7 @@ def _built(pygraph: Any, **_: Any) -> CudnnGraph:
             _refuse(seen, str(error))
         _lay_out(pygraph, seen.read)
         seen.read.build(engine=OPTIONS["engine"])
-        operations = _operations(seen.read)
-        if 0 < OPTIONS["operations"] < operations:
-            pytest.skip(f"too large: {operations:.1e} operations, the bound is {OPTIONS['operations']:.1e}")
+        _check_size(_operations(seen.read))
     if seen.read is None:
         pytest.skip(f"refused: {seen.refusal}")
     return seen.read
@@ -96,6 +94,11 @@ def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
             if made is not None and not tensor.is_virtual:
                 object.__setattr__(tensor, "dim", made.shape)
                 object.__setattr__(tensor, "stride", made.strides)
+
+
+def _check_size(multiplications: int) -> None:
+    if 0 < OPTIONS["operations"] < multiplications:
+        pytest.skip(f"too large: {multiplications:.1e} multiplications, the bound is {OPTIONS['operations']:.1e}")
 
 
 def _operations(graph: Graph) -> int:
@@ -168,8 +171,8 @@ def _patch_cudnn() -> None:
         "get_workspace_size_plan_at_index": lambda self, *_, **__: 0,
         "get_execution_plan_count": lambda self: int(hasattr(self, "_fusegraph_seen")),
         "get_plan_name_at_index": lambda self, _: "fusegraph",
-        "get_behavior_notes": lambda self: [],
-        "get_behavior_notes_for_plan_at_index": lambda self, _: [],
+        "get_behavior_notes": lambda self: [cudnn.behavior_note.RUNTIME_COMPILATION],
+        "get_behavior_notes_for_plan_at_index": lambda self, _: [cudnn.behavior_note.RUNTIME_COMPILATION],
         "build_plan_at_index": lambda self, _: _built(self) and None,
         "execute": _execute,
         "execute_plan_at_index": lambda self, pack, workspace=None, _=0, handle=None, *more, **others: _execute(
@@ -201,7 +204,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fusegraph", "cudnn-frontend's tests against from_cudnn")
     group.addoption("--fusegraph-engine", default="cpu", help="engine that graphs are compiled for (cpu)")
     group.addoption("--fusegraph-capability", default="9.0", help="the GPU's answer, 9.0 (an H200) or 10.0, 12.0")
-    group.addoption("--fusegraph-operations", type=float, default=0, help="graphs of more multiplications are skipped")
+    group.addoption(
+        "--fusegraph-operations", type=float, default=0, help="products of more multiplications are skipped"
+    )
     group.addoption("--fusegraph-tests", type=int, default=0, help="so many of each test function's, evenly spread")
     group.addoption("--fusegraph-seconds", type=int, default=0, help="tests that take longer are skipped")
     group.addoption("--fusegraph-json", type=Path, help="file to put the counts in, those of other files are kept")
@@ -315,5 +320,5 @@ def _summed(files: dict[str, Any], what: str) -> dict[str, int]:
     return dict(total.most_common())
 
 
-install(lambda: OPTIONS["capability"])
+install(lambda: OPTIONS["capability"], _check_size)
 _patch_cudnn()

@@ -93,9 +93,9 @@ class CudnnGraph(Graph):
         An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
         tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
         without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
-        tensor's memory, on the GPU, or on the host for engines that run there.  Arrays for other uids are ignored, as
-        is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, else on the
-        framework's current one.
+        tensor's memory, on the GPU, or on the host for engines that run there; of a ragged tensor's, as much as its
+        sequences need without gaps.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on
+        the stream of a handle of cuDNN's, if one is given, else on the framework's current one.
 
         Raises ArgumentError (an array is missing or does not fit), DeviceError.
         """
@@ -125,8 +125,8 @@ class CudnnGraph(Graph):
         for tensor in self.by_value & given.keys():
             given[tensor] = self._staged(tensor, given[tensor], device)
         arrays = {t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged) for t in wanted}
-        put = Put(self, device, stream)
-        inputs, outputs = [arrays[t] for t in self.inputs], [put.instead(t, arrays) for t in self.outputs]
+        inputs, put = [arrays[t] for t in self.inputs], Put(self, device, stream)
+        outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
         put.done(arrays)
 
@@ -137,10 +137,12 @@ class CudnnGraph(Graph):
         uids = {t: uid for uid, t in self.uids.items()}
         sizes = {}
         for tensor in self.ragged:
-            if not _is_address(given[tensor]):
-                seen = view(given[tensor], name=tensor.name)
-                sizes[uids[tensor]] = extent(seen.shape, seen.strides)
-        if all(sizes.get(uids[t], rows.elements) == rows.elements for t, rows in self.ragged.items()):
+            if _is_address(given[tensor]):
+                sizes[uids[tensor]] = self.ragged[tensor].elements
+                continue
+            seen = view(given[tensor], name=tensor.name)
+            sizes[uids[tensor]] = extent(seen.shape, seen.strides)
+        if all(sizes[uids[t]] == rows.elements for t, rows in self.ragged.items()):
             return self
         key = tuple(sorted(sizes.items()))
         if key not in self._sized:
@@ -201,7 +203,7 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any_size: bool = False) -> Any:
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, any_size: bool = False) -> Any:
     """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
     to be enough.  Raises ArgumentError.
 
