@@ -91,7 +91,7 @@ def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
     for node in pygraph.nodes:
         for tensor in node.outputs.values():
             made = None if tensor is None else read.uids.get(tensor.uid)
-            if made is not None and not tensor.is_virtual:
+            if made is not None and not tensor.is_virtual and tensor.ragged_offset is None:
                 object.__setattr__(tensor, "dim", made.shape)
                 object.__setattr__(tensor, "stride", made.strides)
 
