@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import attention, contraction, pointwise, rows, scan, winograd
+from codegen import attention, contraction, pointwise, rows, scan, scatter, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
@@ -31,6 +31,7 @@ from codegen.pool import schedule as pool_schedule
 from codegen.pool.schedule import PoolSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
+from codegen.scatter import ScatterSchedule, ScatterSpec
 from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
 from codegen.window import schedule as window_schedule
 from codegen.window.schedule import WindowSchedule
@@ -42,6 +43,7 @@ KernelSpec: TypeAlias = (
     | PoolSpec
     | RowsSpec
     | ScanSpec
+    | ScatterSpec
     | WindowSpec
     | ContractionSpec
     | WinogradSpec
@@ -54,6 +56,7 @@ Schedule: TypeAlias = (
     | PoolSchedule
     | RowsSchedule
     | ScanSchedule
+    | ScatterSchedule
     | WindowSchedule
     | WgmmaSchedule
     | MmaSchedule
@@ -111,6 +114,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return next(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return next(scan.schedules(spec, arch))
+    if isinstance(spec, ScatterSpec):
+        return next(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
     if isinstance(spec, WinogradSpec):
@@ -132,6 +137,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return _unique(scan.schedules(spec, arch))
+    if isinstance(spec, ScatterSpec):
+        return _unique(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
     if isinstance(spec, WinogradSpec):

@@ -170,7 +170,7 @@ class _Apart(Exception):
 
 def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: Mapping[str, str]) -> Plan:
     """`plan`; gradients of attention with a result that is called as in ``apart`` stay kernels of their own."""
-    written_out = decompose(graph)
+    written_out = decompose(graph, scatters=True)
     simplified = simplify(written_out.graph, enabled=fusion)
     nothing = Recognised(same(simplified.graph), ())
     gradients = recognise_backward(simplified.graph, options) if fusion else nothing

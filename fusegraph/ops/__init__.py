@@ -19,6 +19,7 @@ from fusegraph.ops import (
     reduction,
     rotary,
     scan,
+    scatter,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
@@ -46,4 +47,5 @@ __all__ = [
     "reduction",
     "rotary",
     "scan",
+    "scatter",
 ]

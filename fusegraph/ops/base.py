@@ -22,6 +22,7 @@ class Kind(Enum):
     MOVEMENT = "movement"
     REDUCTION = "reduction"
     SCAN = "scan"
+    SCATTER = "scatter"
     WINDOW = "window"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"

@@ -101,6 +101,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
         error = _scan(graph, node, operands[0])
+    elif node.kind is Kind.SCATTER:
+        error = _scatter(graph, node, operands)
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
@@ -338,6 +340,45 @@ def _scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
     error = (count + 3) * unit * total + count * tiny(compute)
     error = error + along(np.broadcast_to(e, x.shape)) * (1 + (count + 3) * unit)
     error = np.where(total + error > largest, np.inf, error)
+    return np.where(np.isnan(error), np.inf, error)
+
+
+def _scatter(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
+    """That of what is put or combined at each place, in any order; where an index is not known for sure, anything."""
+    (x, ex), (index, ei), (updates, eu) = ((v, np.broadcast_to(e, v.shape)) for v, e in operands)
+    attributes = {**node.attributes}
+    reduction = attributes.pop("reduction")
+    if ei.any():
+        return np.full(node.output.shape, np.inf)
+
+    def put(own: Array, values: Array, how: str) -> Array:
+        return np.asarray(node.op.reference(own, index, values, reduction=how, **attributes))
+
+    moves = put(ex, eu, "none" if reduction == "none" else "max")
+    if reduction in ("none", "max", "min"):
+        return moves
+    if not node.output.dtype.is_float:
+        return np.where(moves > 0, np.inf, 0.0)
+    compute = compute_dtype(node.output.dtype, graph.compute_dtype)
+    unit, largest = compute.unit_roundoff, compute.max * (1 - 2.0**-10)
+    ours, theirs = (np.where(np.isfinite(v), np.abs(v), 0.0) for v in (x, updates))
+    terms = put(np.ones(x.shape), np.ones(updates.shape), "add")
+    if reduction == "mul":
+        total = put(ours, theirs, "mul")
+        moved = put(ours + ex, theirs + eu, "mul") - total
+        most = put(np.maximum(ours + ex, 1.0), np.maximum(theirs + eu, 1.0), "mul")
+        least = put(*(np.minimum(np.where(v > 0, v, 1.0), 1.0) for v in (ours, theirs)), "mul")
+        error = moved + (2 * terms + 2) * unit * (total + moved)
+        error = error + np.where(least < tiny(compute), (terms + 1) * tiny(compute) * most, 0.0)
+        error = np.where(most > largest, np.inf, error)
+    else:
+        total = put(ours, theirs, "add")
+        error = (terms + 3) * unit * total + terms * tiny(compute) + put(ex, eu, "add") * (1 + (terms + 3) * unit)
+        error = np.where(total + error > largest, np.inf, error)
+        if reduction == "mean":
+            count = np.maximum(terms, 1.0)
+            error = error / count + 2 * unit * (total + error) / count + tiny(compute)
+    error = np.where(moves == np.inf, np.inf, error)
     return np.where(np.isnan(error), np.inf, error)
 
 
