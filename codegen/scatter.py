@@ -1,7 +1,7 @@
 """The scatter family: the values of a program, each combined with what is where an index says, in memory of zeros.
 
-A thread has an update, and combines integers atomically: whatever the order, the result is the same.  Products, which no
-atomic makes in an order that can be relied on, have a thread for all updates that share their other coordinates: it
+A thread has an update, and combines integers atomically: whatever the order, the result is the same.  Products, which
+no atomic makes in an order that can be relied on, have a thread for all updates that share their other coordinates: it
 walks them.
 """
 

@@ -60,7 +60,10 @@ class _Builder(CoordinateBuilder):
             self._view.alignment(result, self._options),
         )
         place = Operand(index.name, index.dtype, self._zero.steps)
-        stores = [Store(to, self._at(values, self._identity, None)), Store(place, self._at(index, self._identity, None))]
+        stores = [
+            Store(to, self._at(values, self._identity, None)),
+            Store(place, self._at(index, self._identity, None)),
+        ]
         return self._finished(stores)
 
 

@@ -2,8 +2,8 @@
 
 The result is the same whatever the order in which the updates come: sums, extremes and "the last one" are written as
 combinations of integers (`ops.scatter_parts`), which atomics make in any order, and the kernels are linear in the
-number of updates and of places.  An extreme is the largest of unsigned integers in the floats' order.  The last update is
-the one with the largest position.  A sum of floats is one of multiples of a unit that the largest exponent at each
+number of updates and of places.  An extreme is the largest of unsigned integers in the floats' order.  The last update
+is the one with the largest position.  A sum of floats is one of multiples of a unit that the largest exponent at each
 place decides, with more digits than the floats have: it is exact but for digits far below the last one of a float.  All
 that is left is the product, whose updates a thread walks, one for all that share their other coordinates.
 """
@@ -109,9 +109,7 @@ def _neutral(dtype: np.dtype[Any], reduction: str) -> Any:
     return info.min if reduction == "max" else info.max
 
 
-def _expand(
-    write: Writing, x: Any, index: Any, updates: Any, axis: int, reduction: str, include_self: bool
-) -> Any:
+def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reduction: str, include_self: bool) -> Any:
     if not x.size or not updates.size:
         return x
     dtype = x.dtype
@@ -287,7 +285,9 @@ class _Put:
         scale = self._combined("scale", write(EXPONENT, "exponent", updates, wide=wide), "most")
         own = self._taken("own scale", scale, self._slots[0])
         sums = [
-            self._combined(part, write(FIXED, f"fixed {part}", updates, own, places=places, rest=rest, wide=wide), "add")
+            self._combined(
+                part, write(FIXED, f"fixed {part}", updates, own, places=places, rest=rest, wide=wide), "add"
+            )
             for part, rest in (("sum", False), ("rest", True))[: 1 + wide]
         ]
         operands = [self._at_places(t, 0) for t in (scale, *sums)]

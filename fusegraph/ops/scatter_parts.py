@@ -181,9 +181,7 @@ def _floating(x: Array, scale: Array, total: Array, rest: Any = 0, *, places: in
 
 
 #: The scale of one float.
-EXPONENT = _part(
-    "exponent", ("x",), lambda x: int32, _exponent, {"float": "scatter::exponent({x})"}, {"wide": False}
-)
+EXPONENT = _part("exponent", ("x",), lambda x: int32, _exponent, {"float": "scatter::exponent({x})"}, {"wide": False})
 #: A float in units of a scale, or what is left of it in finer units.
 FIXED = _part(
     "fixed",

@@ -20,6 +20,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
     attention_backward,
     contraction,
+    indices,
     movement,
     norm,
     pointwise,

@@ -109,16 +109,14 @@ def _var_mean(
 @aten("cumsum.default")
 def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     x = c.cast(x, int64) if not x.dtype.is_float else x
-    return c.graph.cumsum(c.cast(x), axis=dim) if x.rank else c.graph.identity(c.cast(x))
+    return c.graph.cumsum(c.cast(x), axis=dim)
 
 
 def _along(op: str) -> Any:
-    """Softmax and its kin; a tensor of rank 0 is a row of one element."""
+    """Softmax and its kin."""
 
     def handler(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-        rows = c.cast(x) if x.rank else c.cast(x).reshape(1)
-        result = c.cast(getattr(c.graph, op)(rows, axis=dim))
-        return result if x.rank else result.reshape(())
+        return c.cast(getattr(c.graph, op)(c.cast(x), axis=dim))
 
     return handler
 
