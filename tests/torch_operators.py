@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch_indices import INDICES, INPUTS
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -175,25 +176,7 @@ MOVEMENT: list[Case] = [
         "slice_scatter of steps",
         lambda x, i, s: (torch.slice_scatter(x, s, 1, 1, 5, 3), torch.slice_scatter(x, s[:, :0], 1, 5, 5, 2)),
     ),
-    ("embedding", lambda x, i, s: F.embedding(i, x.reshape(24, 5))),
-    (
-        "gather",
-        lambda x, i, s: (
-            x.gather(1, i[0, :4, None, None].expand(4, 2, 5)),
-            (x * 2).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
-            x.log_softmax(1).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
-        ),
-    ),
-    (
-        "scatter",
-        lambda x, i, s: (
-            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), 0.3),
-            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), s[:, :1]),
-        ),
-    ),
     ("copy", lambda x, i, s: (aten.copy(x, s[:, :1]), aten.copy(x, i[0, 0]))),
-    ("index_select", lambda x, i, s: torch.index_select(x, 1, i[0])),
-    ("index", lambda x, i, s: (x.reshape(24, 5)[i], x[:, i[0] - 3], x[:, i[0][:, None], i[1] % 5], x[i[0] % 4])),
     (
         "linear",
         lambda x, i, s: (
@@ -412,6 +395,7 @@ ATTENTION: list[Case] = [
 
 _IMAGES = random(2, 4, 5, 6)
 GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
+    "indices": (INDICES, INPUTS),
     "movement": (MOVEMENT, (random(4, 6, 5), torch.arange(12).reshape(2, 6) * 7 % 6, random(4, 2, 5))),
     "reduction": (REDUCTIONS, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5)),
     "contraction": (CONTRACTIONS, (random(2, 4, 7, 7), random(6, 4, 3, 3), random(6, 8), random(8, 5))),
