@@ -127,8 +127,8 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), or "index": ``at`` of
-    the first of the largest elements, or of the last that is NaN; -1 of none.
+    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), "logaddexp" (of scans
+    alone), or "index": ``at`` of the first of the largest elements, or of the last that is NaN; -1 of none.
     """
 
     name: str
