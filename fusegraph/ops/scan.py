@@ -121,6 +121,8 @@ def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -
     position = write("gen_index", "position", x, axis=axis)
     if x.dtype.itemsize <= 4:
         number = x if x.dtype.itemsize == 4 else write("identity", "wide", x, dtype=int32)
+        if x.dtype.is_float:
+            number = write("add", "zero of one sign", number, 0)
         signed = write("bitwise_xor", "signed", write(ORDER, "order", number, down=down), -(2**31))
         upper = write("shift_left", "upper", write("identity", "wide order", signed, dtype=int64), 32)
         key = write("bitwise_or", "key", upper, write("identity", "wide position", position, dtype=int64))

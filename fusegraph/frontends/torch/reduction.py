@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import int64
+from fusegraph.dtypes import int32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
 from fusegraph.graph import Tensor
@@ -106,10 +106,39 @@ def _var_mean(
     return _var(c, x, dim, correction=correction, keepdim=keepdim), _reduce(c, x, "avg", dim, keepdim)
 
 
-@aten("cumsum.default")
-def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    x = c.cast(x, int64) if not x.dtype.is_float else x
-    return c.graph.cumsum(c.cast(x), axis=dim)
+def _running(op: str) -> Any:
+    """A running sum or product, in the result's dtype, or int32 for smaller integers."""
+
+    def handler(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        own = int32 if c.dtype.is_int and c.dtype.itemsize < 4 else c.dtype
+        x = c.cast(x, int64) if not x.dtype.is_float else x
+        return c.cast(getattr(c.graph, op)(c.cast(x, own), axis=dim))
+
+    return handler
+
+
+HANDLERS["aten.cumsum.default"] = _running("cumsum")
+HANDLERS["aten.cumprod.default"] = _running("cumprod")
+
+
+@aten("logcumsumexp.default")
+def _logcumsumexp(c: Call, x: Tensor, dim: int) -> Tensor:
+    return c.graph.logcumsumexp(x, axis=dim)
+
+
+def _extreme_so_far(op: str) -> Any:
+    """The largest or smallest element so far, and where the last of those is."""
+
+    def handler(c: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        numbers = c.cast(x, int32) if x.dtype.is_bool else x
+        index = getattr(c.graph, f"{op}_index")(numbers, axis=dim)
+        return c.converted(getattr(c.graph, op)(numbers, axis=dim)), index
+
+    return handler
+
+
+HANDLERS["aten.cummax.default"] = _extreme_so_far("cummax")
+HANDLERS["aten.cummin.default"] = _extreme_so_far("cummin")
 
 
 def _along(op: str) -> Any:
