@@ -41,6 +41,7 @@ INDICES: list[Case] = [
             x.log_softmax(1).gather(1, i[:, :1]),
         ),
     ),
+    ("unsafe_index", lambda x, i, s, k, w, a, b: aten._unsafe_index(x, [None, k[:, None], b[0]])),
     ("index_select", lambda x, i, s, k, w, a, b: (x.index_select(1, k), x.index_select(-1, b[0]))),
     (
         "index",
@@ -118,6 +119,8 @@ INDICES: list[Case] = [
             aten.index_put(x, [x[..., 0] > 0], s[0, 0]),
             x.masked_scatter(x > 0, w),
             x.masked_scatter(x[0] > 0, w),
+            x[0].masked_scatter(x > 0, w),
+            aten.masked_scatter_backward(x, x > 0, [6, 40]),
         ),
     ),
     ("put", lambda x, i, s, k, w, a, b: (x.put(k * 9 - 40, w[0, :, 0], accumulate=True), x.take(k * 9))),

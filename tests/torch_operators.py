@@ -132,6 +132,10 @@ MOVEMENT: list[Case] = [
     ("expand", lambda x, i, s: x[:, :1].expand(4, 6, 5) + x),
     ("permute", lambda x, i, s: (x.permute(2, 0, 1) + 1, x.transpose(0, 2) + 1, x[0].t() + 1)),
     ("slice", lambda x, i, s: (x[1:3, ::2] + 1, x[..., -2:] * 2, x[2] + 1, x[:, -1] + 1)),
+    (
+        "diagonal",
+        lambda x, i, s: [x.diagonal(o, d, e) + 1 for o, d, e in ((0, 0, 1), (2, 1, 2), (-3, 2, 0), (9, 0, 1))],
+    ),
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),
     ("as_strided", lambda x, i, s: (x * 2).as_strided((4, 1, 6, 5), (30, 7, 5, 1)) + 1),
@@ -209,6 +213,7 @@ REDUCTIONS: list[Case] = [
     ("truth", lambda x, n: ((x > 1).any(), (x > 1).any(1), (x > -2).all(1, keepdim=True), (n == 0).all())),
     ("norms", lambda x, n: [torch.linalg.vector_norm(x, o, dim=1) for o in (1, 2, torch.inf)] + [x.norm()]),
     ("truth along axes", lambda x, n: (aten.any.dims(x > 1, [0, 2]), aten.all.dims(x > -2, [0, 2]))),
+    ("arg of bool", lambda x, n: (*(x > 0).max(1), *(x > 0).min(0))),
     ("arg", lambda x, n: (x.argmax(), x.argmax(1), x.argmin(2, keepdim=True), n.argmin(0))),
     ("max.dim", lambda x, n: (*x.max(1), *n.min(2))),
     ("var", lambda x, n: (x.var(1), x.var((0, 2), correction=0), x.std(1), *torch.var_mean(x, 1))),

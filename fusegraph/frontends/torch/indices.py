@@ -39,6 +39,8 @@ def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
 def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """One element a row of what is computed here, as a cross-entropy takes it, is picked while the row is there."""
     dim = dim % x.rank
+    if not index.size:
+        return c.graph.broadcast(c.graph.constant(0, dtype=c.dtype), c.form.shape)
     if c.graph.producer(x) is None or index.shape != tuple(1 if d == dim else n for d, n in enumerate(x.shape)):
         return c.graph.take_along_axis(x, index, axis=dim)
     hits = c.graph.cmp_eq(c.cast(c.graph.gen_index(x, axis=dim), index.dtype), index)
@@ -49,6 +51,11 @@ def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = 
 @aten("index_select.default")
 def _index_select(c: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return c.graph.gather(x, _wrapped(c, index, x.shape[dim]), axis=dim)
+
+
+@aten("take.default")
+def _take(c: Call, x: Tensor, index: Tensor) -> Tensor:
+    return c.graph.gather(x.reshape(-1), _wrapped(c, index, x.size))
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
@@ -107,6 +114,8 @@ def _put(
     """x with elements put or combined where an index says, by the op `scatter`."""
     if reduction == "mean" and not x.dtype.is_float:
         raise NotSupportedError(f"a mean of {x.dtype}")
+    if not index.size:
+        return c.graph.identity(x)
     return c.graph.scatter(x, index, c.cast(source, x.dtype), dim % x.rank, reduction, include_self)
 
 
@@ -236,13 +245,27 @@ def _put_flat(c: Call, x: Tensor, index: Tensor, source: Tensor, accumulate: boo
 @aten("masked_scatter.default")
 def _masked_scatter(c: Call, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where the mask is true the source's elements, one after the other."""
-    if not source.size or not x.size:
+    if not source.size or 0 in c.form.shape:
         raise NotSupportedError("no elements")
-    mask = mask if mask.shape == x.shape else c.graph.broadcast(mask, x.shape)
-    wide = int64 if x.size > int32.max else int32
-    number = c.graph.cumsum(c.graph.cast(mask.reshape(-1), wide), 0) - 1
-    found = c.graph.gather(source.reshape(-1), number).reshape(x.shape)
+    x, mask = (t if t.shape == c.form.shape else c.graph.broadcast(t, c.form.shape) for t in (x, mask))
+    found = c.graph.gather(source.reshape(-1), _numbers(c, mask)).reshape(x.shape)
     return c.graph.binary_select(c.cast(found), x, mask)
+
+
+@aten("masked_scatter_backward.default")
+def _masked_scatter_backward(c: Call, loss: Tensor, mask: Tensor, _: Sequence[int]) -> Tensor:
+    mask = mask if mask.shape == loss.shape else c.graph.broadcast(mask, loss.shape)
+    zeros = c.graph.broadcast(c.graph.constant(0, dtype=c.dtype), (prod(c.form.shape),))
+    if not zeros.size or not loss.size:
+        return zeros.reshape(c.form.shape)
+    places = c.graph.binary_select(_numbers(c, mask), -1, mask.reshape(-1))
+    return c.graph.scatter(zeros, places, c.cast(loss.reshape(-1))).reshape(c.form.shape)
+
+
+def _numbers(c: Call, mask: Tensor) -> Tensor:
+    """For each element that a mask chooses how many it has chosen before, in row-major order."""
+    wide = int64 if mask.size > int32.max else int32
+    return c.graph.cumsum(c.graph.cast(mask.reshape(-1), wide), 0) - 1
 
 
 @aten("diagonal_scatter.default")

@@ -16,6 +16,8 @@ Dims = int | Sequence[int] | None
 def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
     if x.dtype.is_bool:
         mode = {"max": "any", "min": "all"}.get(mode, mode)
+    if x.dtype.is_bool and mode in ("argmax", "argmin"):
+        x = c.graph.cast(x, int32)
     if x.rank == 0:
         x, dim, keepdim = x.reshape(1), 0, False
     return c.graph.reduction(x, mode=mode, axes=axes(x, dim), keepdims=keepdim, **more)
