@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import attention, contraction, pointwise, pool, rows, scan, sort, window, winograd
+from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, sort, window, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
@@ -20,6 +20,7 @@ from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pool.schedule import PoolSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
+from codegen.scatter import ScatterSchedule, ScatterSpec
 from codegen.schedule import (
     PORTABLE,
     KernelSpec,
@@ -76,6 +77,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return scan.render(spec, s)
     if isinstance(spec, SortSpec) and isinstance(s, SortSchedule):
         return sort.render(spec, s)
+    if isinstance(spec, ScatterSpec) and isinstance(s, ScatterSchedule):
+        return scatter.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):
         return window.render(spec, s)
     if isinstance(spec, WinogradSpec) and isinstance(s, WinogradSchedule):

@@ -127,9 +127,10 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), or "index": ``at`` of
-    the first of the largest elements, or of the last that is NaN; -1 of none.  "sorted" and "position" are those of
-    the sort family: the element that is in this place once the row is sorted, and where it comes from.
+    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), "logaddexp" (of scans
+    alone), or "index": ``at`` of the first of the largest elements, or of the last that is NaN; -1 of none.  "sorted"
+    and "position" are those of the sort family: the element that is in this place once the row is sorted, and where it
+    comes from.
     """
 
     name: str

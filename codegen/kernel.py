@@ -32,7 +32,9 @@ def headers(program: Program, *more: str, programs: Sequence[Program | None] = (
     every = (program, *(p for p in programs if p is not None))
     templates = [i.template for p in every for i in p.instructions]
     random = any("philox::" in text for text in templates)
-    needed = ["types.cuh", *(["math.cuh"] if templates else []), *(["philox.cuh"] if random else []), *more]
+    scattered = any("scatter::" in text for text in templates)
+    needed = ["types.cuh", *(["math.cuh"] if templates else []), *(["philox.cuh"] if random else [])]
+    needed += [*(["scatter.cuh"] if scattered else []), *more]
     return list(dict.fromkeys(needed))
 
 

@@ -1,4 +1,4 @@
-"""The scan family: running sums along one dimension, with pointwise work before and after.
+"""The scan family: running sums, products or extremes along one dimension, with pointwise work before and after.
 
 The threads of a row are neighbours: each adds up a vector of it, then all of them what is before theirs, tile after
 tile.  Rows that are not contiguous, whose neighbours are those of other rows, have a thread each.
@@ -16,7 +16,7 @@ from codegen.iteration import Coordinates, bounds, collapse, index_type, linear,
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
-from codegen.rows.renderer import accumulate, identity
+from codegen.rows.renderer import accumulate, combiner, identity
 from codegen.spec import KernelSource, ScanSpec
 
 #: Threads of a block; those of a row are at most as many.
@@ -134,7 +134,8 @@ class _Renderer:
         threads = "threads" if s.lanes > 1 else "thread"
         backwards = " from their ends" if spec.reverse else ""
         details = [f"{count} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
-        more = [] if self.sum.ctype in ("float", "double") else ["math.cuh"]
+        plain = self.sum.ctype in ("float", "double") and self.sum.combine in ("add", "mul")
+        more = [] if plain else ["reduce.cuh"]
         more += ["memory.cuh", "scan.cuh"] if s.lanes > 1 else ["memory.cuh"]
         heading(w, f"{spec.name}: {many}", program, headers(program, *more), details)
         signature(w, spec.name, s.lanes * rows, self.pointers.parameters())
@@ -250,9 +251,9 @@ class _Renderer:
         w.line(accumulate(self.sum, total, self.emitter.term(self.sum.value, terms)))
         w.line(f"{sums}[e] = {total};")
         self._close_elements()
-        how = f"scan::lanes<{s.lanes}>({total}, carry)"
+        how = f"scan::lanes<{combiner(self.sum)}, {s.lanes}>({total}, carry)"
         if s.lanes > 32:
-            how = f"scan::block<{s.lanes // 32}>({total}, carry, parts)"
+            how = f"scan::block<{combiner(self.sum)}, {s.lanes // 32}>({total}, carry, {identity(self.sum)}, parts)"
         w.line(f"const {ctype} before = {how};")
         self._stores(held, sums, position)
         w.close()
@@ -320,8 +321,8 @@ class _Renderer:
         self._open_elements()
         terms = self._terms(held, position)
         total = self.names.unique(self.sum.name)
-        real = self.sum.ctype in ("float", "double")
-        both = f"before + {sums}[e]" if real else f"math::wrapping_add(before, {sums}[e])"
+        sign = {"add": "+", "mul": "*"}.get(self.sum.combine if self.sum.ctype in ("float", "double") else "")
+        both = f"before {sign} {sums}[e]" if sign else f"{combiner(self.sum)}::of(before, {sums}[e])"
         w.line(f"const {self.sum.ctype} {total} = {both};")
         terms[Reduced(0)] = total
         self.emitter.statements(w, terms, lambda k: Result(k) in self.after)

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import attention, contraction, pointwise, rows, scan, sort, winograd
+from codegen import attention, contraction, pointwise, rows, scan, scatter, sort, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
@@ -31,6 +31,7 @@ from codegen.pool import schedule as pool_schedule
 from codegen.pool.schedule import PoolSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
+from codegen.scatter import ScatterSchedule, ScatterSpec
 from codegen.sort import SortSchedule
 from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec, SortSpec
 from codegen.window import schedule as window_schedule
@@ -44,6 +45,7 @@ KernelSpec: TypeAlias = (
     | RowsSpec
     | ScanSpec
     | SortSpec
+    | ScatterSpec
     | WindowSpec
     | ContractionSpec
     | WinogradSpec
@@ -57,6 +59,7 @@ Schedule: TypeAlias = (
     | RowsSchedule
     | ScanSchedule
     | SortSchedule
+    | ScatterSchedule
     | WindowSchedule
     | WgmmaSchedule
     | MmaSchedule
@@ -116,6 +119,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return next(scan.schedules(spec, arch))
     if isinstance(spec, SortSpec):
         return next(sort.schedules(spec, arch))
+    if isinstance(spec, ScatterSpec):
+        return next(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return window_schedule.best_schedule(spec, arch)
     if isinstance(spec, WinogradSpec):
@@ -139,6 +144,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(scan.schedules(spec, arch))
     if isinstance(spec, SortSpec):
         return _unique(sort.schedules(spec, arch))
+    if isinstance(spec, ScatterSpec):
+        return _unique(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
         return _unique(window_schedule.schedules(spec, arch))
     if isinstance(spec, WinogradSpec):

@@ -135,7 +135,7 @@ class RowsSpec:
 
 @dataclass(frozen=True)
 class ScanSpec:
-    """A program with a running sum along a dimension, its only reduction: each element has that of all before it, too.
+    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     reverse        elements are added up from the last one on.

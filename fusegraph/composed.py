@@ -18,8 +18,6 @@ from fusegraph.ops.reduction import normal_axes
 if TYPE_CHECKING:
     from fusegraph.graph import Graph, Tensor
 
-#: So many values a row are put one after another, in one kernel.
-MAX_UNROLLED = 8
 #: Up to so many integers are float32.
 EXACT = 1 << 24
 
@@ -212,62 +210,43 @@ def linear_index(graph: Graph, index: Tensor, sizes: Sequence[int]) -> Tensor:
     return total
 
 
-def put_along_axis(
-    self: Graph, x: Tensor, index: Tensor, values: Tensor, axis: int = 0, mode: str = "set", *, name: str | None = None
+def scatter_nd(
+    self: Graph, x: Tensor, index: Tensor, updates: Tensor, reduction: str = "none", *, name: str | None = None
 ) -> Tensor:
-    """x with values put where an index says along an axis: [i, index[i, j, k], k] becomes values[i, j, k] for axis 1.
+    """x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that the last
+    dimension of index has.  What is at a position outside of a dimension is left out.
 
-    index and values have one shape, of x's rank; their other sizes are at most x's.  mode is set (the last value where
-    several have one place) or add, mul, max or min, of the element that is there with all values.  An index out of
-    range is left out.  Every place looks at every index of its row: meant for few values a row.
-
-    The result has x's shape and dtype, which values have, too; index holds integers.  Raises DTypeError, ShapeError,
-    AttributeValueError (no such axis or mode).
+    x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
+    Raises DTypeError, ShapeError, AttributeValueError.
     """
-    (axis,) = normal_axes(axis, x.rank)
-    if mode not in ("set", "add", "mul", "max", "min"):
-        raise AttributeValueError(f"mode is set, add, mul, max or min, got {mode!r}")
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
-    if values.shape != index.shape or values.dtype != x.dtype:
-        raise ShapeError(
-            f"values {values.dtype} {list(values.shape)} fit neither index {list(index.shape)} nor {x.dtype}"
-        )
-    if index.rank != x.rank or any(a > b for d, (a, b) in enumerate(zip(index.shape, x.shape)) if d != axis):
-        raise ShapeError(f"index {list(index.shape)} does not fit {list(x.shape)} along axis {axis}")
-    if not index.size or not x.size:
+    if not index.rank or not 0 < index.shape[-1] <= x.rank:
+        raise ShapeError(f"index {list(index.shape)} has no positions along the dimensions of {list(x.shape)}")
+    count = index.shape[-1]
+    rest = x.shape[count:]
+    if updates.shape != (*index.shape[:-1], *rest):
+        raise ShapeError(f"updates are {[*index.shape[:-1], *rest]}, got {list(updates.shape)}")
+    if not x.size or not updates.size:
         return x if name is None else self.identity(x, name=name)
-    around = [(0, 0 if d == axis else n - m) for d, (n, m) in enumerate(zip(x.shape, index.shape))]
-    wide = self.cast(index, int64 if index.dtype == int64 else int32)
-    if any(after for _, after in around):
-        wide, values = self.pad(wide, around, value=-1), self.pad(values, around)
-    count = index.shape[axis]
-    if count <= MAX_UNROLLED:
-        place, y = self.gen_index(x, axis), x
-        for k in range(count):
-            own, value = (t if count == 1 else self.slice(t, *_one(t.rank, axis, k)) for t in (wide, values))
-            hit = self.cmp_eq(own, place)
-            y = self.binary_select(value if mode == "set" else getattr(self, mode)(y, value), y, hit)
-        return self.identity(y, dtype=x.dtype, name=name)
-    every = self.broadcast(self.unsqueeze(wide, axis), [*x.shape[: axis + 1], count, *x.shape[axis + 1 :]])
-    hit = self.cmp_eq(every, self.gen_index(every, axis))  # every place of the axis with every index
-    if mode == "set":
-        numbers = self.gen_index(every, axis + 1)
-        last = self.reduction(self.binary_select(numbers, -1, hit), "max", axis + 1, keepdims=False)
-        taken = take_along_axis(self, values, last, axis)
-        return self.binary_select(taken, x, self.cmp_ge(last, 0), name=name)
-    # What is put elsewhere changes nothing: the neutral element, which for extremes is what is there.
-    there = self.unsqueeze(x, axis + 1)
-    neutral = there if mode in ("max", "min") else self.constant(int(mode == "mul"), dtype=x.dtype)
-    found = self.binary_select(self.unsqueeze(values, axis), neutral, hit)
-    combined = self.cast(self.reduction(found, mode, axis + 1, keepdims=False), x.dtype)
-    return getattr(self, mode)(x, combined, name=name)
+    places = position_inside(self, [index[..., d] for d in range(count)], x.shape[:count])
+    rows, values = self.reshape(places, [-1, *(1 for _ in rest)]), self.reshape(updates, [-1, *rest])
+    y = self.scatter(self.reshape(x, [-1, *rest]), rows, values, 0, reduction)
+    return self.reshape(y, x.shape, name=name)
 
 
-def _one(rank: int, axis: int, at: int) -> tuple[list[int | None], list[int | None]]:
-    """Where the slice of one element of an axis starts and stops."""
-    starts, stops = ([n if d == axis else None for d in range(rank)] for n in (at, at + 1))
-    return starts, stops
+def position_inside(graph: Graph, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is outside."""
+    wide = int64 if prod(sizes) > int32.max or any(p.dtype == int64 for p in positions) else int32
+    total = inside = None
+    for position, size in zip(positions, sizes):
+        own = position if position.dtype == wide else graph.cast(position, wide)
+        fits = graph.logical_and(graph.cmp_ge(own, 0), graph.cmp_lt(own, size))
+        inside = fits if inside is None else graph.logical_and(inside, fits)
+        total = own if total is None else graph.add(graph.mul(total, size), own)
+    if total is None or inside is None:
+        raise ShapeError("index has positions along no dimension")
+    return graph.binary_select(total, -1, inside)
 
 
 # ---- Einstein's convention
@@ -410,5 +389,5 @@ def _product(
 
 
 FUNCTIONS = (
-    where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, put_along_axis, einsum
+    where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, scatter_nd, einsum
 )  # fmt: skip

@@ -64,18 +64,16 @@ def gather_nd(result: TensorType, x: Array, index: Array, batch: int = 0) -> Arr
     return np.asarray(x[(*own, *np.moveaxis(positions, -1, 0))])
 
 
-def put_along_axis(
-    result: TensorType, x: Array, index: Array, values: Array, axis: int = 0, mode: str = "set"
-) -> Array:
-    found, axis = x.copy(), axis % x.ndim
-    inside = (index >= 0) & (index < x.shape[axis])
-    place: list[Any] = [grid[inside] for grid in [*np.indices(index.shape)]]
-    place[axis] = index[inside].astype(np.int64)
-    if mode == "set":
-        found[tuple(place)] = values[inside]
+def scatter_nd(result: TensorType, x: Array, index: Array, updates: Array, reduction: str = "none") -> Array:
+    found = x.copy()
+    sizes = np.array(x.shape[: index.shape[-1]])
+    inside = ((index >= 0) & (index < sizes)).all(axis=-1)
+    place = tuple(np.moveaxis(index[inside].astype(np.int64), -1, 0))
+    if reduction == "none":
+        found[place] = updates[inside]
     else:
-        combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[mode]
-        combine.at(found, tuple(place), values[inside])
+        combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]
+        combine.at(found, place, updates[inside])
     return found
 
 

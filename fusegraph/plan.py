@@ -167,7 +167,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
 def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_out: LeftOut) -> Plan:
     """`plan`, without the rewrites left out."""
     in_bytes = unpacked(graph)
-    written_out = decompose(in_bytes.graph)
+    written_out = decompose(in_bytes.graph, scatters=True)
     simplified = simplify(written_out.graph, enabled=fusion)
     nothing = Recognised(same(simplified.graph), ())
     gradients = recognise_backward(simplified.graph, options, left_out) if fusion else nothing

@@ -106,23 +106,6 @@ def test_gather_nd() -> None:
     np.testing.assert_array_equal(result(lambda g, a, i: g.gather_nd(a, i, batch=1), x, each), expected)
 
 
-@pytest.mark.parametrize("mode", ["set", "add", "mul", "max", "min"])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-@pytest.mark.parametrize("count", [1, 5, 11])
-def test_put_along_axis(mode: str, dtype: Any, count: int) -> None:
-    x = RNG.integers(-9, 9, (3, 6, 4)).astype(dtype)
-    index = RNG.integers(-1, 7, (3, count, 2))
-    values = RNG.integers(-9, 9, index.shape).astype(dtype)
-    expected = x.copy()
-    combine = {"set": lambda a, b: b, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[mode]
-    for i, j, k in np.ndindex(*index.shape):
-        place = index[i, j, k]
-        if 0 <= place < 6:
-            expected[i, place, k] = combine(expected[i, place, k], values[i, j, k])
-    found = result(lambda g, a, i, v: g.put_along_axis(a, i, v, 1, mode), x, index, values)
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_one_hot() -> None:
     index = np.array([[1, 0], [3, 9]])
     expected = np.where(index[:, None, :] == np.arange(4)[:, None], 5, -1)
@@ -255,15 +238,11 @@ def test_grids_of_the_image_itself(mode: str) -> None:
 
 def graphs() -> list[fg.Graph]:
     x, image = floats(5, 17, 9), floats(2, 3, 7, 6).astype(np.float16)
-    along, few = RNG.integers(0, 17, (5, 11, 9)), RNG.integers(-1, 17, (5, 3, 9))
+    along = RNG.integers(0, 17, (5, 11, 9))
     return [
         graph_of(lambda g, a, b: g.relu(g.einsum("bij,bkj->bik", a, b)), x, floats(5, 4, 9)),
         graph_of(lambda g, a: g.einsum("iij->j", a), floats(6, 6, 7)),
         graph_of(lambda g, a, i: g.take_along_axis(a, i, 1), x, along),
-        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1), x, few, floats(5, 3, 9)),
-        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1, "add"), x, few, floats(5, 3, 9)),
-        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1), x, along, floats(5, 11, 9)),
-        graph_of(lambda g, a, i, v: g.put_along_axis(a, i, v, 1, "max"), x, along, floats(5, 11, 9)),
         graph_of(lambda g, a, i: g.gather_nd(a, i), x, RNG.integers(0, 5, (7, 2))),
         graph_of(lambda g, i: g.one_hot(i, 5, dtype="float16"), np.arange(33) % 7),
         graph_of(lambda g, a: g.tril(a, 2) + g.arange(9, dtype="float32"), x),

@@ -1,4 +1,6 @@
-"""Running sums: on the CPU against the reference, fused with what surrounds them, and compiled for GPUs."""
+"""Running sums, products and extremes: on the CPU against the reference, fused with what surrounds them, and compiled
+for GPUs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, check_on_gpu, compile_for, executables, share
+from graphs import check_all, check_on_gpu, compile_for, executables, share, undecided_share
 
 import fusegraph as fg
 from codegen import schedules
@@ -23,6 +25,69 @@ def cumsum_of(shape: tuple[int, ...], axis: int, dtype: str = "float32", reverse
     g = fg.Graph(f"cumsum {shape} {axis} {dtype}")
     g.output(g.cumsum(g.tensor("x", shape, dtype, **how), axis, reverse), name="y")
     return g
+
+
+SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+
+
+def scan_of(op: str, shape: tuple[int, ...], axis: int, kind: str = "float32", **how: Any) -> fg.Graph:
+    g = fg.Graph(f"{op} {shape} {axis} {kind}")
+    g.output(getattr(g, op)(g.tensor("x", shape, kind), axis, **how), name="y")
+    return g
+
+
+def small_inputs(graph: fg.Graph, special: float = 0.0) -> dict[str, Any]:
+    """Numbers of which long products neither overflow nor vanish; special ones are a few."""
+    given = random_inputs(graph, 2, special=special)
+    for tensor in graph.inputs:
+        x = given[tensor.name]
+        if tensor.dtype.is_float:
+            x[...] = np.where(np.abs(x) < 1e3, np.exp2(np.clip(np.nan_to_num(x.astype(np.float64)), -2, 2) / 8), x)
+    return given
+
+
+@pytest.mark.parametrize("op", SCANS)
+def test_every_way_to_combine(op: str) -> None:
+    """Rows of a thread, of a warp, of a block; whole and ragged, from either end; short ones of all dtypes."""
+    shapes = [((3, 5), 1), ((40, 33), 0), ((5, 200), 1), ((2, 5000), 1)]
+    graphs = [scan_of(op, s, a, "float32", reverse=r) for s, a in shapes for r in (False, True)]
+    graphs += [scan_of(op, (6, 40), 1, d) for d in ("float64", "bfloat16", "float8_e4m3")]
+    if op != "logcumsumexp":
+        graphs += [scan_of(op, (6, 300), 1, d) for d in ("int8", "uint8", "int32", "int64")]
+    graphs += [scan_of(op, (0, 4), 1), scan_of(op, (4, 0), 1), scan_of(op, (1,), 0)]
+    results = check_all(graphs, inputs=small_inputs)
+    assert undecided_share(results, graphs) < 0.01
+
+
+@pytest.mark.parametrize("op", SCANS)
+def test_against_torch(op: str) -> None:
+    """NaN, infinities of either sign and equal elements, in rows that several warps share."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(0)
+    x = np.round(rng.normal(size=(12, 600)) * 2) / 2 + (op == "cumprod") * 1.0
+    x[np.arange(1, 9), rng.integers(100, 400, 8)] = [np.nan, np.inf, -np.inf, np.nan, np.inf, 0.0, -0.0, -np.inf]
+    x[3:5, 450:452] = [[np.inf, -np.inf], [np.nan, 1.0]]
+    x[9:] = 1.0 if op == "cumprod" else [[-np.inf], [np.inf], [np.nan]]
+    given = torch.from_numpy(x)
+    if op in ("cummax", "cummin"):
+        wanted, places = getattr(torch, op)(given, 1)
+        for dtype in ("float32", "float64", "float16"):
+            g = scan_of(f"{op}_index", (12, 600), 1, dtype)
+            np.testing.assert_array_equal(g.compile("cpu")(x.astype(dtype)), places.numpy())
+    else:
+        wanted = getattr(torch, op)(given, 1)
+    (made,) = executables([scan_of(op, x.shape, 1)])
+    with np.errstate(all="ignore"):
+        expected = wanted.numpy().astype(np.float32)
+    np.testing.assert_allclose(run(made, {"x": x.astype(np.float32)})["y"], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["cummax_index", "cummin_index"])
+def test_where_extremes_are(op: str) -> None:
+    dtypes = ("float32", "float64", "bfloat16", "int8", "uint8", "int32", "int64")
+    graphs = [scan_of(op, shape, axis, d) for d in dtypes for shape, axis in (((5, 90), 1), ((33, 4), 0))]
+    graphs += [scan_of(op, (3, 0), 1), scan_of(op, (1,), 0, "int64", dtype="int32")]
+    check_all(graphs, inputs=lambda g: random_inputs(g, 1, special=0.05))
 
 
 def around(dtype: str, axis: int, reverse: bool = False) -> fg.Graph:
@@ -123,8 +188,20 @@ def test_only_the_shape_of_the_sum() -> None:
 )
 def test_refused(how: dict[str, Any], error: type[Exception], text: str) -> None:
     g = fg.Graph("refused")
-    with pytest.raises(error, match=text):
-        g.cumsum(g.tensor("x", (3, 4)), **how)
+    x = g.tensor("x", (3, 4))
+    for op in ("cumsum", "cumprod"):
+        with pytest.raises(error, match=text):
+            getattr(g, op)(x, **how)
+
+
+def test_dtypes_that_are_refused() -> None:
+    g = fg.Graph("refused")
+    with pytest.raises(DTypeError, match="logcumsumexp takes floats, got int32"):
+        g.logcumsumexp(g.tensor("n", (3,), "int32"))
+    with pytest.raises(DTypeError, match="max does not take bool"):
+        g.cummax(g.tensor("b", (3,), "bool"))
+    with pytest.raises(DTypeError, match="cummax_index is an int32 or int64"):
+        g.cummax_index(g.tensor("x", (3,)), dtype="int8")
 
 
 def test_golden_source() -> None:
@@ -134,6 +211,8 @@ def test_golden_source() -> None:
 
 def gpu_graphs() -> list[fg.Graph]:
     graphs = [cumsum_of((64, n), 1, d, r) for n in (100, 10000) for d in ("float32", "int8") for r in (False, True)]
+    graphs += [scan_of(op, shape, 1) for op in SCANS[1:] for shape in ((64, 100), (64, 10000))]
+    graphs += [scan_of("cumprod", (9, 900), 1, "float64"), scan_of("cummin_index", (9, 900), 1, "int32")]
     return [*graphs, cumsum_of((1000, 640), 0), *(around("bfloat16", a) for a in (0, 1))]
 
 

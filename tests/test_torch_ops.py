@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def _check(cases: Sequence[Case], *inputs: Any, left: Sequence[str] = ()) -> Non
     torch._dynamo.reset()
     fusegraph.torch.report(clear=True)
     with torch.no_grad():
-        got = torch.compile(every, backend="fusegraph")(*inputs)
+        got = torch.compile(every, backend="fusegraph", fullgraph=True)(*inputs)
         wanted = every(*inputs)
     wrong = [
         text
@@ -126,6 +126,57 @@ def test_pointwise_operators(handled: set[str]) -> None:
     x[0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0])
     _check(POINTWISE, x, y, y.abs() + 0.1, torch.arange(35).reshape(5, 7) % 5 - 2, y > 0.3)
     assert sorted(_names("pointwise") - handled - UNSEEN) == []
+
+
+#: Operators along a dimension that torch itself refuses for a tensor without any.
+NO_SCALARS = {
+    "aten.cat.default",
+    "aten.select_scatter.default",
+    "aten.slice_scatter.default",
+}
+_WAYS = {"scatter_reduce": "amax", "index_reduce": "prod", "scatter": "multiply"}
+
+
+def _call_on_scalars(operator: Any, dim: int) -> Callable[..., Any]:
+    """A call of an operator with tensors of no dimension, by number, along a dimension of them."""
+    numbers = {"self": 0, "grad_output": 0, "output": 1, "src": 1, "source": 1, "index": 2}
+    values = {
+        "dim": dim, "dims": [dim], "half_to_float": False, "input_dtype": torch.float32, "ord": 1, "value": 2.5,
+        "reduce": _WAYS.get(operator._schema.name.removeprefix("aten::")),
+    }  # fmt: skip
+    args: list[tuple[int | None, Any]] = []
+    kwargs = {}
+    for argument in operator._schema.arguments:
+        of_tensor = argument.name in numbers or isinstance(argument.type, torch.TensorType)
+        value = [dim] if argument.name == "dim" and "List" in str(argument.type) else values.get(argument.name)
+        if not argument.kwarg_only and (of_tensor or value is not None):
+            args.append((numbers.get(argument.name, 1), None) if of_tensor else (None, value))
+        elif value is not None:
+            kwargs[argument.name] = value
+    return lambda *tensors: operator(*[value if n is None else tensors[n] for n, value in args], **kwargs)
+
+
+def test_tensors_of_no_dimension_along_one() -> None:
+    """Every operator of the table that takes a dim works on tensors of rank 0, wherever torch does."""
+    tensors = torch.tensor(0.75), torch.tensor(1.5), torch.tensor(0)
+    cases, refused = [], set()
+    for name in sorted(HANDLERS):
+        operator: Any = torch.ops
+        for part in name.split("."):
+            operator = getattr(operator, part, None)
+        if operator is None or not {a.name for a in operator._schema.arguments} & {"dim", "dims"}:
+            continue
+        for dim in (0, -1):
+            call = _call_on_scalars(operator, dim)
+            try:
+                call(*tensors)
+            except (RuntimeError, IndexError, TypeError):
+                refused.add(name)
+                continue
+            cases.append((f"{name} {dim}", call))
+    assert refused == NO_SCALARS
+    assert len(cases) > 70
+    _check(cases, *tensors)
 
 
 def _names(module: str) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch_indices import INDICES, INPUTS
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -140,6 +141,10 @@ MOVEMENT: list[Case] = [
     ("slice", lambda x, i, s: (x[1:3, ::2] + 1, x[..., -2:] * 2, x[2] + 1, x[:, -1] + 1)),
     ("unfold", lambda x, i, s: (x.unfold(1, 4, 2) + 1, x.unfold(-1, 2, 3) * 2, x[0, 0, 0].unfold(0, 1, 1) + 1)),
     ("narrow_copy", lambda x, i, s: torch.narrow_copy(x, 1, 2, 3)),
+    (
+        "diagonal",
+        lambda x, i, s: [x.diagonal(o, d, e) + 1 for o, d, e in ((0, 0, 1), (2, 1, 2), (-3, 2, 0), (9, 0, 1))],
+    ),
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),
     ("as_strided", lambda x, i, s: (x * 2).as_strided((4, 1, 6, 5), (30, 7, 5, 1)) + 1),
@@ -184,25 +189,7 @@ MOVEMENT: list[Case] = [
         "slice_scatter of steps",
         lambda x, i, s: (torch.slice_scatter(x, s, 1, 1, 5, 3), torch.slice_scatter(x, s[:, :0], 1, 5, 5, 2)),
     ),
-    ("embedding", lambda x, i, s: F.embedding(i, x.reshape(24, 5))),
-    (
-        "gather",
-        lambda x, i, s: (
-            x.gather(1, i[0, :4, None, None].expand(4, 2, 5)),
-            (x * 2).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
-            x.log_softmax(1).gather(1, i[0, :4, None, None].expand(4, 1, 5)),
-        ),
-    ),
-    (
-        "scatter",
-        lambda x, i, s: (
-            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), 0.3),
-            torch.scatter(x, 1, i[0, :4, None, None].expand(4, 1, 5), s[:, :1]),
-        ),
-    ),
     ("copy", lambda x, i, s: (aten.copy(x, s[:, :1]), aten.copy(x, i[0, 0]))),
-    ("index_select", lambda x, i, s: torch.index_select(x, 1, i[0])),
-    ("index", lambda x, i, s: (x.reshape(24, 5)[i], x[:, i[0] - 3], x[:, i[0][:, None], i[1] % 5], x[i[0] % 4])),
     (
         "linear",
         lambda x, i, s: (
@@ -256,10 +243,14 @@ REDUCTIONS: list[Case] = [
     ("norm of bfloat16", lambda x, n: torch.linalg.vector_norm(x.bfloat16().float(), 5, (0, 2), True)),
     ("extremes of truth", lambda x, n: (*(x > 1).max(1), *(x > -1).min(2, keepdim=True))),
     ("truth along axes", lambda x, n: (aten.any.dims(x > 1, [0, 2]), aten.all.dims(x > -2, [0, 2]))),
+    ("arg of bool", lambda x, n: (*(x > 0).max(1), *(x > 0).min(0))),
     ("arg", lambda x, n: (x.argmax(), x.argmax(1), x.argmin(2, keepdim=True), n.argmin(0))),
     ("max.dim", lambda x, n: (*x.max(1), *n.min(2))),
     ("var", lambda x, n: (x.var(1), x.var((0, 2), correction=0), x.std(1), *torch.var_mean(x, 1))),
-    ("cumsum", lambda x, n: (x.cumsum(1), n.cumsum(0), (x > 0).cumsum(2))),
+    ("cumsum", lambda x, n: (x.cumsum(1), n.cumsum(0), (x > 0).cumsum(2), n.cumsum(1, dtype=torch.int8))),
+    ("cumprod", lambda x, n: (x.cumprod(1), n.cumprod(0), (x > 0).cumprod(2), n.cumprod(1, dtype=torch.float64))),
+    ("cummax", lambda x, n: (*x.cummax(1), *n.cummax(-1), *(x > 0).cummax(0), *x.round().cummin(1), *n.cummin(0))),
+    ("logcumsumexp", lambda x, n: (x.logcumsumexp(1), (x * 30).logcumsumexp(0))),
     ("softmax", lambda x, n: (x.softmax(-1), x.softmax(1), x.log_softmax(-1), x.logsumexp(1))),
     ("softmax of bfloat16", lambda x, n: torch.softmax(x.bfloat16().float(), -1)),
     ("softmax_backward", lambda x, n: aten._softmax_backward_data(x, x.softmax(-1), -1, torch.float32)),
@@ -490,6 +481,7 @@ SORTING: list[Case] = [
 _IMAGES = random(2, 4, 5, 6)
 _HOLES = random(4, 6, seed=2).where(random(4, 6, seed=3) > 0, torch.nan)
 GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
+    "indices": (INDICES, INPUTS),
     "movement": (MOVEMENT, (random(4, 6, 5), torch.arange(12).reshape(2, 6) * 7 % 6, random(4, 2, 5))),
     "diagonal": (DIAGONALS, (random(4, 6, 5), random(3, 4))),
     "reduction": (REDUCTIONS, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5)),

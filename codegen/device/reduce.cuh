@@ -25,6 +25,14 @@ struct Min {
     template <class T>
     static __device__ __forceinline__ T of(T a, T b) { return math::minimum(a, b); }
 };
+// The logarithm of the sum of two exponentials, neither of which overflows.
+struct Logaddexp {
+    template <class T>
+    static __device__ __forceinline__ T of(T a, T b) {
+        const T most = math::maximum(a, b), least = math::minimum(a, b);
+        return math::abs(most) < infinity<T>() ? most + math::log1p(math::exp(least - most)) : most;
+    }
+};
 
 // Combines a value with what there is.
 template <class Op, class T>

@@ -375,7 +375,7 @@ def identity(reduction: Reduction) -> str:
     real = reduction.ctype in ("float", "double")
     if reduction.combine in ("add", "mul"):
         return literal(0 if reduction.combine == "add" else 1, reduction.ctype)
-    sign = -1 if reduction.combine == "max" else 1
+    sign = -1 if reduction.combine in ("max", "logaddexp") else 1
     if real:
         return literal(sign * float("inf"), reduction.ctype)
     signed = not reduction.ctype.startswith("u")
@@ -395,6 +395,8 @@ def accumulate(reduction: Reduction, part: str, text: str) -> str:
     function = {"max": "maximum", "min": "minimum"}.get(reduction.combine)
     if function is not None:
         return f"{part} = math::{function}({part}, {text});"
+    if reduction.combine == "logaddexp":
+        return f"{part} = {combiner(reduction)}::of({part}, {text});"
     if reduction.ctype in ("float", "double"):
         return f"{part} {'+' if reduction.combine == 'add' else '*'}= {text};"
     return f"{part} = math::wrapping_{reduction.combine}({part}, {reduction.ctype}({text}));"

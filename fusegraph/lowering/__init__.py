@@ -12,6 +12,7 @@ from fusegraph.lowering import (
     pool,
     rows,
     scan,
+    scatter,
     sort,
     window,
     winograd,
@@ -39,6 +40,9 @@ def accept(view: GroupView, options: Options) -> None:
         return
     if attention_backward.gradients(view):
         attention_backward.accept(view, options)
+        return
+    if scatter.scatters(view):
+        scatter.accept(view, options)
         return
     anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view), *sort.sorts(view)]
     moved = next(iter(view.of(Kind.MOVEMENT)), None)
@@ -78,6 +82,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
         return attention.lower(view, options, name)
     if attention_backward.gradients(view):
         return attention_backward.lower(view, options, name)
+    if scatter.scatters(view):
+        return scatter.lower(view, options, name)
     if movement.moves(view):
         return movement.lower(view, options, name)
     if sort.sorts(view):

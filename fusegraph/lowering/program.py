@@ -103,12 +103,16 @@ class ProgramBuilder:
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(program, tensors read, tensors written) in the order of the program's operands."""
         self._evaluate()
-        stores = tuple(Store(self._operand(t), self._stored(t)) for t in self._view.writes)
+        stores = [Store(self._operand(t), self._stored(t)) for t in self._view.writes]
+        return self._finished(stores)
+
+    def _finished(self, stores: Sequence[Store]) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What `build` returns, of a program with these stores."""
         program = Program(
             tuple(self._loads),
             tuple(self._indices),
             tuple(self._instructions),
-            stores,
+            tuple(stores),
             tuple(describe(n) for n in self._view.nodes),
             self.real,
             self._options.strict,

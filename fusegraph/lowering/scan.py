@@ -43,10 +43,12 @@ class _Builder(ProgramBuilder):
         source, result = node.inputs[0], node.output
         value, wanted = self._value(source), compute_type(result.dtype, self.real)
         own = compute_type(source.dtype, self.real)
-        total = own if source.dtype.is_float else sum_dtype(source.dtype, result.dtype).compute
+        total = own
+        if source.dtype.is_int and node.op.fold in ("add", "mul"):
+            total = sum_dtype(source.dtype, result.dtype).compute
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
-        self._reductions.append(Reduction(node.name, "add", value, total))
+        self._reductions.append(Reduction(node.name, node.op.fold, value, total))
         found: Value = Reduced(len(self._reductions) - 1)
         if total != wanted:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)

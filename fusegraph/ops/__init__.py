@@ -19,6 +19,7 @@ from fusegraph.ops import (
     reduction,
     rotary,
     scan,
+    scatter,
     sort,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
@@ -47,5 +48,6 @@ __all__ = [
     "reduction",
     "rotary",
     "scan",
+    "scatter",
     "sort",
 ]

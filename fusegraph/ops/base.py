@@ -23,6 +23,7 @@ class Kind(Enum):
     REDUCTION = "reduction"
     SCAN = "scan"
     SORT = "sort"
+    SCATTER = "scatter"
     WINDOW = "window"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
@@ -80,7 +81,8 @@ class Op:
     windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
                 result).
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
-                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
+                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.  Scans: how
+                elements are combined (`codegen.expr.Reduction`).
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
     composite   attributes -> whether the op is made of others; None where the kind says it.
     expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes

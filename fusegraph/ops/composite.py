@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 class Writing(Protocol):
     """Where a composite's nodes are added: op and operands, the name of the part, the attributes."""
 
-    def __call__(self, op: str, part: str, *operands: Any, **attributes: Any) -> Any: ...
+    def __call__(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Any: ...
 
 
 Expand = Callable[..., Any]

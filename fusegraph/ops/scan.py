@@ -1,66 +1,172 @@
-"""Running sums along an axis."""
+"""Running sums, products and extremes along an axis: one op for each way to combine, of one table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, sum_dtype
-from fusegraph.errors import AttributeValueError
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, int32, int64, sum_dtype, uint32
+from fusegraph.errors import AttributeValueError, DTypeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
-from fusegraph.ops.reduction import normal_axes, result_dtype
+from fusegraph.ops.composite import Writing, single_axis
+from fusegraph.ops.reduction import result_dtype
+from fusegraph.ops.scatter_parts import ORDER
 
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Running:
+    """How a scan combines elements: the name of that (`codegen.expr.Reduction`), NumPy's function, what it makes."""
+
+    combine: str
+    function: np.ufunc
+    makes: str
+
+    def along(self, x: Array, axis: int, reverse: bool) -> Array:
+        """Each element of x combined with all before it, or behind it, in x's dtype."""
+        turned = np.flip(x, axis) if reverse else x
+        with np.errstate(all="ignore"):
+            total = self.function.accumulate(turned, axis=axis, dtype=x.dtype)
+        return np.asarray(np.flip(total, axis) if reverse else total)
+
+
+#: Op -> how it combines.
+RUNNING = {
+    "cumsum": Running("add", np.add, "sums"),
+    "cumprod": Running("mul", np.multiply, "products"),
+    "cummax": Running("max", np.maximum, "largest"),
+    "cummin": Running("min", np.minimum, "smallest"),
+    "logcumsumexp": Running("logaddexp", np.logaddexp, "logarithms of the sums of exponentials"),
+}
+
+
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    axis, reverse, dtype = attributes["axis"], attributes["reverse"], attributes["dtype"]
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise AttributeValueError(f"axis is an integer, got {axis!r}")
-    if not isinstance(reverse, (bool, np.bool_)):
-        raise AttributeValueError(f"reverse is True or False, got {reverse!r}")
-    return {
-        "axis": normal_axes(axis, len(types[0].shape))[0],
-        "reverse": bool(reverse),
-        "dtype": None if dtype is None else as_dtype(dtype),
-    }
+    normal: dict[str, Any] = {"axis": single_axis(attributes["axis"], types[0].shape)}
+    if "reverse" in attributes:
+        if not isinstance(attributes["reverse"], (bool, np.bool_)):
+            raise AttributeValueError(f"reverse is True or False, got {attributes['reverse']!r}")
+        normal["reverse"] = bool(attributes["reverse"])
+    if "dtype" in attributes:
+        normal["dtype"] = None if attributes["dtype"] is None else as_dtype(attributes["dtype"])
+    return normal
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
-    x, normal = types[0], _normalize(types, attributes)
-    return TensorType(x.shape, result_dtype(x, "add", normal["dtype"]))
+def _register(name: str, doc: str) -> None:
+    running = RUNNING[name]
+    typed = running.combine in ("add", "mul")
 
+    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+        (x,) = types
+        if running.combine == "logaddexp" and not x.dtype.is_float:
+            raise DTypeError(f"{name} takes floats, got {x.dtype}")
+        dtype = _normalize(types, attributes).get("dtype")
+        return TensorType(x.shape, result_dtype(x, running.combine, dtype))
 
-def _reference(x: Array, axis: int, reverse: bool, dtype: DType | None) -> Array:
-    integers = x.dtype.kind in "iu"
-    wide = x.astype(np.int64) if integers else x
-    turned = np.flip(wide, axis) if reverse else wide
-    with np.errstate(all="ignore"):
-        total = np.cumsum(turned, axis=axis)
-    total = np.flip(total, axis) if reverse else total
-    if integers:
+    def reference(x: Array, axis: int, reverse: bool, dtype: DType | None = None) -> Array:
+        whole = x.dtype.kind in "iu" and typed
+        total = running.along(x.astype(np.int64) if whole else x, axis, reverse)
         source = BY_NUMPY[x.dtype]
-        total = total.astype(sum_dtype(source, dtype or source).numpy)
-    return np.asarray(total)
+        return total.astype(sum_dtype(source, dtype or source).numpy) if whole else total
 
-
-register(
-    Op(
-        name="cumsum",
-        kind=Kind.SCAN,
-        operands=("x",),
-        attributes={"axis": -1, "reverse": False, "dtype": None},
-        normalize=_normalize,
-        infer=_infer,
-        reference=_reference,
-        keeps_layout=True,
-        doc="""The sums of each element and all before it along an axis; of all after it with reverse=True, which is the
-        gradient of the other.
-
-        What follows a NaN or infinity is as adding up one by one makes it; what precedes it stays.  dtype is that of
-        the result, as in a sum by `reduction`: by default the operand's, int32 for integers of 8 and 16 bits (which
-        wrap around) and float32 for fp8.""",
+    register(
+        Op(
+            name=name,
+            kind=Kind.SCAN,
+            operands=("x",),
+            attributes={"axis": -1, "reverse": False, **({"dtype": None} if typed else {})},
+            normalize=_normalize,
+            infer=infer,
+            reference=reference,
+            fold=running.combine,
+            keeps_layout=True,
+            doc=f"The {running.makes} of each element and all before it along an axis; of all after it with "
+            f"reverse=True{doc}",
+        )
     )
-)
+
+
+_TYPED = """
+
+        What follows a NaN or infinity is as combining one by one makes it; what precedes it stays.  dtype is that of
+        the result, as in a `reduction`: by default the operand's, int32 for 8-bit integers (which wrap around) and
+        float32 for fp8."""
+_register("cumsum", ", which is the gradient of the other." + _TYPED)
+_register("cumprod", "." + _TYPED)
+_register("cummax", ".  From a NaN on it is NaN.")
+_register("cummin", ".  From a NaN on it is NaN.")
+_register("logcumsumexp", ", without overflow.  x holds floats.")
+
+
+# ---- where the extremes are
+
+
+def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
+    """One element after the other, all rows at once."""
+    lines = np.moveaxis(x, axis, 0)
+    result = np.zeros(lines.shape, np.int64)
+    for k in range(1, len(lines)):
+        most = np.take_along_axis(lines, result[k - 1][None], 0)[0]
+        further = lines[k] <= most if down else lines[k] >= most
+        if x.dtype.kind == "f":
+            further = np.isnan(lines[k]) | (further & ~np.isnan(most))
+        result[k] = np.where(further, k, result[k - 1])
+    return np.asarray(np.moveaxis(result, 0, axis).astype(dtype.numpy))
+
+
+def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
+    """The largest of keys with the position behind the number, if both are 64 bits; else of positions of extremes."""
+    position = write("gen_index", "position", x, axis=axis)
+    if x.dtype.itemsize <= 4 and x.dtype != uint32:
+        number = x if x.dtype.itemsize == 4 else write("identity", "wide", x, dtype=int32)
+        if x.dtype.is_float:
+            number = write("add", "zero of one sign", number, 0)
+        signed = write("bitwise_xor", "signed", write(ORDER, "order", number, down=down), -(2**31))
+        upper = write("shift_left", "upper", write("identity", "wide order", signed, dtype=int64), 32)
+        key = write("bitwise_or", "key", upper, write("identity", "wide position", position, dtype=int64))
+        found = write("bitwise_and", "found", write("cummax", "largest", key, axis=axis), 2**32 - 1)
+    else:
+        extreme = write("cummin" if down else "cummax", "extreme", x, axis=axis)
+        hit = write("cmp_eq", "hit", x, extreme)
+        if x.dtype.is_float:
+            hit = write("logical_or", "hit or nan", hit, write("isnan", "nan", x))
+        candidate = write("binary_select", "candidate", position, 0, hit)
+        found = write("cummax", "found", candidate, axis=axis)
+    return found if found.dtype == dtype else write("identity", "", found, dtype=dtype)
+
+
+def _register_index(name: str, down: bool) -> None:
+    def normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+        dtype = as_dtype(attributes["dtype"])
+        if dtype not in (int32, int64):
+            raise DTypeError(f"{name} is an int32 or int64; cast the result to {dtype}")
+        return {**_normalize(types, {"axis": attributes["axis"]}), "dtype": dtype}
+
+    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+        if types[0].dtype.is_bool:
+            raise DTypeError(f"{name} does not take bool; cast to int32")
+        return TensorType(types[0].shape, normalize(types, attributes)["dtype"])
+
+    kind, value = ("smallest", "cummin") if down else ("largest", "cummax")
+    register(
+        Op(
+            name=name,
+            kind=Kind.COMPOSITE,
+            operands=("x",),
+            attributes={"axis": -1, "dtype": int64},
+            normalize=normalize,
+            infer=infer,
+            reference=lambda x, axis, dtype: _first_index(x, axis, dtype, down),
+            expand=lambda write, x, axis, dtype: _expand_index(write, x, axis, dtype, down),
+            keeps_layout=True,
+            doc=f"""Where along an axis the {kind} of each element and all before it is, as `{value}` has it: the last
+            of equals, and the last NaN if there is one.  dtype is int64 or int32.""",
+        )
+    )
+
+
+_register_index("cummax_index", False)
+_register_index("cummin_index", True)

@@ -13,22 +13,29 @@ from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
 
-def decompose(graph: Graph) -> Simplified:
-    """The graph without composites, or itself if it has none.
+def decompose(graph: Graph, *, scatters: bool = False) -> Simplified:
+    """The graph without composites, and without ``scatters`` if asked for; or itself if it has none.
 
     The last of a composite's nodes has its name, layout and dtype; the others are named after it, the same ones each
     time.
     """
-    if not any(node.op.is_composite(node.attributes) for node in graph.nodes):
+    made_of_others = {n for n in graph.nodes if _is_made_of_others(n, scatters)}
+    if not made_of_others:
         return same(graph)
     rewrite = Rewrite(graph)
     for node in graph.nodes:
-        if node.op.is_composite(node.attributes):
+        if node in made_of_others:
             made = _Expansion(rewrite.graph, node).expand(rewrite.inputs(node))
             rewrite.new |= dict(zip(node.outputs, made))
         else:
             rewrite.take_over(node)
     return rewrite.done()
+
+
+def _is_made_of_others(node: Node, scatters: bool) -> bool:
+    if node.kind is Kind.SCATTER:
+        return scatters and node.op.expand is not None
+    return node.op.is_composite(node.attributes)
 
 
 def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
@@ -74,8 +81,9 @@ class _Expansion:
             results.append(tensor)
         return results
 
-    def __call__(self, op: str, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        tensor = self._graph.apply(NARROW if op == "narrow" else TABLE[op], operands, attributes)
+    def __call__(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
+        found = op if isinstance(op, Op) else NARROW if op == "narrow" else TABLE[op]
+        tensor = self._graph.apply(found, operands, attributes)
         return named(tensor, self._node.name, part or "value")
 
     def _cast(self, tensor: Tensor, dtype: DType, part: str) -> Tensor:

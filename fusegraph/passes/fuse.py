@@ -248,10 +248,11 @@ def fuse(
     options = options or Options()
     quotient = _Quotient(graph, left_out or {})
     siblings: list[Decision] = []
+    refused = _Refused(quotient)
     if enabled:
-        siblings = _merge_all(quotient, options, target)
+        siblings = _merge_all(quotient, options, target, refused)
     groups: list[Group] = []
-    refused: list[tuple[Sequence[Node], str]] = []
+    without: list[tuple[Sequence[Node], str]] = []
     views = [quotient.view(g) for g in quotient.topological()]
     free: frozenset[Node] = frozenset()
     if enabled and target is lowering.KERNELS:
@@ -263,10 +264,10 @@ def fuse(
         try:
             groups.append(Group(view.nodes, target.lower(view, options)))
         except Refusal as reason:
-            refused.append((view.nodes, str(reason)))
-    if refused:
-        raise NoKernel(refused)
-    decisions = _decisions(quotient, options, enabled, target, free)
+            without.append((view.nodes, str(reason)))
+    if without:
+        raise NoKernel(without)
+    decisions = _decisions(quotient, enabled, refused, free)
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
     partition.check()
     return partition
@@ -283,12 +284,13 @@ def _takes(target: Target, view: GroupView, options: Options) -> bool:
     return True
 
 
-def _merge_all(quotient: _Quotient, options: Options, target: Target) -> list[Decision]:
-    """Merges pairs until none is legal; returns the decisions for readers of one input fused side by side."""
+def _merge_all(quotient: _Quotient, options: Options, target: Target, refused: _Refused) -> list[Decision]:
+    """Merges pairs until none is legal, and notes why the others are not; returns the decisions for readers of one
+    input fused side by side.
+    """
     heap: list[tuple[int, int, int, int, int, int]] = []
     version = dict.fromkeys(quotient.members, 0)
     siblings: list[Decision] = []
-    refused = _Refused(quotient)
 
     def push(a: int, b: int, sibling: Tensor | object | None) -> None:
         tier, saved = _score(quotient, a, b, sibling)
@@ -374,10 +376,8 @@ def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) ->
     return None
 
 
-def _decisions(
-    quotient: _Quotient, options: Options, enabled: bool, target: Target, free: frozenset[Node]
-) -> Iterator[Decision]:
-    reasons: dict[tuple[int, int], str] = {}
+def _decisions(quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node]) -> Iterator[Decision]:
+    """Why each edge is inside of a kernel or not: as it was when that was decided, before views were placed."""
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
         if a == b:
@@ -402,9 +402,7 @@ def _decisions(
         if not enabled:
             yield Decision(producer.name, consumer.name, False, "fusion is switched off")
             continue
-        if (a, b) not in reasons:
-            refused = refusal(quotient, a, b, options, target)
-            if refused is None:
-                raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
-            reasons[a, b] = str(refused)
-        yield Decision(producer.name, consumer.name, False, reasons[a, b])
+        because = refused.get(a, b)
+        if because is None:
+            raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
+        yield Decision(producer.name, consumer.name, False, str(because))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from fusegraph.calls import Call
@@ -27,6 +26,7 @@ from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import NARROW, decompose
+from fusegraph.report.bounds_combined import scan, scatter, tiny
 
 Array = np.ndarray[Any, Any]
 
@@ -199,9 +199,11 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     elif node.kind is Kind.REDUCTION:
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
-        error = _scan(graph, node, operands[0])
+        error = scan(graph, node, operands[0])
     elif node.kind is Kind.SORT:
         error = _sort(node, operands[0])
+    elif node.kind is Kind.SCATTER:
+        error = scatter(graph, node, operands)
     elif node.kind is Kind.WINDOW:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
@@ -238,11 +240,6 @@ def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     assert node.op.scale is not None
     scale = np.broadcast_to(node.op.scale(*(v for v, _ in operands), **node.attributes), node.output.shape)
     return np.where(np.isfinite(scale), scale, 0.0)
-
-
-def tiny(dtype: DType) -> float:
-    """The smallest normal number: results below it may be flushed or lose digits."""
-    return float(ml_dtypes.finfo(dtype.numpy).tiny)
 
 
 def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple[Array, Array]:
@@ -420,26 +417,6 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
             doubtful = np.broadcast_to(e, v.shape) != 0
             error = np.where(doubtful.reshape((1,) * axis + v.shape + (1,) * after), np.inf, error)
     return error
-
-
-def _scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
-    """That of every sum of its terms, in any order."""
-    (x, e), (axis, reverse) = operand, (node.attributes["axis"], node.attributes["reverse"])
-
-    def along(values: Array) -> Array:
-        turned = np.flip(values, axis) if reverse else values
-        total = np.cumsum(turned, axis=axis)
-        return np.asarray(np.flip(total, axis) if reverse else total)
-
-    if not node.output.dtype.is_float:
-        return np.where(along(np.broadcast_to(e, x.shape)) == 0, 0.0, np.inf)
-    compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
-    unit, largest, count = compute.unit_roundoff, compute.max * (1 - 2.0**-10), x.shape[axis]
-    total = along(np.where(np.isfinite(x), np.abs(x), 0.0))
-    error = (count + 3) * unit * total + count * tiny(compute)
-    error = error + along(np.broadcast_to(e, x.shape)) * (1 + (count + 3) * unit)
-    error = np.where(total + error > largest, np.inf, error)
-    return np.where(np.isnan(error), np.inf, error)
 
 
 def _sort(node: Node, operand: tuple[Array, Array]) -> Array:

@@ -425,7 +425,8 @@ class Eager:
         wide = getattr(self._torch, DTYPES[compute_dtype(result, float32).name][0])
 
         def run(x: Any) -> Any:
-            total = self._torch.cumsum(x.flip(axis) if reverse else x, axis, dtype=wide)
+            total = getattr(self._torch, node.op.name)((x.flip(axis) if reverse else x).to(wide), axis)
+            total = total if isinstance(total, self._torch.Tensor) else total.values
             return (total.flip(axis) if reverse else total).to(self._dtypes[result])
 
         return run

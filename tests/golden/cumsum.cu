@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) cumsum_64_10000_1_bfloat16_ker
                 y_sums[e] = y_total;
             }
         }
-        const float before = scan::block<8>(y_total, carry, parts);
+        const float before = scan::block<reduce::Add, 8>(y_total, carry, 0.0f, parts);
         Vector<bfloat16, 8> y_v;
         if (col < 10000) {
             #pragma unroll

@@ -18,7 +18,7 @@ from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 from fusegraph.graph import Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.cudnn import DATA_TYPES, frontend
-from fusegraph.ops import TABLE
+from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Op
 
 #: Node types that move elements: their results have their operand's type where none was set.
@@ -189,9 +189,10 @@ class Reading:
         found = op.expand(self.write, *(self.cast(t, widest) for t in operands), **{**op.attributes, **values})
         return found if isinstance(found, tuple) else (found,)
 
-    def write(self, op: str, part: str, *operands: Any, **attributes: Any) -> Tensor:
+    def write(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
         """Adds a node of a composite that is written out (`ops.composite.Writing`); nothing is named after it."""
-        return self.graph.apply(TABLE["identity" if op == "narrow" else op], operands, attributes)
+        chosen = op if isinstance(op, Op) else TABLE["identity" if op == "narrow" else op]
+        return self.graph.apply(chosen, operands, attributes)
 
     def finish(self, node: Any, port: str, result: Tensor) -> None:
         """A node's result as cuDNN has it: its dtype, shape and name; an output if it is not virtual."""

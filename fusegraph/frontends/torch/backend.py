@@ -21,6 +21,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention_backward,
     contraction,
     diagonal,
+    indices,
     movement,
     norm,
     pointwise,

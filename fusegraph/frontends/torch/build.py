@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,29 @@ class Built:
 
     graph: Graph
     refused: Mapping[Any, str]
+
+
+def _takes_dim(operator: Any) -> bool:
+    """Whether an operator works along a dimension, which torch allows for tensors that have none, too."""
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and any(argument.name in ("dim", "dims") for argument in schema.arguments)
+
+
+def _as_rows(value: Any) -> Any:
+    """Arguments with tensors of no dimension as rows of one element."""
+    if isinstance(value, tuple):
+        return tuple(_as_rows(v) for v in value)
+    if isinstance(value, dict):
+        return {key: _as_rows(v) for key, v in value.items()}
+    return value.reshape(1) if isinstance(value, Tensor) and not value.rank else value
+
+
+def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
+    """Results with those that have no dimension in torch as such."""
+    if isinstance(result, tuple):
+        return tuple(_as_scalars(r, [form]) for r, form in zip(result, forms))
+    scalar = isinstance(result, Tensor) and result.shape == (1,) and forms[0] is not None and forms[0].shape == ()
+    return result.reshape(()) if scalar else result
 
 
 class _Skip(Exception):
@@ -117,7 +140,11 @@ class _Builder:
         skipped = ignored(str(node.target))
         args = self._argument(tuple(None if n in skipped else a for n, a in enumerate(node.args)))
         kwargs = self._argument(node.kwargs)
+        if table is HANDLERS and _takes_dim(node.target):
+            args, kwargs = _as_rows(args), _as_rows(kwargs)
         result = table[str(node.target)](call, *args, **kwargs)
+        if table is HANDLERS and _takes_dim(node.target):
+            result = _as_scalars(result, forms)
         for tensor, form in zip(result if isinstance(result, tuple) else (result,), forms):
             if (
                 isinstance(tensor, Tensor)

@@ -102,6 +102,17 @@ def _select(c: Call, x: Tensor, dim: int, index: int) -> Tensor:
     return _part(x, dim, at, at + 1).reshape(c.form.shape)
 
 
+@free("diagonal.default")
+def _diagonal(c: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Every (columns + 1)-th element of rows behind one another."""
+    row, column = dim1 % x.rank, dim2 % x.rank
+    others = [d for d in range(x.rank) if d not in (row, column)]
+    rows, columns, count = x.shape[row], x.shape[column], c.form.shape[-1]
+    line = x.transpose([*others, row, column]).reshape([*(x.shape[d] for d in others), rows * columns])
+    first = max(offset, 0) + max(-offset, 0) * columns
+    return _part(line, -1, first, first + (count - 1) * (columns + 1) + 1 if count else first, columns + 1)
+
+
 @free("split_with_sizes.default", "split.Tensor")
 def _split(c: Call, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
     sizes = [form.shape[dim] for form in c.forms if form is not None]
@@ -269,80 +280,7 @@ def _select_scatter(c: Call, x: Tensor, source: Tensor, dim: int, index: int) ->
     return _slice_scatter(c, x, row, dim, index, index + 1)
 
 
-# ---- gathering
-
-
-def _wrapped(c: Call, index: Tensor, size: int) -> Tensor:
-    """Positions counted from the end, if negative, as positions."""
-    if index.dtype.is_bool or not index.dtype.is_int:
-        raise NotSupportedError(f"an index of {index.dtype}")
-    return c.graph.binary_select(index + size, index, index < 0)
-
-
-@aten("embedding.default")
-def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
-    return c.graph.gather(weight, index, axis=0)
-
-
-@aten("gather.default")
-def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """One element a row of what is computed here, as a cross-entropy takes it, is picked while the row is there."""
-    dim = dim % max(x.rank, 1)
-    if not x.rank or c.graph.producer(x) is None or not _is_one_a_row(x, index, dim):
-        return c.graph.take_along_axis(x, index, axis=dim) if x.rank else c.graph.identity(x)
-    picked = c.graph.binary_select(x, c.graph.constant(0, dtype=x.dtype), _hits(c, x, index, dim))
-    return c.cast(c.graph.reduction(picked, mode="add", axes=dim))
-
-
-def _is_one_a_row(x: Tensor, index: Tensor, dim: int) -> bool:
-    """Whether an index has one position along an axis for each row of x."""
-    return index.shape == tuple(1 if d == dim else n for d, n in enumerate(x.shape))
-
-
-def _hits(c: Call, x: Tensor, index: Tensor, dim: int) -> Tensor:
-    """Where an element's position along an axis is that of the index."""
-    return c.graph.cmp_eq(c.cast(c.graph.gen_index(x, axis=dim), index.dtype), index)
-
-
-@aten("scatter.value", "scatter.src")
-def _scatter(c: Call, x: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
-    dim = dim % max(x.rank, 1)
-    if not x.rank or not _is_one_a_row(x, index, dim):
-        raise NotSupportedError("a scatter of several elements a row")
-    if isinstance(source, Tensor) and source.shape != index.shape:
-        raise NotSupportedError("a scatter of a part of its source")
-    value = source if isinstance(source, Tensor) else c.number(source, x.dtype)
-    return c.cast(c.graph.binary_select(value, x, _hits(c, x, index, dim)))
-
-
-@aten("index_select.default")
-def _index_select(c: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    return c.graph.gather(x, _wrapped(c, index, x.shape[dim]), axis=dim)
-
-
-@aten("index.Tensor", "_unsafe_index.Tensor")
-def _index(c: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Indices that vary along axes of their own, as those of an interpolation: one gather each."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    if given != list(range(given[0], given[-1] + 1)):
-        raise NotSupportedError("indices that are not side by side")
-    rank = max(index.rank for index in indices if index is not None)
-    varying = [
-        d + rank - index.rank
-        for index in indices
-        if index is not None
-        for d in range(index.rank)
-        if index.shape[d] != 1
-    ]
-    if len(given) > 1 and varying != sorted(set(varying)):
-        raise NotSupportedError("indices that vary together")
-    result = x
-    for dim in reversed(given):  # the axes in front keep their places
-        index = indices[dim]
-        assert index is not None
-        flat = index.reshape(-1) if len(given) > 1 or index.rank != 1 else index
-        result = c.graph.gather(result, _wrapped(c, flat, x.shape[dim]), axis=dim)
-    return result.reshape(c.form.shape)
+# ---- resampling
 
 
 @aten("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")

@@ -15,6 +15,8 @@ Dims = int | Sequence[int] | None
 def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
     if x.dtype.is_bool:
         mode = {"max": "any", "min": "all"}.get(mode, mode)
+    if x.dtype.is_bool and mode in ("argmax", "argmin"):
+        x = c.graph.cast(x, int32)
     if x.rank == 0:
         x, dim, keepdim = x.reshape(1), 0, False
     return c.graph.reduction(x, mode=mode, axes=axes(x, dim), keepdims=keepdim, **more)
@@ -119,19 +121,46 @@ def _var_mean(
     return _var(c, x, dim, correction=correction, keepdim=keepdim), _reduce(c, x, "avg", dim, keepdim)
 
 
-@aten("cumsum.default")
-def _cumsum(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    x = c.cast(x, int64) if not x.dtype.is_float else x
-    return c.graph.cumsum(c.cast(x), axis=dim) if x.rank else c.graph.identity(c.cast(x))
+def _running(op: str) -> Any:
+    """A running sum or product, in the result's dtype, or int32 for smaller integers."""
+
+    def handler(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        own = int32 if c.dtype.is_int and c.dtype.itemsize < 4 else c.dtype
+        x = c.cast(x, int64) if not x.dtype.is_float else x
+        return c.cast(getattr(c.graph, op)(c.cast(x, own), axis=dim))
+
+    return handler
+
+
+HANDLERS["aten.cumsum.default"] = _running("cumsum")
+HANDLERS["aten.cumprod.default"] = _running("cumprod")
+
+
+@aten("logcumsumexp.default")
+def _logcumsumexp(c: Call, x: Tensor, dim: int) -> Tensor:
+    return c.graph.logcumsumexp(x, axis=dim)
+
+
+def _extreme_so_far(op: str) -> Any:
+    """The largest or smallest element so far, and where the last of those is."""
+
+    def handler(c: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        numbers = c.cast(x, int32) if x.dtype.is_bool else x
+        index = getattr(c.graph, f"{op}_index")(numbers, axis=dim)
+        return c.converted(getattr(c.graph, op)(numbers, axis=dim)), index
+
+    return handler
+
+
+HANDLERS["aten.cummax.default"] = _extreme_so_far("cummax")
+HANDLERS["aten.cummin.default"] = _extreme_so_far("cummin")
 
 
 def _along(op: str) -> Any:
-    """Softmax and its kin; a tensor of rank 0 is a row of one element."""
+    """Softmax and its kin."""
 
     def handler(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-        rows = c.cast(x) if x.rank else c.cast(x).reshape(1)
-        result = c.cast(getattr(c.graph, op)(rows, axis=dim))
-        return result if x.rank else result.reshape(())
+        return c.cast(getattr(c.graph, op)(c.cast(x), axis=dim))
 
     return handler
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusegraph.composed import linear_index
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
@@ -104,37 +103,28 @@ def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
 
 # ---- writing
 
-_MODES = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
-
-def _mode(call: Call) -> str:
-    mode = call["reduction"] or "none"
-    if mode not in _MODES:
-        raise ModelError(f"reduction is one of {', '.join(_MODES)}, got {mode[:40]!r}")
-    return _MODES[mode]
+def _reduction(call: Call) -> str:
+    reduction = call["reduction"] or "none"
+    if reduction not in ("none", "add", "mul", "max", "min"):
+        raise ModelError(f"reduction is one of none, add, mul, max, min, got {reduction[:40]!r}")
+    return str(reduction)
 
 
 @operator("Scatter", "ScatterElements")
 def scatter_elements(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     (axis,) = normal_axes(call["axis"], x.rank)
-    return call.graph.put_along_axis(x, positions(call, index, x.shape[axis]), updates, axis, _mode(call))
+    if index.shape != updates.shape:
+        raise ModelError(f"indices {list(index.shape)} and updates {list(updates.shape)} have one shape")
+    return call.graph.scatter(x, positions(call, index, x.shape[axis]), updates, axis, _reduction(call))
 
 
 @operator("ScatterND")
 def scatter_nd(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-    """Slices, put at rows of x with the indexed dimensions as one."""
-    graph, places = call.graph, _from_the_end(call, index, x.shape)
-    count = index.shape[-1]
-    rest = x.shape[count:]
-    if updates.shape != (*index.shape[:-1], *rest):
-        raise ModelError(f"updates are {[*index.shape[:-1], *rest]}, got {list(updates.shape)}")
-    if not count or not x.size or not updates.size:
-        raise call.refuse("no elements")
-    rows = graph.reshape(linear_index(graph, places, x.shape[:count]), [-1, *(1 for _ in rest)])
-    values = graph.reshape(updates, [-1, *rest])
-    flat = graph.reshape(x, [-1, *rest])
-    y = graph.put_along_axis(flat, graph.broadcast(rows, values.shape), values, 0, _mode(call))
-    return graph.reshape(y, x.shape)
+    places = _from_the_end(call, index, x.shape)
+    if not index.shape[-1]:
+        raise call.refuse("positions along no dimension")
+    return call.graph.scatter_nd(x, places, updates, _reduction(call))
 
 
 @operator("TensorScatter")
@@ -143,14 +133,14 @@ def tensor_scatter(call: Call, x: Tensor, updates: Tensor, start: Tensor | None 
     graph, (axis,) = call.graph, normal_axes(call["axis"], x.rank)
     if call["mode"] not in ("linear", "circular"):
         raise ModelError(f"mode is linear or circular, got {call['mode'][:40]!r}")
-    shape = [1] * x.rank
-    shape[axis] = updates.shape[axis]
-    places = graph.reshape(graph.arange(updates.shape[axis], dtype="int64" if start is None else start.dtype), shape)
+    line = [updates.shape[d] if d == axis else 1 for d in range(x.rank)]
+    places = graph.reshape(graph.arange(updates.shape[axis], dtype="int64" if start is None else start.dtype), line)
     if start is not None:
         places = graph.add(places, graph.reshape(start, [x.shape[0], *(1 for _ in x.shape[1:])]))
     if call["mode"] == "circular":
         places = graph.mod(places, x.shape[axis])
-    return graph.put_along_axis(x, graph.broadcast(places, updates.shape), updates, axis)
+    shape = [n if d in (0, axis) else 1 for d, n in enumerate(updates.shape)]
+    return graph.scatter(x, graph.broadcast(places, shape), updates, axis)
 
 
 # ---- triangles

@@ -138,13 +138,22 @@ operator("Hardmax")(partial(_along, _hardmax))
 
 @operator("CumSum")
 def cumsum(call: Call, x: Tensor, axis: Tensor) -> Tensor:
+    return _running(call, x, axis, "cumsum", 0)
+
+
+@operator("CumProd")
+def cumprod(call: Call, x: Tensor, axis: Tensor) -> Tensor:
+    return _running(call, x, axis, "cumprod", 1)
+
+
+def _running(call: Call, x: Tensor, axis: Tensor, op: str, neutral: int) -> Tensor:
+    """A running sum or product; an exclusive one is of the others alone: the elements one place on, and a neutral."""
     (along,) = normal_axes(int(call.number(axis, "axis")), x.rank)
     reverse = bool(call["reverse"])
     if call["exclusive"] and x.shape[along]:
-        # Of the others alone: the elements one place on, and a zero.
         starts, stops = [None] * x.rank, [None] * x.rank  # type: list[int | None], list[int | None]
         starts[along], stops[along] = (1, None) if reverse else (None, -1)
         padding = [(0, 0)] * x.rank
         padding[along] = (0, 1) if reverse else (1, 0)
-        x = call.graph.pad(call.graph.slice(x, starts, stops), padding)
-    return call.graph.cumsum(x, along, reverse, dtype=x.dtype)
+        x = call.graph.pad(call.graph.slice(x, starts, stops), padding, value=neutral)
+    return getattr(call.graph, op)(x, along, reverse, dtype=x.dtype)

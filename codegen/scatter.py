@@ -1,0 +1,150 @@
+"""The scatter family: the values of a program, each combined with what is where an index says, in memory of zeros.
+
+A thread has an update, and combines integers atomically: whatever the order, the result is the same.  Products, which
+no atomic makes in an order that can be relied on, have a thread for all updates that share their other coordinates: it
+walks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.arch import Arch
+from codegen.expr import Operand, Program
+from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
+from codegen.kernel import headers, heading, signature
+from codegen.pointwise.body import Body, plus
+from codegen.spec import KernelSource
+
+#: How values are combined -> the function of ``codegen/device/scatter.cuh`` that does; products are walked.
+COMBINE = {"add": "scatter::add", "most": "scatter::most", "mul": "reduce::Mul::of"}
+
+
+@dataclass(frozen=True)
+class ScatterSpec:
+    """result[..., index, ...] = that combined with a value, for each value; where the index is outside, nothing.
+
+    shape     sizes of the values' dimensions.
+    axes      those of them along which the index varies the place; the others are the result's, too.
+    program   over these dimensions.  Its first store is of the value, to the result, whose strides along the axes are
+              0; its second one, which has no memory, of the index.
+    size      places along the axis; step: elements of the result from one to the next.
+    elements  of the result, which is contiguous.
+    combine   add (integers that wrap around), most (unsigned integers), mul (anything, from 1 on).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    program: Program
+    size: int
+    step: int
+    elements: int
+    combine: str
+
+
+@dataclass(frozen=True)
+class ScatterSchedule:
+    """Threads of a block; each has one update, or walks all along the axis."""
+
+    threads: int
+    itype: str
+
+
+def schedules(spec: ScatterSpec, arch: Arch) -> Iterator[ScatterSchedule]:
+    """Schedules worth trying, best guess first."""
+    itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
+    for threads in (32, 128) if spec.combine == "mul" else (256, 128):
+        yield ScatterSchedule(threads, itype)
+
+
+def render(spec: ScatterSpec, schedule: ScatterSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
+        self.s, self.walks = schedule, spec.combine == "mul"
+        if not self.walks:
+            leader = max(spec.program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
+            order = memory_order(spec.shape, leader.strides)
+            shape, program, _ = rebase(spec.program, spec.shape, order)
+            spec = replace(spec, shape=shape, program=program, axes=())
+        self.spec, self.program = spec, spec.program
+        dims = range(len(spec.shape))
+        taken = {"i", "n", "m", "place", *(f"{prefix}{d}" for prefix in "im" for d in dims)}
+        self.body = Body(spec.name, self.program, taken)
+        self.w = self.body.w
+        self.result = self.body.pointers.stores[0]
+
+    def render(self) -> KernelSource:
+        w, spec, threads = self.w, self.spec, self.s.threads
+        outer = [d for d in range(len(spec.shape)) if d not in spec.axes]
+        count = prod(spec.shape[d] for d in outer)
+        many = f"{len(self.program.notes)} nodes in one kernel" if len(self.program.notes) != 1 else "node"
+        details = f"{prod(spec.shape)} updates of {spec.size} places" + (", walked by a thread" if self.walks else "")
+        headings = headers(self.program, "reduce.cuh" if self.walks else "scatter.cuh")
+        heading(w, f"{spec.name}: {many}", self.program, headings, [details])
+        signature(w, spec.name, threads, self.body.pointers.parameters()[:-1])
+        block = "blockIdx.x" if self.s.itype == "uint32" else "uint64(blockIdx.x)"
+        w.line(f"const {self.s.itype} i = {block} * {threads} + threadIdx.x;")
+        if count % threads:
+            w.line(f"if (i >= {count}) return;")
+        self.body.scalars()
+        if self.walks:
+            self._walk(outer)
+        else:
+            self._update({**dict(enumerate(self._split("i", spec.shape)))})
+        w.close()
+        operands = len(self.program.loads) + len(self.program.tables)
+        blocks = -(-count // threads)
+        zeroed = () if self.walks else ((operands, spec.elements * self._stored.dtype.itemsize),)
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (threads, 1, 1), zeroed=zeroed)
+
+    @property
+    def _stored(self) -> Operand:
+        return self.program.stores[0].operand
+
+    def _split(self, position: str, shape: tuple[int, ...]) -> list[str]:
+        """The coordinates of a position, as C expressions; those that nothing takes are not written."""
+        own = Coordinates(self.w, position, shape, self.s.itype, position)
+        return [own[d] for d in range(len(shape))]
+
+    def _walk(self, outer: list[int]) -> None:
+        w, spec = self.w, self.spec
+        row = dict(zip(outer, self._split("i", tuple(spec.shape[d] for d in outer)))) if outer else {}
+        base = self._offset(row, self._stored.strides)
+        step = linear([("n", spec.step)])
+        w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {self.result}[{base} + {step}] = 1;")
+        sizes = tuple(spec.shape[d] for d in spec.axes)
+        w.open(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)")
+        self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
+        w.close()
+
+    def _offset(self, at: dict[int, str], strides: Strides) -> str:
+        return linear([(at[d], stride) for d, stride in enumerate(strides) if stride])
+
+    def _update(self, at: dict[int, str]) -> None:
+        """The statements of one update at these coordinates."""
+        w, spec = self.w, self.spec
+        loaded = {}
+        for n in self.body.varying_loads():
+            operand = self.program.loads[n]
+            loaded[n] = self.body.register(n)
+            text = f"{self.body.pointers.loads[n]}[{self._offset(at, operand.strides)}]"
+            w.line(f"const {operand.dtype.ctype} {loaded[n]} = {text};")
+        value, place = self.body.element(loaded, [self._offset(at, strides) for strides in self.program.indices])
+        w.line(f"const {self.program.stores[1].operand.dtype.ctype} place = {place};")
+        to = linear([(f"{self.s.itype}(place)", spec.step)])
+        base = self._offset(at, self._stored.strides)
+        target = f"{base} + {to}" if base != "0" else to
+        w.open(f"if (place >= 0 && place < {spec.size})")
+        function = COMBINE[spec.combine]
+        if self.walks:
+            w.line(f"{self.result}[{target}] = {function}({self.result}[{target}], {value});")
+        else:
+            w.line(f"{function}({plus(self.result, target)}, {value});")
+        w.close()

@@ -1,0 +1,100 @@
+"""A scatter, and what computes its updates and their places -> a `ScatterSpec`."""
+
+from __future__ import annotations
+
+from codegen.expr import Operand, Program, Store
+from codegen.scatter import ScatterSpec
+from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
+from fusegraph.lowering.coordinates import CoordinateBuilder, Split
+from fusegraph.lowering.movement import MOST_NODES
+from fusegraph.ops.base import Kind
+
+
+def scatters(view: GroupView) -> list[Node]:
+    """The group's scatters."""
+    return view.of(Kind.SCATTER)
+
+
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Refusal with the reason unless the group is one scatter and what computes its operands."""
+    first, *others = scatters(view)
+    if others:
+        raise Refusal(f"{first.name!r} and {others[0].name!r} are two kernels: a scatter each")
+    for node in view.nodes:
+        if node is not first and node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):
+            raise Refusal(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
+        if first.output in node.inputs:
+            raise Refusal(f"{first.name!r} is known when all its updates are: {node.name!r} waits for that")
+    for tensor in view.writes:
+        if tensor is not first.output:
+            raise Refusal(f"{tensor.name!r} is needed in memory, beside {first.name!r} {list(first.output.shape)}")
+    if len(view.nodes) == 1:
+        return
+    if len(view.nodes) > MOST_NODES:
+        raise TooLarge(f"one kernel would move elements through {len(view.nodes)} nodes, the limit is {MOST_NODES}")
+    _, program, _ = _program(view, options)
+    operands = len(program.operands) + len(program.tables)
+    if operands > MAX_OPERANDS:
+        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
+    if len(program.instructions) > MAX_NODES:
+        raise TooLarge(
+            f"one kernel would compute {len(program.instructions)} values for every update, the limit is {MAX_NODES}"
+        )
+
+
+class _Builder(CoordinateBuilder):
+    """The program of the updates of a scatter, over their space."""
+
+    def __init__(self, view: GroupView, options: Options, parts: list[list[int]]) -> None:
+        super().__init__(view, options, parts)
+        (self._node,) = scatters(view)
+
+    def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (index, values), result, axis = self._node.inputs, self._node.output, self._node.attributes["axis"]
+        steps = [0 if d == axis else step for d, step in enumerate(result.strides)]
+        to = Operand(
+            result.name,
+            result.dtype,
+            self._sum(list(zip(self._identity, steps))).steps,
+            self._view.alignment(result, self._options),
+        )
+        place = Operand(index.name, index.dtype, self._zero.steps)
+        stores = [
+            Store(to, self._at(values, self._identity, None)),
+            Store(place, self._at(index, self._identity, None)),
+        ]
+        return self._finished(stores)
+
+
+def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Program, tuple[Tensor, ...]]:
+    """For each dimension of the updates its parts in the space, the program over it, and the tensors read."""
+    (node,) = scatters(view)
+    parts = [[size] for size in node.inputs[1].shape]
+    while True:
+        try:
+            program, reads, _ = _Builder(view, options, parts).build()
+            return parts, program, reads
+        except Split as split:
+            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
+            d, k = dims[split.dim]
+            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+
+
+def lower(view: GroupView, options: Options, name: str) -> Lowered:
+    """The kernel of a group that `accept` takes."""
+    (node,) = scatters(view)
+    parts, program, reads = _program(view, options)
+    result, axis = node.output, node.attributes["axis"]
+    owners = [d for d, sizes in enumerate(parts) for _ in sizes]
+    spec = ScatterSpec(
+        name,
+        tuple(size for sizes in parts for size in sizes),
+        tuple(k for k, d in enumerate(owners) if d == axis),
+        program,
+        result.shape[axis],
+        result.strides[axis],
+        result.size,
+        node.attributes["combine"],
+    )
+    return Lowered("scatter", spec, reads, view.writes)
