@@ -136,6 +136,8 @@ COMPOSITES: dict[str, list[Build]] = {
     "local_response_norm_backward": [_like("local_response_norm_backward", (2, 9, 3, 4), "loss", "x", alpha=0.1)],
     "local_contrast_norm": [_like("local_contrast_norm", (2, 3, 7, 8), "x", window=3)],
     "local_contrast_norm_backward": [_like("local_contrast_norm_backward", (2, 3, 7, 8), "loss", "x", window=3)],
+    "cummax_index": [_like("cummax_index", (3, 40), "x"), _like("cummax_index", (6, 4), "x", axis=0)],
+    "cummin_index": [_like("cummin_index", (3, 40), "x")],
     "rope": [_rope("rope")],
     "rope_backward": [_rope("rope_backward")],
 }  # fmt: skip
@@ -173,8 +175,8 @@ CALLS: dict[str, list[Build]] = {
     "one_hot": [lambda g: g.one_hot(_index(g, 1, 9, 0, 3), 5, axis=0, on=2.5, off=-1.0, dtype=g.io_dtype)],
     "take_along_axis": [lambda g: g.take_along_axis(g.tensor("x", (3, 7)), _index(g, [0, 6, 9], [2, 2, -1]), 1)],
     "searchsorted": [
-        lambda g: g.searchsorted(g.constant(np.arange(9.0), dtype=g.io_dtype), g.tensor("x", (3, 4)), right=True),
-        lambda g: g.searchsorted(g.sort(g.tensor("s", (3, 9)))[0], g.tensor("x", (3, 4))),
+        lambda g, r=right, s=shape: g.searchsorted(g.sort(g.tensor("x", s)), g.tensor("v", (3, 7)), r)
+        for right in (False, True) for shape in ((3, 20), (20,))
     ],
     "gather_nd": [lambda g: g.gather_nd(g.tensor("x", (3, 4, 5)), _index(g, [[0, 3]], [[2, 9]], [[1, 1]]), batch=0),
                   lambda g: g.gather_nd(g.tensor("x", (3, 4, 5)), _index(g, [[0]], [[2]], [[3]]), batch=1)],

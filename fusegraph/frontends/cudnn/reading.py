@@ -18,7 +18,7 @@ from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 from fusegraph.graph import Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.cudnn import DATA_TYPES, frontend
-from fusegraph.ops import TABLE, Op
+from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op
 
 #: Node types that move elements: their results have their operand's type where none was set.
