@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, int64
-from fusegraph.errors import AttributeValueError
+from fusegraph.dtypes import DType, int64
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.reduction import normal_axes, result_dtype
 
@@ -16,16 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    axis, reverse, dtype = attributes["axis"], attributes["reverse"], attributes["dtype"]
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise AttributeValueError(f"axis is an integer, got {axis!r}")
-    if not isinstance(reverse, (bool, np.bool_)):
-        raise AttributeValueError(f"reverse is True or False, got {reverse!r}")
-    return {
-        "axis": normal_axes(axis, len(types[0].shape))[0],
-        "reverse": bool(reverse),
-        "dtype": None if dtype is None else as_dtype(dtype),
-    }
+    return {**attributes, "axis": normal_axes(attributes["axis"], len(types[0].shape))[0]}
 
 
 def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
