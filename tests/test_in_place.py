@@ -18,6 +18,7 @@ from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiling as pointwise_tiling
 from codegen.pointwise import unaligned as pointwise_unaligned
 from codegen.rows.schedule import RowsSchedule
+from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec
 from fusegraph.engines.cpu import CpuExecutable, _Module
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import ArgumentError
@@ -315,6 +316,21 @@ def candidates(seeds: range) -> list[tuple[fg.Graph, Pairs]]:
                 if alike and x.size > 1 and 0 not in x.strides:
                     found.append((graph, frozenset({(i, o)})))
     return found
+
+
+def test_operands_of_programs_are_arguments_in_order() -> None:
+    """By which what a kernel reads and writes is found."""
+    seen = Counter[type]()
+    for seed in range(80):
+        for kernel in plan(seeded(seed).build()).kernels:
+            spec, group = kernel.group.lowered.spec, kernel.group
+            if isinstance(spec, (PointwiseSpec, RowsSpec, ContractionSpec)):
+                first = len(spec.arguments) if isinstance(spec, ContractionSpec) else 0
+                loads, stores = [x.name for x in spec.program.loads], [x.operand.name for x in spec.program.stores]
+                assert loads == [t.name for t in group.reads[first : first + len(loads)]]
+                assert stores == [t.name for t in group.writes[: len(stores)]]
+                seen[type(spec)] += 1
+    assert min(seen[kind] for kind in (PointwiseSpec, RowsSpec, ContractionSpec)) > 5
 
 
 def test_random_graphs_in_place() -> None:

@@ -13,6 +13,7 @@ from scipy import special
 from fusegraph import dtypes as dt
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import TABLE, Kind, TensorType
+from fusegraph.ops.attributes import checked
 
 ROOT_2_PI = np.sqrt(2 / np.pi)
 VALUES = np.concatenate([
@@ -196,7 +197,7 @@ def complete(name: str, attributes: dict[str, Any], operands: tuple[TensorType, 
     """Attributes with the op's defaults, normalized as the graph builder does."""
     op = TABLE[name]
     assert op.normalize is not None
-    return op.normalize(operands, {**op.attributes, **attributes})
+    return op.normalize(operands, {**op.attributes, **checked(attributes)})
 
 
 def run(name: str, attributes: dict[str, Any], *arrays: np.ndarray, dtype: dt.DType = dt.float64) -> np.ndarray:

@@ -78,10 +78,6 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
         if bound is not None and bound < least:
             raise AttributeValueError(f"{key} is an integer of at least {least}, or None, got {bound!r}")
         result[key] = None if bound is None else min(bound, FURTHEST)
-    for key in ("use_causal_mask", "use_alibi_mask", "generate_stats"):
-        if not isinstance(values[key], (bool, np.bool_)):
-            raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
-        result[key] = bool(values[key])
     if result.pop("use_causal_mask"):
         if result["diagonal_band_right_bound"] not in (None, 0):
             raise AttributeValueError("use_causal_mask is diagonal_band_right_bound = 0; another one was given as well")
@@ -98,12 +94,12 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     if probability and len(types) <= OPERANDS.index("offset"):
         raise AttributeValueError("dropout needs a seed and an offset")
     longest = values["paged_attention_max_seq_len_kv"]
-    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, (int, np.integer)) or longest < 1):
+    if longest is not None and longest < 1:
         raise AttributeValueError(f"paged_attention_max_seq_len_kv is a positive integer, got {longest!r}")
     return {
         **result,
         "dropout_probability": probability,
-        "paged_attention_max_seq_len_kv": None if longest is None else int(longest),
+        "paged_attention_max_seq_len_kv": longest,
     }
 
 

@@ -33,8 +33,6 @@ PHASES = ("inference", "training")
 
 
 def single_axis(value: Any, shape: tuple[int, ...]) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise AttributeValueError(f"axis is an integer, got {value!r}")
     return normal_axes(value, len(shape))[0]
 
 
@@ -83,8 +81,6 @@ def _checked(name: str, value: Any, x: TensorType) -> Any:
         return normal_axes(value, len(x.shape))
     if name == "epsilon":
         return not_negative(name, value, x.dtype, x.shape)
-    if name == "keepdims" and not isinstance(value, (bool, np.bool_)):
-        raise AttributeValueError(f"keepdims is True or False, got {value!r}")
     if name == "norm_forward_phase" and value not in PHASES:
         raise AttributeValueError(f"norm_forward_phase is {' or '.join(map(repr, PHASES))}, got {value!r}")
     if name in ("momentum", "probability") and not 0 <= float(number(name, value, x.dtype, x.shape)) <= 1:

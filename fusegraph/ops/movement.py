@@ -58,18 +58,6 @@ def _movement(
     )
 
 
-def _integer(what: str, value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise AttributeValueError(f"{what} is an integer, got {value!r}")
-    return int(value.__index__())
-
-
-def _integers(what: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise AttributeValueError(f"{what} are integers, got {values!r}")
-    return tuple(_integer(f"one of {what}", v) for v in values)
-
-
 # ---- transpose, reshape, broadcast
 
 
@@ -77,7 +65,7 @@ def _perm(types: Types, values: Values) -> dict[str, Any]:
     rank = len(types[0].shape)
     if values["perm"] is None:
         return {"perm": tuple(reversed(range(rank)))}
-    given = _integers("perm", values["perm"])
+    given = values["perm"]
     if any(not -rank <= d < rank for d in given) or sorted(d % rank for d in given) != list(range(rank)):
         raise AttributeValueError(f"perm has each of the {rank} dimensions once, got {given}")
     return {"perm": tuple(d % rank for d in given)}
@@ -96,7 +84,7 @@ _movement(
 
 
 def _new_shape(types: Types, values: Values) -> dict[str, Any]:
-    size, given = prod(types[0].shape), list(_integers("shape", values["shape"]))
+    size, given = prod(types[0].shape), list(values["shape"])
     open_ = [d for d, n in enumerate(given) if n == -1]
     if len(open_) > 1:
         raise AttributeValueError(f"at most one size is -1, got {given}")
@@ -124,7 +112,7 @@ _movement(
 
 
 def _target(types: Types, values: Values) -> dict[str, Any]:
-    shape, target = types[0].shape, check_shape(_integers("shape", values["shape"]))
+    shape, target = types[0].shape, check_shape(values["shape"])
     if len(target) < len(shape) or broadcast([shape, target]) != target:
         raise ShapeError(f"{list(shape)} does not broadcast to {list(target)}")
     return {"shape": target}
@@ -143,15 +131,11 @@ _movement(
 # ---- slice, pad, concatenate
 
 
-def _per_dimension(what: str, value: Any, rank: int) -> tuple[int | None, ...]:
+def _per_dimension(what: str, value: tuple[int | None, ...] | None, rank: int) -> tuple[int | None, ...]:
     """One entry a dimension, or None (for all of them)."""
-    if value is None:
-        return (None,) * rank
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise AttributeValueError(f"{what} have one integer or None a dimension, got {value!r}")
-    if len(value) != rank:
+    if value is not None and len(value) != rank:
         raise AttributeValueError(f"{what} have one entry for each of the {rank} dimensions, got {value!r}")
-    return tuple(None if v is None else _integer(f"one of {what}", v) for v in value)
+    return (None,) * rank if value is None else value
 
 
 def _bounds(types: Types, values: Values) -> dict[str, Any]:
@@ -190,8 +174,6 @@ _movement(
 
 def _exact(value: Any, dtype: DType) -> float | int | bool:
     """A number as a dtype holds it."""
-    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
-        raise AttributeValueError(f"value is a number, got {value!r}")
     if dtype.is_bool:
         return bool(value)
     if dtype.is_float:
@@ -205,18 +187,18 @@ def _padding(types: Types, values: Values) -> dict[str, Any]:
     shape, given, mode = types[0].shape, values["padding"], values["mode"]
     if mode not in PAD_MODES:
         raise AttributeValueError(f"mode is one of {', '.join(PAD_MODES)}, got {mode!r}")
-    if hasattr(given, "__index__"):
+    if isinstance(given, int):
         given = [given] * len(shape)
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__len__") or len(given) != len(shape):
+    if len(given) != len(shape):
         raise AttributeValueError(
             f"padding is a number, or for each of the {len(shape)} dimensions one or (before, after), got {given!r}"
         )
     pairs = []
     for size, each in zip(shape, given):
-        both = (each, each) if hasattr(each, "__index__") else tuple(each) if hasattr(each, "__iter__") else ()
+        both = (each, each) if isinstance(each, int) else each
         if len(both) != 2:
             raise AttributeValueError(f"padding of a dimension is a number or (before, after), got {each!r}")
-        before, after = (_integer("padding", p) for p in both)
+        before, after = both
         if min(before, after) < 0:
             raise AttributeValueError(f"padding is not negative, got {each!r}; slice what is to go")
         most = max(size - 1, 0) if mode == "reflect" else 0 if mode == "replicate" and size == 0 else before + after
@@ -250,14 +232,13 @@ _movement(
 def _axis(types: Types, values: Values) -> dict[str, Any]:
     if not types[0].shape:
         raise ShapeError("a tensor of rank 0 has no axis")
-    axis = _integer("axis", values["axis"])
     first = types[0]
     for other in types[1:]:
         if other.dtype != first.dtype:
             raise DTypeError(f"tensors of one dtype are joined, got {first.dtype} and {other.dtype}; cast one")
         if len(other.shape) != len(first.shape):
             raise ShapeError(f"shapes {list(first.shape)} and {list(other.shape)} have different ranks")
-    (axis,) = normal_axes(axis, len(first.shape))
+    (axis,) = normal_axes(values["axis"], len(first.shape))
     for other in types[1:]:
         if any(a != b for d, (a, b) in enumerate(zip(first.shape, other.shape)) if d != axis):
             raise ShapeError(f"shapes {list(first.shape)} and {list(other.shape)} differ beyond axis {axis}")
@@ -292,7 +273,7 @@ def _gather(types: Types, values: Values) -> dict[str, Any]:
         raise DTypeError(f"index holds integers, got {index.dtype}")
     if not x.shape:
         raise ShapeError("a tensor of rank 0 has no axis")
-    (axis,) = normal_axes(_integer("axis", values["axis"]), len(x.shape))
+    (axis,) = normal_axes(values["axis"], len(x.shape))
     if x.shape[axis] == 0 and 0 not in index.shape:
         raise ShapeError(f"axis {axis} of x {list(x.shape)} has no elements to take")
     return {"axis": axis}

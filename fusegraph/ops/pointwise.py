@@ -37,8 +37,6 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def number(name: str, value: Any, dtype: DType, _: tuple[int, ...]) -> float | int:
     """A finite number in range of the promoted operand dtype's compute type: a float for floats, else an integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise AttributeValueError(f"{name} is a number, got {value!r}")
     if not math.isfinite(value):
         raise AttributeValueError(f"{name} is a finite number, got {value!r}")
     if dtype.is_float:
@@ -82,8 +80,6 @@ def flag(name: str, value: Any, _: DType, __: tuple[int, ...]) -> bool:
 
 def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
     """An axis of the result, made non-negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise AttributeValueError(f"{name} is an integer, got {value!r}")
     if not -len(shape) <= value < len(shape):
         raise AttributeValueError(f"{name} {value} is not one of the {len(shape)} axes of {list(shape)}")
     if shape[value] > int32.max:

@@ -49,12 +49,6 @@ def _axes(x: TensorType, axes: Any) -> tuple[int, ...]:
     return result
 
 
-def _flag(values: Attributes, key: str) -> bool:
-    if not isinstance(values[key], (bool, np.bool_)):
-        raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
-    return bool(values[key])
-
-
 def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
     """Attributes in canonical form: one number, or pair of paddings, an axis."""
     result = dict(values)
@@ -67,11 +61,8 @@ def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
         result["padding"] = spread_padding(values["padding"], rank)
         if "dilation" in values:
             result["dilation"] = spread(values["dilation"], rank, "dilation", 1)
-        result["ceil_mode"] = _flag(values, "ceil_mode")
     if "size" in values:
         result["size"] = spread(values["size"], rank, "size", 1)
-    if "count_include_pad" in values:
-        result["count_include_pad"] = _flag(values, "count_include_pad")
     if "dtype" in values:
         result["dtype"] = as_dtype(values["dtype"])
         if result["dtype"] not in (int32, int64):

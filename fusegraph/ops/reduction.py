@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, int32, int64, sum_dtype
+from fusegraph.dtypes import BY_NUMPY, DType, bool_, float32, int32, int64, sum_dtype
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 
@@ -58,9 +58,7 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     mode = attributes["mode"]
     if mode not in MODES and mode not in COMPOSED:
         raise AttributeValueError(f"mode is one of {', '.join((*MODES, *COMPOSED))}, got {mode!r}")
-    if not isinstance(attributes["keepdims"], (bool, np.bool_)):
-        raise AttributeValueError(f"keepdims is True or False, got {attributes['keepdims']!r}")
-    dtype, correction = attributes["dtype"], attributes["correction"]
+    correction = attributes["correction"]
     if not isfinite(correction):
         raise AttributeValueError(f"correction is a finite number, got {correction!r}")
     if correction and mode != "var":
@@ -71,8 +69,8 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     return {
         "mode": mode,
         "axes": axes,
-        "keepdims": bool(attributes["keepdims"]),
-        "dtype": None if dtype is None else as_dtype(dtype),
+        "keepdims": attributes["keepdims"],
+        "dtype": attributes["dtype"],
         "correction": float(correction),
     }
 

@@ -26,10 +26,7 @@ def _normalize(name: str, types: tuple[TensorType, ...], values: Mapping[str, An
         accepted_kinds(name, t.dtype, ("float",))
     if len(x.shape) != 4:
         raise ShapeError(f"{name} is of 4 dimensions (batch, heads, length, elements), got {list(x.shape)}")
-    width = values["rope_dim"]
-    if isinstance(width, bool) or not isinstance(width, (int, np.integer)):
-        raise AttributeValueError(f"rope_dim is an integer, got {width!r}")
-    width = int(width) or x.shape[-1]
+    width = values["rope_dim"] or x.shape[-1]
     if width % 2 or not 0 <= width <= x.shape[-1]:
         raise AttributeValueError(f"rope_dim is even and at most {x.shape[-1]}, the elements of a row, got {width}")
     if freqs.shape != (x.shape[2], 1, 1, width):

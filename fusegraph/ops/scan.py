@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, int32, int64, sum_dtype, uint32
-from fusegraph.errors import AttributeValueError, DTypeError
+from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype, uint32
+from fusegraph.errors import DTypeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
-from fusegraph.ops.composite import Writing, single_axis
-from fusegraph.ops.reduction import result_dtype
+from fusegraph.ops.composite import Writing
+from fusegraph.ops.reduction import normal_axes, result_dtype
 from fusegraph.ops.scatter_parts import ORDER
 
 Array = np.ndarray[Any, Any]
@@ -45,14 +45,7 @@ RUNNING = {
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    normal: dict[str, Any] = {"axis": single_axis(attributes["axis"], types[0].shape)}
-    if "reverse" in attributes:
-        if not isinstance(attributes["reverse"], (bool, np.bool_)):
-            raise AttributeValueError(f"reverse is True or False, got {attributes['reverse']!r}")
-        normal["reverse"] = bool(attributes["reverse"])
-    if "dtype" in attributes:
-        normal["dtype"] = None if attributes["dtype"] is None else as_dtype(attributes["dtype"])
-    return normal
+    return {**attributes, "axis": normal_axes(attributes["axis"], len(types[0].shape))[0]}
 
 
 def _register(name: str, doc: str) -> None:
@@ -140,7 +133,7 @@ def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -
 
 def _register_index(name: str, down: bool) -> None:
     def normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-        dtype = as_dtype(attributes["dtype"])
+        dtype = attributes["dtype"]
         if dtype not in (int32, int64):
             raise DTypeError(f"{name} is an int32 or int64; cast the result to {dtype}")
         return {**_normalize(types, {"axis": attributes["axis"]}), "dtype": dtype}

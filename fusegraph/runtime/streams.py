@@ -21,6 +21,8 @@ def as_stream(stream: Any) -> int:
         return 0
     try:
         handle = stream if type(stream) is int else _handle(stream)
+    except ArgumentError:
+        raise
     except Exception:  # of what the object answers
         handle = None
     if handle is None:
@@ -43,7 +45,11 @@ def _handle(stream: Any) -> int | None:
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol  # a property in the protocol's first drafts
         version, handle = pair
-        return int(handle) if version == 0 else None
+        if version != 0:
+            raise ArgumentError(
+                f"{type(stream).__name__}.__cuda_stream__ has version {shown(version)}; 0 is understood"
+            )
+        return int(handle)
     for attribute in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, attribute, None)
         if value is not None:
