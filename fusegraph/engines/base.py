@@ -13,10 +13,10 @@ import numpy as np
 
 from fusegraph.engines.arguments import Argument, bind, bind_outputs, check_overlaps, exclusive_pairs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
-from fusegraph.graph import Graph, Tensor
+from fusegraph.graph import Graph
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
-from fusegraph.runtime.packed import as_bytes, unpack
+from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
@@ -124,11 +124,11 @@ class Executable(ABC):
         found = self._results(call, given, written, handle)
         if results is None:
             numpy = call.framework == "numpy"
-            results = tuple(_values(t, x) if numpy and t.dtype.is_packed else x for t, x in zip(outputs, found))
+            results = tuple(as_values(t, x) if numpy else x for t, x in zip(outputs, found))
         else:
             for tensor, x, made in zip(outputs, results, found):
                 if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
-                    x[...] = _values(tensor, made)
+                    x[...] = as_values(tensor, made)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -223,11 +223,6 @@ class Executable(ABC):
         return tuple(
             allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
         )
-
-
-def _values(tensor: Tensor, packed: Any) -> Any:
-    """What lies in the bytes of a tensor, in NumPy's own type."""
-    return unpack(packed, tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _kind_of(out: Any) -> type:
