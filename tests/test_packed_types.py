@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, check_all, compile_for
+from graphs import QUICK_ARCHS, check_all, compile_for, quick
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -226,7 +226,7 @@ def _graph(dtype: dt.DType) -> fg.Graph:
     return g
 
 
-@pytest.mark.parametrize("how", [{}, {"strict": True}, {"fusion": False}], ids=str)
+@pytest.mark.parametrize("how", quick({}, {"strict": True}, {"fusion": False}), ids=str)
 def test_check_knows_them(how: dict[str, Any]) -> None:
     check_all([_graph(d) for d in TYPES], **how)
 

@@ -146,31 +146,31 @@ template <class T>
 struct Format;
 template <>
 struct Format<float8_e4m3> {
-  static const int mantissa = 3, bias = 7;
-  static const uint32 largest = 0x7e, infinite = 0, nan = 0x7f;
+  static constexpr int mantissa = 3, bias = 7;
+  static constexpr uint32 largest = 0x7e, infinite = 0, nan = 0x7f;
 };
 template <>
 struct Format<float8_e5m2> {
-  static const int mantissa = 2, bias = 15;
-  static const uint32 largest = 0x7b, infinite = 0x7c, nan = 0x7f;
+  static constexpr int mantissa = 2, bias = 15;
+  static constexpr uint32 largest = 0x7b, infinite = 0x7c, nan = 0x7f;
 };
 template <>
 struct Format<float8_e4m3fnuz> {
-  static const int mantissa = 3, bias = 8;
-  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+  static constexpr int mantissa = 3, bias = 8;
+  static constexpr uint32 largest = 0x7f, infinite = 0, nan = 0x80;
 };
 template <>
 struct Format<float8_e5m2fnuz> {
-  static const int mantissa = 2, bias = 16;
-  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+  static constexpr int mantissa = 2, bias = 16;
+  static constexpr uint32 largest = 0x7f, infinite = 0, nan = 0x80;
 };
 // The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to the
 // next one, which goes to the even of the two.
 template <class T>
 struct Limit {
   typedef Format<T> F;
-  static const uint32 largest = (F::largest << (23 - F::mantissa)) + (uint32(127 - F::bias) << 23);
-  static const uint32 beyond = largest + (1u << (22 - F::mantissa)) + (F::largest & 1u ? 0u : 1u);
+  static constexpr uint32 largest = (F::largest << (23 - F::mantissa)) + (uint32(127 - F::bias) << 23);
+  static constexpr uint32 beyond = largest + (1u << (22 - F::mantissa)) + (F::largest & 1u ? 0u : 1u);
 };
 
 template <class T>

@@ -13,12 +13,12 @@ import numpy as np
 
 from fusegraph.engines.arguments import Argument, Overlaps, bind, bind_outputs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
-from fusegraph.graph import Graph, Tensor
+from fusegraph.graph import Graph
 from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
-from fusegraph.runtime.packed import as_bytes, unpack
+from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
@@ -135,11 +135,11 @@ class Executable(ABC):
         found = self._results(call, given, written, handle)
         if results is None:
             numpy = call.framework == "numpy"
-            results = tuple(_values(t, x) if numpy and t.dtype.is_packed else x for t, x in zip(outputs, found))
+            results = tuple(as_values(t, x) if numpy else x for t, x in zip(outputs, found))
         else:
             for tensor, x, made in zip(outputs, results, found):
                 if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
-                    x[...] = _values(tensor, made)
+                    x[...] = as_values(tensor, made)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -250,11 +250,6 @@ def _made(make: Callable[[], Any], output: Argument) -> Any:
         return make()
     except MemoryError:
         raise no_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},") from None
-
-
-def _values(tensor: Tensor, packed: Any) -> Any:
-    """What lies in the bytes of a tensor, in NumPy's own type."""
-    return unpack(packed, tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _kind_of(out: Any) -> type:

@@ -6,6 +6,8 @@ tensors in between are of the carrier; an output is bytes again, each put togeth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -44,8 +46,16 @@ class _Unpacking(Rewrite):
         super().__init__(old)
         for tensor in old.inputs:
             if tensor.dtype.is_packed:
-                values = self._apart(self.new[tensor], tensor)
-                self.new[tensor] = named(values, tensor.name, "values")
+                with self._naming(tensor, "unpacked"):
+                    self.new[tensor] = self._apart(self.new[tensor], tensor)
+
+    @contextmanager
+    def _naming(self, after: Tensor, part: str) -> Iterator[None]:
+        """Names what is made in the meantime after a tensor."""
+        before = set(self.graph.tensors)
+        yield
+        for tensor in [t for name, t in self.graph.tensors.items() if name not in before]:
+            named(tensor, after.name, part)
 
     def result(self, old: Tensor) -> Tensor:
         if old in self.new or not old.dtype.is_packed:
@@ -73,16 +83,24 @@ class _Unpacking(Rewrite):
         if node.op.name == "identity":
             source, target = node.inputs[0].dtype, node.output.dtype
             if target.is_packed and source != target:
-                operands = [self._narrowed(operands[0], source, target)]
+                with self._naming(node.output, "rounded"):
+                    operands = [self._narrowed(operands[0], source, target)]
             attributes = {"dtype": _carrier(target), "saturate": attributes["saturate"]}
         else:
             wanted = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-            operands = [self._cast(x, _carrier(d)) for x, d in zip(operands, wanted, strict=True)]
+            with self._naming(node.output, "operand"):
+                operands = [self._cast(x, _carrier(d)) for x, d in zip(operands, wanted, strict=True)]
         self.graph.add_node(Node(node.op, tuple(operands), attributes, *map(self.result, node.outputs)))
 
     def done(self) -> Simplified:
-        outputs = [self._together(self.new[t], t) if t.dtype.is_packed else self.new[t] for t in self._old.outputs]
-        self.graph.outputs = outputs
+        for tensor in self._old.outputs:
+            if tensor.dtype.is_packed:
+                with self._naming(tensor, "packed"):
+                    bytes_ = self._together(self.new[tensor], tensor)
+                named(self.new[tensor], tensor.name, "values")
+                self.graph._rename(bytes_, tensor.name)
+                self.new[tensor] = bytes_
+        self.graph.outputs = [self.new[t] for t in self._old.outputs]
         remove_dead(self.graph)
         alive = set(self.graph.tensors.values())
         return Simplified(self.graph, {old: new for old, new in self.new.items() if new in alive})
@@ -209,4 +227,4 @@ class _Unpacking(Rewrite):
         total = parts[0]
         for k, part in enumerate(parts[1:], start=1):
             total = graph.bitwise_or(total, graph.shift_left(part, k * dtype.bits))
-        return named(total, tensor.name, "bytes")
+        return total

@@ -25,7 +25,7 @@ from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
-from fusegraph.runtime.packed import unpack
+from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
@@ -257,15 +257,11 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
     On the cpu engine outputs are given memory that holds none of the results of an earlier run: bytes of 0xff, NaN in
     every float dtype.
     """
-    arrays = {n: placed(a, executable.device) for n, a in inputs.items()}
+    arrays = {t.name: placed(as_bytes(t, inputs[t.name]), executable.device) for t in executable.graph.inputs}
     out = [_untouched(t) for t in executable.graph.outputs] if executable.engine == "cpu" else None
     results = executable(*(arrays[t.name] for t in executable.graph.inputs), out=out)
     results = results if isinstance(results, tuple) else (results,)
-    found = {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
-    for t in executable.graph.outputs:
-        if t.dtype.is_packed and found[t.name].dtype == np.uint8:
-            found[t.name] = unpack(found[t.name], t.dtype, t.shape, t.strides)
-    return found
+    return {t.name: as_values(t, to_numpy(a)) for t, a in zip(executable.graph.outputs, results)}
 
 
 def _untouched(tensor: Tensor) -> Array:

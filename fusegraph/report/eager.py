@@ -338,7 +338,9 @@ class Eager:
         if node.kind is Kind.MOVEMENT:
             return movement(torch=self._torch)[node.op.name](node)
         if node.op.name == "identity":
-            return lambda x: self._cast(x, node.output.dtype, saturate=node.attributes["saturate"])
+            return lambda x: self._cast(x, node.output.dtype)
+        if node.op.name == "bitcast":
+            return lambda x: x.view(self._dtypes[node.output.dtype])
         if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):
             _check_last(node)
         if node.op.name in ("batchnorm", "batchnorm_backward", "groupnorm"):
@@ -470,12 +472,10 @@ class Eager:
 
         return run
 
-    def _cast(self, x: Any, target: DType, *, saturate: bool = True) -> Any:
+    def _cast(self, x: Any, target: DType) -> Any:
         """Floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
         if target.is_int and x.is_floating_point():
             x = x.nan_to_num(nan=0.0).clamp(float(target.min), float(target.max))
-        if target.saturates and saturate and x.dtype != self._dtypes[target]:
-            x = x.clamp(target.min, target.max)
         return x.to(self._dtypes[target])
 
     @contextlib.contextmanager

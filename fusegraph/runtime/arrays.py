@@ -16,6 +16,7 @@ from fusegraph.dtypes import DType
 from fusegraph.runtime import driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.device_array import DeviceArray
+from fusegraph.runtime.packed import pack
 from fusegraph.runtime.streams import as_stream, current_stream
 from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, numpy_over, span
 from fusegraph.runtime.views import ArrayView, from_dlpack, refuse_gradient, torch_dtype, view
@@ -117,9 +118,11 @@ def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
 
     ``stream``, one of ``device``, is the stream that will use it.  A copy keeps the strides if they leave no gaps, and
     is in C order otherwise; from another GPU it is made by way of the host, after what the array's framework has queued
-    there.
+    there.  Elements of fewer than 8 bits, of which NumPy has one a byte, become packed bytes in C order.
     """
     seen = view(x, name="x", stream=stream)
+    if seen.dtype.is_packed:
+        seen = view(pack(np.asarray(x), seen.dtype, contiguous_strides(seen.shape)), name="x", stream=stream)
     if seen.device == cuda_device(device):
         if isinstance(x, DeviceArray):
             return x

@@ -62,3 +62,10 @@ def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
         return array.reshape(-1) if array.flags.c_contiguous else array
     contiguous = getattr(array, "is_contiguous", None)  # torch's
     return array.reshape(-1) if contiguous is not None and contiguous() else array
+
+
+def as_values(tensor: Tensor, array: Array) -> Array:
+    """A result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
+    if not tensor.dtype.is_packed or array.dtype == tensor.dtype.numpy:
+        return array
+    return unpack(array, tensor.dtype, tensor.shape, tensor.strides)

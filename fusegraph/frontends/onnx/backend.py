@@ -17,6 +17,7 @@ from fusegraph.frontends.onnx.arguments import Array, array_of, instance, named,
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device, to_numpy
+from fusegraph.runtime.packed import as_values
 
 
 class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
@@ -39,7 +40,8 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
             given = [to_device(array, executable.device.index) for array in given]
         results = executable(*given)
         every = results if isinstance(results, tuple) else (results,)
-        return tuple(to_numpy(result) for result in every)
+        tensors = executable.graph.outputs
+        return tuple(as_values(tensor, to_numpy(result)) for tensor, result in zip(tensors, every, strict=True))
 
     def model(self, inputs: Any) -> Model:
         """The graph for inputs of these shapes."""
