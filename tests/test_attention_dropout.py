@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all, check_on_gpu, executables
+from graphs import ARCHS, check_all, check_on_gpu, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, made
+from test_nvrtc_kernels import compiled
 
 import fusegraph as fg
 from codegen.arch import arch as arch_of
@@ -123,6 +124,21 @@ def test_zeros_chosen_in_rows_without_keys_are_zeros(keys: int, dtype: str) -> N
         assert np.isnan(found[:, :, none]).all()
         assert (found[:, :, zero] == 0).all()
         assert np.isfinite(found[:, :, [0, 4]]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_chosen_zeros_compile_without_spills(arch: str) -> None:
+    graphs = [fg.Graph("small", io_dtype="bfloat16"), fg.Graph("twice", io_dtype="bfloat16")]
+    for g, kind in zip(graphs, ("of rows", "masked twice")):
+        g.output(weighted(g, kind), name="o")
+    for depth in (64, 128):
+        g = fg.Graph("large", io_dtype="float16")
+        q, k, v = (g.tensor(name, (2, 4, 512, depth)) for name in "qkv")
+        p = g.softmax(q @ k.transpose(0, 1, 3, 2) * 0.1)
+        g.output(g.binary_select(0.0, p, g.tensor("left", (2, 1, 512, 1), "bool")) @ v, name="o")
+        graphs.append(g)
+    assert compiled([k.source for g in graphs for k in plan(g, choose=by_cost_model(arch_of(arch))).kernels], arch)
 
 
 def test_the_numbers_are_those_of_rng_uniform() -> None:

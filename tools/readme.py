@@ -122,6 +122,7 @@ def onnx() -> str:
     rare = [reason for reason, count in skipped.items() if count < 5]
     rows = [
         ["**passed**", *(f"**{e['passed']}**" for e in engines.values())],
+        ["(of these against ONNX's evaluator in float64)", *(str(len(e["exact"])) for e in engines.values())],
         ["**failed**", *(f"**{len(e['failed'])}**" for e in engines.values())],
         ["**skipped**", *[f"**{sum(skipped.values())}**"] * len(engines)],
         *([reason, *[str(count)] * len(engines)] for reason, count in skipped.items() if reason not in rare),

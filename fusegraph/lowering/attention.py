@@ -241,7 +241,7 @@ def _spec(
 ) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
     spec, reads = whole_spec(node, graph, options, name)
     parts, weight = node.attributes["parts"], spec.weight
-    if weight is not None and parts == 1 and _same_for_all_keys(weight):
+    if weight is not None and parts == 1 and _belongs_behind(node, weight):
         epilogue, spec = _behind(weight, epilogue, spec.out), replace(spec, weight=None)
     if epilogue is not None:
         notes = (*spec.program.notes, *epilogue.notes)
@@ -253,9 +253,13 @@ def _spec(
     return spec, reads
 
 
-def _same_for_all_keys(weight: Program) -> bool:
-    """Whether the same becomes of all probabilities of a query."""
-    return not any(x[-1] for x in (*weight.indices, *(op.strides for op in weight.loads)))
+def _belongs_behind(node: Node, weight: Program) -> bool:
+    """Whether all probabilities are multiplied with the same number, or zeros chosen instead of those of whole rows:
+    those of rows without keys are NaN in the end, not while they are added up.
+    """
+    chosen = any(n.op.name == "binary_select" for n in node.attributes["weight"].graph.nodes)
+    steps = (*weight.indices, *(op.strides for op in weight.loads))
+    return not any(x[-1] if chosen else any(x) for x in steps)
 
 
 def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:

@@ -21,7 +21,7 @@ from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
 from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
-from fusegraph.passes.attention_rows import rows_are_zero
+from fusegraph.passes.attention_rows import zeros_kept
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
@@ -241,9 +241,11 @@ class Matcher:
             raise No("rows without keys are NaN in one place and 0 in another")
         product = self.product_of(score)
         stats = self._stats(whole, shift, zero)
-        zero = zero or rows_are_zero(self.graph, chain, score, product)
         values = node.inputs[1]
         weight = self._cast(node.inputs[0])
+        if not zero:
+            zero, left = zeros_kept(self.graph, chain, score, product)
+            weight, chain = weight if left == chain else left[-1].output, left
         self._let_go()
         if not weight.shape == normal.output.shape == score.shape == product.output.shape:
             raise No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")

@@ -13,9 +13,10 @@ from fusegraph.passes.decompose import NARROW
 _FINITE = frozenset("identity narrow gen_index add sub mul neg tanh min max clamp binary_select".split())  # noqa: SIM905
 
 
-def rows_are_zero(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: Node) -> bool:
+def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: Node) -> tuple[bool, tuple[Node, ...]]:
     """Whether rows without keys are zero rather than NaN by what becomes of their probabilities (all of ``chain`` but
-    its first node): where zeros are chosen for the very keys that the scores are masked for.
+    its first node), and what is left of the chain: they are where zeros are chosen for the very keys that the scores
+    are masked for, whose probabilities are zeros in any other row.
 
     Zeros chosen for a whole row are chosen behind the product with the values, those chosen at random are not looked
     at: that they are chosen for all of a row.  Raises No where some other zeros may be chosen in such rows.
@@ -23,19 +24,23 @@ def rows_are_zero(graph: Graph, chain: tuple[Node, ...], score: Tensor, product:
     chosen = [n for n in chain[1:] if n.op.name == "binary_select" and n.inputs[2].shape[-1:] not in ((), (1,))]
     chosen = [n for n in chosen if not _random(graph, n.inputs[2])]
     if not chosen or _finite(graph, score, product):
-        return False
+        return False, chain
     masked = graph.producer(score)
     while masked is not None and masked.op.name in ("identity", NARROW.name):
         masked = graph.producer(masked.inputs[0])
     for node in chosen:
-        if masked is None or masked.op.name != "binary_select" or masked.inputs[2] is not node.inputs[2]:
-            break
         kept = 1 if _is(node.inputs[0], 0.0) else 0
-        if not _is(masked.inputs[1 - kept], -np.inf) or not _finite(graph, masked.inputs[kept], product):
-            break
-    else:
-        return True
-    raise No(f"{chosen[0].name!r} chooses among probabilities, of which those of rows without keys are NaN")
+        if (
+            masked is None
+            or masked.op.name != "binary_select"
+            or masked.inputs[2] is not node.inputs[2]
+            or not _is(masked.inputs[1 - kept], -np.inf)
+            or not _finite(graph, masked.inputs[kept], product)
+        ):
+            raise No(f"{node.name!r} chooses among probabilities, of which those of rows without keys are NaN")
+    while chain[-1] in chosen:
+        chain = chain[:-1]
+    return True, chain
 
 
 def _is(tensor: Tensor, number: float) -> bool:

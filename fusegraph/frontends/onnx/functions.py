@@ -18,17 +18,12 @@ from fusegraph.graph import Tensor
 OLDEST = 11
 #: Operators -> the version since which they differ in nothing that the table's functions do not take.
 _SINCE = {
-    "ArrayFeatureExtractor": 1,
-    "Adagrad": 1,
-    "Adam": 1,
-    "Binarizer": 1,
     "Constant": 1,
     "Dropout": 7,
     "GRU": 7,
     "If": 1,
     "LSTM": 7,
     "Loop": 1,
-    "Momentum": 1,
     "RNN": 7,
     "Scan": 8,
     "Scatter": 9,
