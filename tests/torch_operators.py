@@ -154,6 +154,17 @@ MOVEMENT: list[Case] = [
     ("detach", lambda x, i, s: aten.detach(x) + aten.alias(x)),
     ("full", lambda x, i, s: x + torch.full((6, 5), 0.3) + torch.full_like(x, 2) + x.new_full((5,), 0.1)),
     ("zeros", lambda x, i, s: x + torch.zeros(5) + torch.zeros_like(x) + x.new_zeros(5)),
+    (
+        "empty",
+        lambda x, i, s: [
+            torch.cat([x, y])
+            for y in (
+                *(torch.empty(0, 6, 5), torch.empty_like(x)[:0], torch.empty_permuted((0, 6, 5), (0, 1, 2))),
+                *(torch.empty_strided((0, 6, 5), (30, 5, 1)), x.new_empty(0, 6, 5)),
+                x.new_empty_strided((0, 6, 5), (30, 5, 1)),
+            )
+        ],
+    ),
     ("ones", lambda x, i, s: x + torch.ones(5) + torch.ones_like(x) + x.new_ones(5)),
     ("scalar_tensor", lambda x, i, s: x + aten.scalar_tensor(0.3)),
     ("arange", lambda x, i, s: (x + torch.arange(5), x * torch.arange(1, 11, 2), x + torch.arange(0, 1, 0.2))),

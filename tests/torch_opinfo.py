@@ -35,7 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 #: Operators whose results are whatever was in memory.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-#: Operators with gradients that are differences of numbers near 1, which torch writes out otherwise than eager has them.
+#: Operators with gradients that are differences of numbers near 1, which torch writes out otherwise than eager does.
 CANCELLING = {"nn.functional.normalize", "nn.functional.soft_margin_loss"}
 #: Most elements of a case: the cpu engine runs a fiber a thread.
 MOST = 1 << 16
