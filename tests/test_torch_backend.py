@@ -342,3 +342,17 @@ def test_assertions_about_what_tracing_has_fixed_are_dropped() -> None:
     for made in (_imported(function, torch.zeros(4, 6)), _imported(lambda x: x.double() + 1, torch.zeros(4, 6))):
         assert not made.left
         assert len(made.graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"label_smoothing": 0.1}, {"reduction": "none", "ignore_index": 3}])
+def test_cross_entropy_of_a_product_is_written_out(how: dict[str, Any]) -> None:
+    function = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if function is None:
+        pytest.skip("this torch has no linear_cross_entropy")
+    rows, weight, target = torch.randn(6, 8), torch.randn(10, 8), torch.arange(6)
+    made = _imported(lambda *inputs: function(*inputs, **how), rows, weight, target)
+    assert not made.left
+    (graph,) = made.graphs
+    got = graph.compile("reference")(*(dict(zip("xwt", (rows, weight, target)))[k] for k in "xwt"))
+    torch.testing.assert_close(got, function(rows, weight, target, **how))
