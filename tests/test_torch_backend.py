@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 import fusegraph.torch  # noqa: E402
+from fusegraph.dtypes import float32  # noqa: E402
 from fusegraph.errors import ArgumentError, FileError  # noqa: E402
 from fusegraph.frontends.torch import backend  # noqa: E402
+from fusegraph.frontends.torch.cut import Analysis  # noqa: E402
+from fusegraph.frontends.torch.decompositions import decompositions  # noqa: E402
 from fusegraph.frontends.torch.exported import import_module  # noqa: E402
-from fusegraph.frontends.torch.table import Precision  # noqa: E402
+from fusegraph.frontends.torch.forms import forms_of  # noqa: E402
+from fusegraph.frontends.torch.table import HANDLERS, Call, Form, Precision  # noqa: E402
+from fusegraph.graph import Graph  # noqa: E402
 from fusegraph.loader import load_graphs  # noqa: E402
 from fusegraph.plan import plan  # noqa: E402
+from fusegraph.runtime.strides import contiguous_strides  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -255,3 +264,95 @@ def test_interpolation_of_programs(how: dict[str, Any]) -> None:
     assert not imported.left
     assert "mode" in how or {node.op.name for node in graph.nodes} == {"gather"}
     torch.testing.assert_close(graph.compile("reference")(x), torch.nn.functional.interpolate(x, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_normalisation_by_known_statistics_is_a_piece_with_its_gradient(device: str, dtype: Any) -> None:
+    """On CUDA torch gives the statistics back, to keep them for a gradient that does not look at them."""
+    aten = torch.ops.aten
+
+    def step(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, loss: Any, *, names: Any) -> Any:
+        forward, backward, more = names
+        y, *saved = forward(x, scale, bias, mean, variance, 0.1, 1e-5)
+        how = (mean, variance, *saved[:2], False, 1e-5, [True, True, True], *saved[2 : 2 + more])
+        return y.relu(), *saved[:2], *backward(loss, x, scale, *how)
+
+    with torch._subclasses.FakeTensorMode():
+        images = [torch.empty(2, 4, 5, 5, device=device, dtype=dtype) for _ in range(2)]
+        vectors = [torch.empty(4, device=device) for _ in range(4)]
+        for names in (
+            (aten._native_batch_norm_legit_no_training, aten.native_batch_norm_backward, 0),
+            (aten._batch_norm_no_update, aten.batch_norm_backward, 1),
+        ):
+            function = functools.partial(step, names=names)
+            rules = dict(decompositions())
+            traced = make_fx(function, decomposition_table=rules)(images[0], *vectors, images[1])
+            cut, graphs = backend.in_pieces(Analysis(traced.graph, forms_of(traced.graph, {})), "step")
+            assert not cut.left
+            assert len(graphs) == 1
+            (graph,) = graphs.values()
+            assert len(graph.outputs) == len(traced.graph.output_node().args[0])
+
+
+def test_statistics_given_back_are_those_that_were_known() -> None:
+    graph = Graph("norm")
+    x = graph.tensor("x", (2, 4, 5, 5))
+    mean, variance = (graph.tensor(name, (4,)) for name in ("mean", "variance"))
+    forms = [Form(shape, contiguous_strides(shape), float32, "cuda:0") for shape in ((2, 4, 5, 5), (4,), (4,))]
+    call = Call(graph, tuple(forms), Precision(), frozenset((0, 1, 2)))
+    handler = HANDLERS["aten._native_batch_norm_legit_no_training.default"]
+    for result in handler(call, x, None, None, mean, variance, 0.1, 1e-3):
+        graph.output(result)
+    inputs = torch.randn(2, 4, 5, 5), torch.randn(4), torch.rand(4)
+    y, kept, inverse = graph.compile("reference")(*inputs)
+    torch.testing.assert_close(y, torch.nn.functional.batch_norm(inputs[0], *inputs[1:], eps=1e-3))
+    torch.testing.assert_close((kept, inverse), (inputs[1], (inputs[2] + 1e-3).rsqrt()))
+
+
+@pytest.mark.slow
+def test_what_torch_returns_in_another_dtype_than_it_says_is_converted() -> None:
+    """A batch norm in bfloat16 with a momentum that fusegraph refuses: torch computes it, with statistics in float32 to
+    the tracer, and in bfloat16 in truth.
+    """
+    x, mean, variance = torch.randn(3, 4, 5).bfloat16(), torch.zeros(4).bfloat16(), torch.ones(4).bfloat16()
+
+    def function(x: Any, mean: Any, variance: Any) -> Any:
+        y, *saved, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(
+            x, None, None, mean, variance, True, -1.0, 1e-5
+        )
+        return y * 2, *(v * 2 for v in (*saved, mean, variance))
+
+    with torch.no_grad():
+        got = torch.compile(function, backend="fusegraph")(x, mean, variance)
+        wanted = function(x, mean, variance)
+    (report,) = fusegraph.torch.report()
+    assert {op for _, op, _ in report.left} == {"aten._native_batch_norm_legit_functional.default"}
+    torch.testing.assert_close(got, wanted, check_dtype=False)
+
+
+@pytest.mark.slow
+def test_assertions_about_what_tracing_has_fixed_are_dropped() -> None:
+    def function(x: Any) -> Any:
+        y = x.relu()
+        torch.ops.aten._assert_tensor_metadata(y, None, None, torch.float32)
+        return y.to(torch.bfloat16).float() * 2
+
+    for made in (_imported(function, torch.zeros(4, 6)), _imported(lambda x: x.double() + 1, torch.zeros(4, 6))):
+        assert not made.left
+        assert len(made.graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"label_smoothing": 0.1}, {"reduction": "none", "ignore_index": 3}])
+def test_cross_entropy_of_a_product_is_written_out(how: dict[str, Any]) -> None:
+    function = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if function is None:
+        pytest.skip("this torch has no linear_cross_entropy")
+    rows, weight, target = torch.randn(6, 8), torch.randn(10, 8), torch.arange(6)
+    made = _imported(lambda *inputs: function(*inputs, **how), rows, weight, target)
+    assert not made.left
+    (graph,) = made.graphs
+    got = graph.compile("reference")(*(dict(zip("xwt", (rows, weight, target)))[k] for k in "xwt"))
+    torch.testing.assert_close(got, function(rows, weight, target, **how))

@@ -154,7 +154,13 @@ def _scalar(c: Call, value: float, **_: Any) -> Tensor:
     return _full(c, value)
 
 
-@free("zeros.default", "zeros_like.default", "new_zeros.default")
+@free(
+    "zeros.default",
+    "zeros_like.default",
+    "new_zeros.default",
+    *("empty.memory_format", "empty_like.default", "empty_permuted.default", "empty_strided.default"),
+    *("new_empty.default", "new_empty_strided.default"),
+)
 def _zeros(c: Call, *_: Any, **__: Any) -> Tensor:
     return _full(c, 0)
 

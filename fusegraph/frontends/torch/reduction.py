@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import float32, int32, int64
+from fusegraph.dtypes import float32, int64
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
 from fusegraph.graph import Tensor
 
@@ -95,18 +95,12 @@ def _argmin(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -
 
 @aten("max.dim")
 def _max(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _extreme(c, x, "max", dim, keepdim)
+    return _reduce(c, x, "max", dim, keepdim), _reduce(c, x, "argmax", dim, keepdim)
 
 
 @aten("min.dim")
 def _min(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _extreme(c, x, "min", dim, keepdim)
-
-
-def _extreme(c: Call, x: Tensor, mode: str, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The largest or smallest of each row, and where it is first."""
-    numbers = c.cast(x, int32) if x.dtype.is_bool else x
-    return _reduce(c, x, mode, dim, keepdim), _reduce(c, numbers, f"arg{mode}", dim, keepdim)
+    return _reduce(c, x, "min", dim, keepdim), _reduce(c, x, "argmin", dim, keepdim)
 
 
 @aten("var.correction")
