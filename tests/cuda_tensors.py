@@ -242,6 +242,22 @@ class Generator(metaclass=_Generators):
     """Generators are the host's, whatever device they are asked for."""
 
 
+class Profile:
+    """torch.profiler.profile, which sees nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def key_averages(self, *_: Any, **__: Any) -> Any:
+        return torch.autograd.profiler_util.EventList([])
+
+    events = key_averages
+
+
 @contextlib.contextmanager
 def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
@@ -260,6 +276,7 @@ def install(capability: Callable[[], tuple[int, int]], before_products: Callable
     def ignore(*_: Any, **__: Any) -> None: ...
 
     torch.autocast = torch.amp.autocast = Autocast  # type: ignore[assignment,misc]
+    torch.profiler.profile = Profile  # type: ignore[assignment,misc]
     torch.Generator = Generator  # type: ignore[assignment,misc]
     seed = torch.get_rng_state
     doubles: dict[str, Any] = {
