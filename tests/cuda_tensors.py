@@ -100,6 +100,8 @@ class _Devices(TorchFunctionMode):
         if func in _NORMS and isinstance(args[0], CudaTensor):
             return _norm(func, args, kwargs)
         if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
+            if not args[0].is_floating_point():
+                raise RuntimeError("torch has no convolution of integers on a GPU")
             return _channels_last(func(*args, **kwargs), args[:2])
         place = _place(kwargs.get("device"))
         if place is not None:
