@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 _TO = {torch.Tensor.to, torch.nn.Module.to}
 _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
 _PRODUCTS = {*_CONVOLUTIONS, torch.matmul, torch.bmm, torch.einsum, torch.nn.functional.linear, torch.Tensor.matmul}
+_COUNTS = {torch.count_nonzero, torch.Tensor.count_nonzero}
 _NORMS = {torch.nn.functional.layer_norm, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm}
 _CUDA = torch.device("cuda", 0)
 _FUNCTIONAL = torch._C.DisableTorchFunctionSubclass
@@ -99,6 +100,8 @@ class _Devices(TorchFunctionMode):
             args = [a.to(Autocast.dtype) if isinstance(a, CudaTensor) and a.is_floating_point() else a for a in args]
         if func in _NORMS and isinstance(args[0], CudaTensor):
             return _norm(func, args, kwargs)
+        if func in _COUNTS and isinstance(args[0], CudaTensor) and args[0].dtype.is_floating_point:
+            return func(args[0].float(), *args[1:], **kwargs)  # the host's does not count 8-bit floats
         if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
             if not args[0].is_floating_point():
                 raise RuntimeError("torch has no convolution of integers on a GPU")

@@ -91,7 +91,7 @@ def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
     for node in pygraph.nodes:
         for tensor in node.outputs.values():
             made = None if tensor is None else read.uids.get(tensor.uid)
-            if made is None or tensor.is_virtual:
+            if made is None or tensor.is_virtual or tensor.ragged_offset is not None:
                 continue
             if not tensor.dim_assigned:
                 object.__setattr__(tensor, "dim", made.shape)
