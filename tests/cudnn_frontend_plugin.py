@@ -309,10 +309,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def results() -> dict[str, Any]:
     """The counts of a run, by test file."""
     bounds = ("operations", "tests", "seconds")
-    options = " ".join(f"--fusegraph-{key}={number:g}" for key in bounds if (number := OPTIONS[key]))
+    capability = ".".join(map(str, OPTIONS["capability"]))
+    given = [f"--fusegraph-capability={capability}", *(f"--fusegraph-{b}={OPTIONS[b]:g}" for b in bounds if OPTIONS[b])]
     files = {
         name: {
-            "options": options,
+            "options": " ".join(given),
             **{key: counts[key] for key in _COUNTS},
             "refused": dict(RECORD.refused.get(name, Counter()).most_common()),
             "not run": dict(RECORD.skipped.get(name, Counter()).most_common()),
