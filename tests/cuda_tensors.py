@@ -103,6 +103,8 @@ class _Devices(TorchFunctionMode):
         if func in _COUNTS and isinstance(args[0], CudaTensor) and args[0].dtype.is_floating_point:
             return func(args[0].float(), *args[1:], **kwargs)  # the host's does not count 8-bit floats
         if func in _CONVOLUTIONS and isinstance(args[0], CudaTensor):
+            if not args[0].is_floating_point():
+                raise RuntimeError("torch has no convolution of integers on a GPU")
             return _channels_last(func(*args, **kwargs), args[:2])
         place = _place(kwargs.get("device"))
         if place is not None:
@@ -245,6 +247,22 @@ class Generator(metaclass=_Generators):
     """Generators are the host's, whatever device they are asked for."""
 
 
+class Profile:
+    """torch.profiler.profile, which sees nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def key_averages(self, *_: Any, **__: Any) -> Any:
+        return torch.autograd.profiler_util.EventList([])
+
+    events = key_averages
+
+
 @contextlib.contextmanager
 def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
@@ -263,6 +281,7 @@ def install(capability: Callable[[], tuple[int, int]], before_products: Callable
     def ignore(*_: Any, **__: Any) -> None: ...
 
     torch.autocast = torch.amp.autocast = Autocast  # type: ignore[assignment,misc]
+    torch.profiler.profile = Profile  # type: ignore[assignment,misc]
     torch.Generator = Generator  # type: ignore[assignment,misc]
     seed = torch.get_rng_state
     doubles: dict[str, Any] = {

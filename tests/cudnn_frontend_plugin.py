@@ -56,7 +56,7 @@ class Record:
 
 
 RECORD = Record()
-OPTIONS: dict[str, Any] = {"capability": (9, 0), "engine": "cpu", "operations": 0, "seconds": 0}
+OPTIONS: dict[str, Any] = {"capability": (9, 0), "engine": "cpu", "operations": 0, "tests": 0, "seconds": 0}
 
 
 # ---- pygraphs
@@ -230,13 +230,14 @@ def pytest_configure(config: pytest.Config) -> None:
         capability=(major, minor),
         engine=option("--fusegraph-engine"),
         operations=option("--fusegraph-operations"),
+        tests=option("--fusegraph-tests"),
         seconds=option("--fusegraph-seconds"),
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    most = config.getoption("--fusegraph-tests")
+    most = OPTIONS["tests"]
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
         functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -292,7 +293,7 @@ def reason_of(refusal: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    found = results(config)
+    found = results()
     terminalreporter.section("cudnn-frontend's graphs, by from_cudnn")
     for name, counts in found["files"].items():
         terminalreporter.write_line(f"{name}: " + ", ".join(f"{counts.get(k, 0)} {k}" for k in _COUNTS))
@@ -305,10 +306,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def results(config: pytest.Config) -> dict[str, Any]:
+def results() -> dict[str, Any]:
     """The counts of a run, by test file."""
+    bounds = ("operations", "tests", "seconds")
+    capability = ".".join(map(str, OPTIONS["capability"]))
+    given = [f"--fusegraph-capability={capability}", *(f"--fusegraph-{b}={OPTIONS[b]:g}" for b in bounds if OPTIONS[b])]
     files = {
         name: {
+            "options": " ".join(given),
             **{key: counts[key] for key in _COUNTS},
             "refused": dict(RECORD.refused.get(name, Counter()).most_common()),
             "not run": dict(RECORD.skipped.get(name, Counter()).most_common()),

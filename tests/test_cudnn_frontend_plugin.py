@@ -41,9 +41,19 @@ def test_what_is_reported(tmp_path):
     assert found["engine"] == "cpu"
     assert found["files"] == {
         "test_user.py": {
+            **{"options": "--fusegraph-capability=9.0 --fusegraph-operations=1e+06"},
             **{"passed": 3, "failed": 1, "skipped": 2, "graphs": 6, "served": 5, "right": 3},
             "refused": {"there is no op for block_scale_dequantize": 1},
             "not run": {"too large": 1},
         }
     }
     assert "test_user.py: 3 passed, 1 failed, 2 skipped, 6 graphs, 5 served, 3 right" in done.stdout
+
+
+def test_the_counts_that_are_kept():
+    """tests/cudnn_frontend_tests.json, of which README.md has a table: of kernels, every graph accounted for."""
+    found = json.loads((HERE / "cudnn_frontend_tests.json").read_text("utf-8"))
+    assert found["engine"] == "cpu"
+    for name, counts in found["files"].items():
+        assert counts["graphs"] - counts["served"] == sum(counts["refused"].values()), name
+        assert counts["right"] <= counts["served"], name

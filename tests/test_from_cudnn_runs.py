@@ -26,9 +26,14 @@ def test_arrays_by_uid_tensor_or_name_in_any_shape_that_lies_alike():
     np.testing.assert_allclose(out.reshape(6, 4), np.maximum(a @ c[0] + d, 0), rtol=1e-6)
     assert [t.name for t in graph.outputs] == ["y"]
     assert graph.get_workspace_size() == 0
+    larger = np.full((5, 10), 7, np.float32)
+    graph.execute({7: a, w: c, "b": d, y: larger})
+    np.testing.assert_array_equal(larger.ravel(), [*out.ravel(), *[7] * 26])
     wrong: list[tuple[dict[Any, Any], str]] = [
         ({7: a, w: c, y: out}, r"graph 'users' needs an array for 'b' \(uid "),
         ({7: a.T.copy().T, w: c, "b": d, y: out}, r"'x' of graph 'users' has shape \[1, 6, 8\] and strides \[48, 8"),
+        ({7: np.zeros(50, np.float32), w: c, "b": d, y: out}, r"'x' of graph 'users' lies in 48 elements of memory"),
+        ({7: a, w: c, "b": d, y: larger[:, ::2]}, r"'y' of graph 'users' lies in 24 elements of memory"),
         ({7: a, w: c, "b": d, y: out[:20]}, r"'y' of graph 'users' lies in 24 elements of memory"),
         ({7: a, w: c, "b": d.astype(np.float16), y: out}, r"'b' of graph 'users' has dtype float32, got float16"),
         ({7: a, w: c, "bias": d, y: out}, r"has no one tensor named 'bias'; it has"),

@@ -136,13 +136,13 @@ def cudnn_tests() -> str:
     """What tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
     found = json.loads((ROOT / "tests" / "cudnn_frontend_tests.json").read_text("utf-8"))
     columns = ("passed", "failed", "graphs", "served", "right")
-    files: dict[str, dict[str, Any]] = {name: of for name, of in found["files"].items() if of["graphs"]}
-    rows = [[f"`{name}`", *(str(counts[key]) for key in columns)] for name, counts in files.items()]
-    rows.append(["**all**", *(f"**{sum(counts[key] for counts in files.values())}**" for key in columns)])
-    headings = [f"tests of cudnn-frontend {found['cudnn-frontend']}, engine `{found['engine']}`", *columns]
-    refused: Counter[str] = sum((Counter(counts["refused"]) for counts in files.values()), Counter())
+    files: dict[str, Any] = {name: of for name, of in found["files"].items() if of["graphs"]}
+    rows = [[f"`{name}`", *(str(of[key]) for key in columns)] for name, of in files.items()]
+    rows.append(["**all**", *(f"**{sum(of[key] for of in files.values())}**" for key in columns)])
+    refused: Counter[str] = sum((Counter(of["refused"]) for of in files.values()), Counter())
     reasons = "; ".join(f"{reason} ({count})" for reason, count in refused.most_common()) or "nothing"
-    table = [_cells(headings), _cells(["---", *["---:"] * len(columns)]), *map(_cells, rows)]
+    headings = [f"tests of cudnn-frontend {found['cudnn-frontend']}, engine `{found['engine']}`", *columns]
+    table = map(_cells, [headings, ["---", *["---:"] * len(columns)], *rows])
     return "\n".join(table) + f"\n\nRefused: {reasons}.\n"
 
 

@@ -105,10 +105,11 @@ class CudnnGraph(Graph):
 
         An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
         tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
-        without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
-        tensor's memory, on the GPU, or on the host for engines that run there; of a ragged tensor's, as much as its
-        sequences need without gaps.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on
-        the stream of a handle of cuDNN's, if one is given, else on the framework's current one.
+        without gaps, for an output also of more, of which the first are written.  Scalars that cuDNN reads on the host
+        may be numbers; any other integer is the address of the tensor's memory, on the GPU, or on the host for engines
+        that run there; of a ragged tensor's, as much as its sequences need without gaps.  Arrays for other uids are
+        ignored, as is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, or
+        on the framework's current one.
 
         Where override_uids, override_shapes and override_strides name tensors with other shapes than they have, the
         graph of those is read and compiled, once for all calls with the same; cuDNN's has is_override_shape_enabled.
@@ -147,7 +148,10 @@ class CudnnGraph(Graph):
             stream = current_stream(framework_of(type(next(held, None))), device)
         for tensor in self.by_value & given.keys():
             given[tensor] = self._staged(tensor, given[tensor], device)
-        arrays = {t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged) for t in wanted}
+        outs = set(self.outputs)
+        arrays = {
+            t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged, larger=t in outs) for t in wanted
+        }
         inputs, put = [arrays[t] for t in self.inputs], Put(self, device, stream)
         outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
@@ -239,9 +243,9 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, any_size: bool = False) -> Any:
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any_size: bool, larger: bool) -> Any:
     """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
-    to be enough.  Raises ArgumentError.
+    to be enough, larger if only the first part of it may be taken.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
@@ -257,17 +261,17 @@ def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, any_si
     held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
-    room = extent(seen.shape, seen.strides)
+    room, needed = extent(seen.shape, seen.strides), extent(tensor.shape, tensor.strides)
+    enough = room == _count(seen.shape) and (room == needed or (larger and room > needed))
     if alike and held != wanted and not any_size:
         raise ArgumentError(
             f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
             f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
-    if not alike and not any_size and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
+    if not alike and not any_size and not enough:
         raise ArgumentError(
-            f"{what} lies in {extent(tensor.shape, tensor.strides)} elements "
-            f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
-            f"{list(seen.strides)}"
+            f"{what} lies in {needed} elements of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), "
+            f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
     found = _over(tensor, seen.pointer, seen.device, array if seen.device.is_cuda else seen.owner, stream)
     if not seen.device.is_cuda:
