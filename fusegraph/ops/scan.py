@@ -119,10 +119,10 @@ def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
 def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
     """The largest of keys with the position behind the number, if both are 64 bits; else of positions of extremes."""
     position = write("gen_index", "position", x, axis=axis)
+    if x.dtype.is_int and x.dtype not in (int32, int64):
+        x = write("identity", "wide", x, dtype=int32 if x.dtype.itemsize < 4 else int64)
     if x.dtype.itemsize <= 4:
-        number = x if x.dtype.itemsize == 4 else write("identity", "wide", x, dtype=int32)
-        if x.dtype.is_float:
-            number = write("add", "zero of one sign", number, 0)
+        number = write("add", "zero of one sign", x, 0) if x.dtype.is_float else x
         signed = write("bitwise_xor", "signed", write(ORDER, "order", number, down=down), -(2**31))
         upper = write("shift_left", "upper", write("identity", "wide order", signed, dtype=int64), 32)
         key = write("bitwise_or", "key", upper, write("identity", "wide position", position, dtype=int64))
@@ -147,6 +147,8 @@ def _register_index(name: str, down: bool) -> None:
     def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
         if types[0].dtype.is_bool:
             raise DTypeError(f"{name} does not take bool; cast to int32")
+        if types[0].dtype.is_int and types[0].dtype.max > int64.max:
+            raise DTypeError(f"{name} takes numbers that an int64 holds, got {types[0].dtype}")
         return TensorType(types[0].shape, normalize(types, attributes)["dtype"])
 
     kind, value = ("smallest", "cummin") if down else ("largest", "cummax")

@@ -51,6 +51,8 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
         raise DTypeError(f"updates have the dtype of x, {x.dtype}, got {updates.dtype}")
     if attributes["reduction"] == "mean" and not x.dtype.is_float:
         raise DTypeError(f"the mean of {x.dtype} is not exact; cast to a float")
+    if attributes["reduction"] in ("max", "min") and x.dtype.is_int and x.dtype.max > int64.max:
+        raise DTypeError(f"the largest and smallest are of numbers that an int64 holds, got {x.dtype}")
     if not len(x.shape) == len(index.shape) == len(updates.shape):
         raise ShapeError(f"x, index and updates have one rank, got {list(x.shape)}, {list(index.shape)} and more")
     for d, (n, i, u) in enumerate(zip(x.shape, index.shape, updates.shape)):
@@ -113,8 +115,9 @@ def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reducti
     if not x.size or not updates.size:
         return x
     dtype = x.dtype
-    if dtype.is_bool or (dtype.is_int and dtype.itemsize < 4):
-        x, updates = write("identity", "in", x, dtype=int32), write("identity", "put", updates, dtype=int32)
+    if not dtype.is_float and dtype not in (int32, int64):
+        wide = int32 if dtype.itemsize < 4 else int64
+        x, updates = write("identity", "in", x, dtype=wide), write("identity", "put", updates, dtype=wide)
         if dtype.is_bool:
             reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
     found = _Put(write, x, index, updates, axis, reduction, include_self).result()
@@ -134,8 +137,8 @@ class _Put:
         self.size, self.count = x.shape[axis], updates.shape[axis]
         #: elements of x behind those that updates have in the other dimensions
         self.beyond = [(0, 0 if d == axis else n - u) for d, (n, u) in enumerate(zip(x.shape, updates.shape))]
-        if index.dtype.itemsize < 4:
-            index = write("identity", "wide index", index, dtype=int32)
+        if index.dtype not in (int32, int64):
+            index = write("identity", "wide index", index, dtype=int32 if index.dtype.itemsize < 4 else int64)
         if any(after for _, after in self.beyond) and index.shape != updates.shape:
             index = write("broadcast", "indices", index, shape=updates.shape)
         self.index = index
