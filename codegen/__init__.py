@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, window, winograd
+from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, sort, window, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
@@ -32,7 +32,17 @@ from codegen.schedule import (
     schedules,
     target,
 )
-from codegen.spec import AttentionSpec, ContractionSpec, KernelSource, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
+from codegen.sort import SortSchedule
+from codegen.spec import (
+    AttentionSpec,
+    ContractionSpec,
+    KernelSource,
+    PointwiseSpec,
+    PoolSpec,
+    RowsSpec,
+    ScanSpec,
+    SortSpec,
+)
 from codegen.window.schedule import WindowSchedule
 from codegen.window.spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
@@ -65,6 +75,8 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORT
         return rows.render(spec, s)
     if isinstance(spec, ScanSpec) and isinstance(s, ScanSchedule):
         return scan.render(spec, s)
+    if isinstance(spec, SortSpec) and isinstance(s, SortSchedule):
+        return sort.render(spec, s)
     if isinstance(spec, ScatterSpec) and isinstance(s, ScatterSchedule):
         return scatter.render(spec, s)
     if isinstance(spec, WindowSpec) and isinstance(s, WindowSchedule):

@@ -128,7 +128,9 @@ class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
     combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), "logaddexp" (of scans
-    alone), or "index": ``at`` of the first of the largest elements, or of the last that is NaN; -1 of none.
+    alone), or "index": ``at`` of the first of the largest elements, or of the last that is NaN; -1 of none.  "sorted"
+    and "position" are those of the sort family: the element that is in this place once the row is sorted, and where it
+    comes from.
     """
 
     name: str
@@ -191,7 +193,9 @@ def literal(value: Any, ctype: str) -> str:
         return f"(-{2**63 - 1}ll - 1)" if number_ == -(2**63) else f"{number_}ll"
     if ctype == "int32" and number_ == -(2**31):
         return f"(-{2**31 - 1} - 1)"
-    return str(number_) if ctype == "int32" else f"{ctype}({number_})"
+    if ctype == "int32":
+        return str(number_)
+    return f"{ctype}({number_}{'ull' if number_ > 2**31 else ''})"
 
 
 def _shortest(number: float, ctype: str) -> str:

@@ -75,6 +75,14 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
     return replace(source, code=code, dependent=not first)
 
 
+def sharing(source: KernelSource) -> KernelSource:
+    """A kernel of which arguments that it reads and writes may be the same memory: it promises nothing of them."""
+    begin = source.code.index('extern "C" __global__')
+    at = source.code.index("\n{\n", begin)
+    opening = source.code[begin:at].replace("* __restrict__ ", "* ")
+    return replace(source, code=source.code[:begin] + opening + source.code[at:])
+
+
 def _ordered(code: str) -> tuple[str, str]:
     """A kernel's code up to its last include, of order.cuh, and the rest."""
     head, include, rest = code.rpartition("#include ")

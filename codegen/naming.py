@@ -16,7 +16,7 @@ RESERVED = frozenset(
     static_cast struct switch template this thread_local throw true try typedef typeid typename union
     unsigned using virtual void volatile wchar_t while xor xor_eq float16 bfloat16 float8_e4m3 float8_e5m2
     int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert round_to infinity quiet_nan math load store
-    APPROXIMATE_MATH
+    float8_e4m3fnuz float8_e5m2fnuz saturating overflowing reinterpret widen Format Limit APPROXIMATE_MATH
     load_shared store_shared threadIdx blockIdx blockDim
     gridDim warpSize dim3 main abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf floor fmod log
     log1p log2 max min pow rint round sin sinh sqrt rsqrt tan tanh trunc isnan isinf

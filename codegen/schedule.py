@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias, get_args
 
 from codegen import arch as archs
-from codegen import attention, contraction, pointwise, rows, scan, scatter, winograd
+from codegen import attention, contraction, pointwise, rows, scan, scatter, sort, winograd
 from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
@@ -32,7 +32,8 @@ from codegen.pool.schedule import PoolSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
 from codegen.scatter import ScatterSchedule, ScatterSpec
-from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec
+from codegen.sort import SortSchedule
+from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec, SortSpec
 from codegen.window import schedule as window_schedule
 from codegen.window.schedule import WindowSchedule
 from codegen.window.spec import WindowSpec, WinogradSpec
@@ -43,6 +44,7 @@ KernelSpec: TypeAlias = (
     | PoolSpec
     | RowsSpec
     | ScanSpec
+    | SortSpec
     | ScatterSpec
     | WindowSpec
     | ContractionSpec
@@ -56,6 +58,7 @@ Schedule: TypeAlias = (
     | PoolSchedule
     | RowsSchedule
     | ScanSchedule
+    | SortSchedule
     | ScatterSchedule
     | WindowSchedule
     | WgmmaSchedule
@@ -85,7 +88,7 @@ def target(name: str) -> Arch:
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
     number = int(found[1]) if found else 0
     if number < archs.OLDEST:
-        raise ValueError(f"{name!r} is no architecture; one is 'sm_90a'")
+        raise ValueError(f"{name[:100]!r} is no architecture; one is 'sm_90a'")
     if number < 80:
         return replace(
             PORTABLE,
@@ -114,6 +117,8 @@ def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
         return next(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return next(scan.schedules(spec, arch))
+    if isinstance(spec, SortSpec):
+        return next(sort.schedules(spec, arch))
     if isinstance(spec, ScatterSpec):
         return next(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):
@@ -137,6 +142,8 @@ def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
         return _unique(rows.schedules(spec, arch))
     if isinstance(spec, ScanSpec):
         return _unique(scan.schedules(spec, arch))
+    if isinstance(spec, SortSpec):
+        return _unique(sort.schedules(spec, arch))
     if isinstance(spec, ScatterSpec):
         return _unique(scatter.schedules(spec, arch))
     if isinstance(spec, WindowSpec):

@@ -1,5 +1,5 @@
-"""Functions that are written with ops of the table: selections, triangles, elements by index, sums of products by
-Einstein's convention.
+"""Functions that are written with ops of the table: selections, triangles, elements by index, binary search, sums of
+products by Einstein's convention.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from fusegraph.dtypes import as_dtype, int32, int64, promote
+from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.ops.reduction import normal_axes
 
 if TYPE_CHECKING:
     from fusegraph.graph import Graph, Tensor
+
+#: Up to so many integers are float32.
+EXACT = 1 << 24
 
 
 def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
@@ -29,12 +32,13 @@ def arange(
 ) -> Tensor:
     """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory."""
     kind = as_dtype(dtype)
-    line = self.broadcast(self.constant(0, dtype=kind), check_shape([count]))
+    wide = kind if not kind.is_float else float64 if kind == float64 or count > EXACT else float32
+    line = self.broadcast(self.constant(0, dtype=wide), check_shape([count]))
     if not count:
-        return line if name is None else self.identity(line, name=name)
-    index = self.cast(self.gen_index(line, 0), kind)
+        return self.identity(line, dtype=kind, name=name)
+    index = self.cast(self.gen_index(line, 0), wide)
     scaled = index if step == 1 else self.mul(index, step)
-    return self.identity(scaled, name=name) if start == 0 else self.add(scaled, start, name=name)
+    return self.identity(scaled if start == 0 else self.add(scaled, start), dtype=kind, name=name)
 
 
 # ---- triangles
@@ -114,6 +118,49 @@ def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, na
             own = self.cast(self.gen_index(index, d), position.dtype)
             position = self.add(position, self.mul(own, steps[d]))
     return self.gather(self.reshape(x, [-1]), position, name=name)
+
+
+def searchsorted(
+    self: Graph, sequence: Tensor, values: Tensor, right: bool = False, dtype: Any = int32, *, name: str | None = None
+) -> Tensor:
+    """How many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+
+    sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
+    have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
+    of the promoted dtype.  It is what NumPy's searchsorted gives with side left or right; of rows that are not in order
+    some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError.
+    """
+    kind = as_dtype(dtype)
+    if kind not in (int32, int64):
+        raise DTypeError(f"positions are int32 or int64, not {kind}")
+    shared = sequence.rank == 1
+    if not sequence.rank or not (shared or sequence.shape[:-1] == values.shape[:-1]):
+        raise ShapeError(f"rows of {list(sequence.shape)} are neither one nor those of values {list(values.shape)}")
+    count = sequence.shape[-1]
+    if not count or not values.size:
+        return self.broadcast(self.constant(0, dtype=kind), values.shape, name=name)
+    place = int64 if sequence.size > int32.max else int32
+    position = self.broadcast(self.constant(0, dtype=place), values.shape)
+    before = -1  # of the first element of a row
+    if not shared:
+        rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
+        before = self.sub(self.mul(rows, count), 1)
+    flat, missing = self.reshape(sequence, [-1]), None
+    if values.dtype.is_float:
+        missing = self.isnan(values)
+    first = step = 1 << (count.bit_length() - 1)
+    while step:
+        probe = self.add(position, step)
+        element = self.gather(flat, self.add(probe, before))
+        passed = self.cmp_le(element, values) if right else self.cmp_lt(element, values)
+        if missing is not None:  # NaN comes behind all elements but its like
+            alike = self.isnan(element) if element.dtype.is_float and not right else None
+            behind = missing if alike is None else self.logical_and(missing, self.logical_not(alike))
+            passed = self.logical_or(passed, behind)
+        # As many elements are left on either side of the first: no later step goes beyond the end.
+        position = self.binary_select(count - step + 1 if step == first else probe, position, passed)
+        step //= 2
+    return self.identity(position, dtype=kind, name=name)
 
 
 def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
@@ -209,7 +256,8 @@ def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = Non
     """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
 
     Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
-    dimensions that broadcast.  The result has the promoted dtype.  Raises AttributeValueError, ShapeError.
+    dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
+    Raises AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
     dtype = operands[0].dtype
@@ -230,12 +278,15 @@ def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = Non
     for number, (x, term) in enumerate(zip(operands, terms)):
         later = {letter for other in terms[number + 1 :] for letter in other} | set(output)
         x, term = _diagonals(self, x, term)
+        if not (x.dtype.is_float and dtype.is_float) and x.dtype != dtype:
+            x = self.cast(x, dtype)
         if total is None:
-            total, labels = _summed(self, x, term, later)
+            total, labels = _summed(self, x, term, later, dtype)
         else:
-            total, labels = _product(self, (total, labels), _summed(self, x, term, later | set(labels)), later, sizes)
+            right = _summed(self, x, term, later | set(labels), dtype)
+            total, labels = _product(self, (total, labels), right, later, sizes, dtype)
     assert total is not None
-    total, labels = _summed(self, total, labels, set(output))
+    total, labels = _summed(self, total, labels, set(output), dtype)
     # Sizes of 1 that another operand broadcasts are there already: products broadcast.
     moved = self.transpose(total, [labels.index(letter) for letter in output])
     shape = [sizes[letter] for letter in output]
@@ -291,18 +342,23 @@ def _diagonals(graph: Graph, x: Tensor, term: str) -> tuple[Tensor, str]:
     return x, term
 
 
-def _summed(graph: Graph, x: Tensor, term: str, needed: set[str]) -> tuple[Tensor, str]:
-    """Without the dimensions that nothing needs, which are summed."""
+def _summed(graph: Graph, x: Tensor, term: str, needed: set[str], dtype: DType) -> tuple[Tensor, str]:
+    """Without the dimensions that nothing needs, which are summed, into a dtype."""
     axes = [d for d, letter in enumerate(term) if letter not in needed]
     if not axes:
         return x, term
-    return graph.reduction(x, "add", axes, keepdims=False), "".join(c for c in term if c in needed)
+    return graph.reduction(x, "add", axes, keepdims=False, dtype=dtype), "".join(c for c in term if c in needed)
 
 
 def _product(
-    graph: Graph, left: tuple[Tensor, str], right: tuple[Tensor, str], needed: set[str], sizes: dict[str, int]
+    graph: Graph,
+    left: tuple[Tensor, str],
+    right: tuple[Tensor, str],
+    needed: set[str],
+    sizes: dict[str, int],
+    dtype: DType,
 ) -> tuple[Tensor, str]:
-    """Two operands multiplied, and summed over what both have and nothing needs later."""
+    """Two operands multiplied, and summed over what both have and nothing needs later; the result has a dtype."""
     (a, first), (b, second) = left, right
     common = [c for c in first if c in second]
     summed = [c for c in common if c not in needed]
@@ -315,7 +371,10 @@ def _product(
 
     if not summed:
         order = [*batch, *rows, *columns]
-        return graph.mul(laid_out(a, first, order), laid_out(b, second, order)), "".join(order)
+        factor = laid_out(a, first, order)
+        if dtype not in (a.dtype, b.dtype):
+            factor = graph.cast(factor, dtype)
+        return graph.mul(factor, laid_out(b, second, order)), "".join(order)
 
     def matrix(x: Tensor, term: str, inner: Sequence[str], outer: Sequence[str]) -> Tensor:
         full = laid_out(x, term, [*batch, *inner, *outer])
@@ -324,9 +383,11 @@ def _product(
         shape = [*whole[: len(batch)], prod(sizes[c] for c in inner), prod(sizes[c] for c in outer)]
         return graph.reshape(full, shape)
 
-    y = graph.matmul(matrix(a, first, rows, summed), matrix(b, second, summed, columns))
+    y = graph.matmul(matrix(a, first, rows, summed), matrix(b, second, summed, columns), dtype=dtype)
     shape = [*y.shape[: len(batch)], *(sizes[c] for c in (*rows, *columns))]
     return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
 
 
-FUNCTIONS = (where, arange, tril, triu, one_hot, take_along_axis, gather_nd, scatter_nd, einsum)
+FUNCTIONS = (
+    where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, scatter_nd, einsum
+)  # fmt: skip

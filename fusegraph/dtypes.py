@@ -1,7 +1,22 @@
-"""Public names of the scalar types, and how two of them combine."""
+"""Public names of the scalar types, and how two of them combine.
+
+What is computed in what:
+
+- float64 in float64; all other floats of 8 bits and more in float32 (or in float64 if the graph says so), rounded where
+  they are stored or cast.  8-bit floats are as good as others in every op, but only float8_e4m3 and float8_e5m2 are
+  multiplied by tensor cores; the fnuz types (no infinity, no negative zero) are meant for storage.
+- Integers of 8 to 64 bits, signed and unsigned, in themselves, wrapping around as NumPy's do; sums and products of many
+  in 32 bits, or 64 where the operand or the result has as many (see `sum_dtype`).
+- bool in itself: sums and counts want a cast.
+- int4, uint4, int2, uint2 and float4_e2m1 in nothing: they are packed in memory, moved, chosen by a mask, and cast.
+  Everything else raises DTypeError.
+
+Floats become integers by truncation and saturate, NaN is 0; integers wrap around; floats round to nearest even.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,39 +25,64 @@ from codegen.dtypes import (
     ALL,
     BY_NAME,
     BY_NUMPY,
+    PACKED,
     DType,
     bfloat16,
     bool_,
+    float4_e2m1,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
+    int2,
+    int4,
     int8,
+    int16,
     int32,
     int64,
+    uint2,
+    uint4,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
-from fusegraph.errors import DTypeError
+from fusegraph.errors import DTypeError, shown
 
 __all__ = [
     "ALL",
     "BY_NAME",
     "BY_NUMPY",
+    "PACKED",
     "DType",
     "as_dtype",
     "bfloat16",
     "bool_",
+    "float4_e2m1",
     "float8_e4m3",
+    "float8_e4m3fnuz",
     "float8_e5m2",
+    "float8_e5m2fnuz",
     "float16",
     "float32",
     "float64",
+    "int2",
+    "int4",
     "int8",
+    "int16",
     "int32",
     "int64",
     "promote",
+    "sum_dtype",
+    "uint2",
+    "uint4",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]
 
 _ALIASES = {
@@ -53,6 +93,7 @@ _ALIASES = {
     "float": float32,
     "fp64": float64,
     "double": float64,
+    "float4_e2m1fn": float4_e2m1,
     "float8_e4m3fn": float8_e4m3,
     "fp8_e4m3": float8_e4m3,
     "fp8_e5m2": float8_e5m2,
@@ -74,38 +115,37 @@ def as_dtype(value: Any) -> DType:
             return BY_NAME.get(value) or _ALIASES[value]
     else:
         try:
-            return BY_NUMPY[np.dtype(value)]
-        except (TypeError, ValueError, KeyError):
+            if value is not None:  # which NumPy takes for float64
+                return BY_NUMPY[np.dtype(value)]
+        except Exception:  # NumPy asks an object for its dtype
             pass
-    raise DTypeError(f"unknown dtype {value!r}; fusegraph has {', '.join(BY_NAME)}")
+    raise DTypeError(f"unknown dtype {shown(value)}; fusegraph has {', '.join(BY_NAME)}")
 
 
-# For floats: (bits of significand, bits of exponent).  A type holds another exactly if both are at least as large.
-_FLOAT_SIZE = {
-    float8_e4m3: (4, 4),
-    float8_e5m2: (3, 5),
-    float16: (11, 5),
-    bfloat16: (8, 8),
-    float32: (24, 8),
-    float64: (53, 11),
-}
-
-
+@cache
 def promote(a: DType, b: DType) -> DType:
     """The smallest type that holds both: bool < integers < floats; an integer with a float gives the float.
 
-    float16 with bfloat16 gives float32, e4m3 with e5m2 float16, int8 with uint8 int32.
+    float16 with bfloat16 gives float32, e4m3 with e5m2 float16, int8 with uint8 int32 (not int16), uint32 with a signed
+    type int64.  Raises DTypeError for uint64 with a signed type, as no integer holds both.
     """
     if a == b:
         return a
-    if a.is_float and b.is_float:
-        (ma, ea), (mb, eb) = _FLOAT_SIZE[a], _FLOAT_SIZE[b]
-        for dtype in (float8_e4m3, float8_e5m2, float16, bfloat16, float32, float64):
-            m, e = _FLOAT_SIZE[dtype]
-            if m >= max(ma, mb) and e >= max(ea, eb):
-                return dtype
-    if a.is_float or b.is_float:
-        return a if a.is_float else b
-    if a.is_bool or b.is_bool:
-        return b if a.is_bool else a
-    return int64 if int64 in (a, b) else int32
+    if a.kind != b.kind:
+        return max(a, b, key=lambda dtype: ("bool", "int", "float").index(dtype.kind))
+    if {a, b} == {int8, uint8}:
+        return int32
+    for dtype in sorted((*ALL, *PACKED), key=lambda dtype: dtype.bits):
+        if dtype.kind == a.kind and dtype.holds(a) and dtype.holds(b):
+            return dtype
+    raise DTypeError(f"no integer type holds all of {a} and {b}; cast one of them")
+
+
+def sum_dtype(source: DType, result: DType) -> DType:
+    """The type in which integers of one dtype are summed or multiplied to a result of another, wrapping around: of 64
+    bits if one of them is, else of 32; unsigned for unsigned numbers that int32 does not hold.
+    """
+    wide = 64 in (source.bits, result.bits)
+    if source.min == 0 and source.bits >= 32:
+        return uint64 if wide else uint32
+    return int64 if wide else int32

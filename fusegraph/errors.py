@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FusegraphError(Exception):
     """Base of all errors raised by fusegraph."""
@@ -94,3 +96,16 @@ class KernelError(FusegraphError):
     """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of
     bounds.
     """
+
+
+class OutOfMemoryError(FusegraphError, MemoryError):
+    """More memory is needed than the machine has; the message says for what, how much, and how much there is."""
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: its repr, if it has one, cut to a length that can be read."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if len(text) <= 250 else f"{text[:200]}... ({type(value).__name__})"

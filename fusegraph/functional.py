@@ -13,18 +13,21 @@ Nothing is recorded for automatic differentiation: torch tensors that want a gra
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
-from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError
+from fusegraph.errors import ArgumentError, AttributeValueError, DTypeError, ShapeError, shown
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.convolution import smallest_sizes, spread
-from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, view
+from fusegraph.runtime.arrays import Device, DeviceArray, as_stream, refuse_gradient, view
+from fusegraph.values import Unfit, flag, integer, one_or_several
 
 #: Compiled calls that are kept, least recently used first out.
 CACHE_SIZE = 256
@@ -189,7 +192,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, s
     """
     if len(view(w, name="w").shape) != 2:
         raise ShapeError(f"linear takes w (N, K), got {list(view(w, name='w').shape)}")
-    _refuse_gradient(w, "w")
+    refuse_gradient(w, "w")
     arrays = {"x": x, "w": _transposed(w)} | ({} if bias is None else {"bias": bias})
     return _call(_linear, arrays, (("activation", _activation("linear", activation)),), stream)
 
@@ -229,7 +232,8 @@ def avg_pool2d(
     count_include_pad says whether the padding counts, as zeros.  Arguments are otherwise those of `max_pool2d`.
     """
     attributes = _pool_attributes("avg_pool2d", window, stride, padding, ceil_mode)
-    return _call(_avg_pool2d, {"x": x}, (*attributes, ("count_include_pad", bool(count_include_pad))), stream)
+    counted = of_kind("avg_pool2d: count_include_pad", flag, count_include_pad)
+    return _call(_avg_pool2d, {"x": x}, (*attributes, ("count_include_pad", counted)), stream)
 
 
 def clear_cache() -> None:
@@ -366,7 +370,7 @@ def _conv_arrays(function: str, x: Any, w: Any, bias: Any) -> dict[str, Any]:
         return {"x": x, "w": w}
     if len(view(bias, name="bias").shape) != 1:
         raise ShapeError(f"{function}: bias has one dimension (K,), got {list(view(bias, name='bias').shape)}")
-    _refuse_gradient(bias, "bias")
+    refuse_gradient(bias, "bias")
     return {"x": x, "w": w, "bias": _column(bias)}
 
 
@@ -393,18 +397,9 @@ def _forms(arrays: Mapping[str, Any], stream: int) -> tuple[Forms, Device]:
     """What to build for: the form of each array, and the device of the first."""
     views = {name: view(array, name=name, stream=stream) for name, array in arrays.items()}
     for name, array in arrays.items():
-        _refuse_gradient(array, name)
+        refuse_gradient(array, name)
     forms = tuple((name, Form(tuple(v.shape), tuple(v.strides), v.dtype)) for name, v in views.items())
     return forms, next(iter(views.values())).device
-
-
-def _refuse_gradient(array: Any, name: str) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor) and array.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            f"input {name!r} is a torch tensor that requires a gradient, which fusegraph.functional does not compute; "
-            f"pass {name}.detach() or call it under torch.no_grad()"
-        )
 
 
 def _call(build: Builder, arrays: Mapping[str, Any], attributes: Attributes, stream: Any) -> Any:
@@ -424,7 +419,7 @@ def _conv_attributes(
     """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
-            raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {padding!r}")
+            raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {shown(padding)}")
     else:
         padding = _integers(function, "padding", padding)
     return (
@@ -442,23 +437,22 @@ def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil
         ("window", _integers(function, "window", window)),
         ("stride", None if stride is None else _integers(function, "stride", stride)),
         ("padding", _integers(function, "padding", padding)),
-        ("ceil_mode", bool(ceil_mode)),
+        ("ceil_mode", of_kind(f"{function}: ceil_mode", flag, ceil_mode)),
     )
 
 
 def _integers(function: str, what: str, value: Any) -> Any:
-    """An integer, or a tuple of what this gives; the op checks how many there are and their range."""
-    if hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "shape", ()):
-        return value.__index__()
-    if isinstance(value, (tuple, list)):
-        return tuple(_integers(function, what, v) for v in value)
-    hint = "; a bias is given by name: bias=..." if hasattr(value, "shape") or value is None else ""
-    raise AttributeValueError(
-        f"{function}: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
-    )
+    """An integer, or a tuple of integers or of tuples of them; the op checks how many there are and their range."""
+    try:
+        return one_or_several(one_or_several(integer))(value)
+    except Unfit:
+        hint = "; a bias is given by name: bias=..." if isinstance(value, np.ndarray) or value is None else ""
+        raise AttributeValueError(
+            f"{function}: {what} is an integer or a sequence of integers, got {type(value).__name__}{hint}"
+        ) from None
 
 
 def _activation(function: str, name: Any) -> str | None:
     if name is None or (isinstance(name, str) and name in ACTIVATIONS):
         return name
-    raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {shown(name)}")

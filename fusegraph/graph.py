@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64
-from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
+from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
 from fusegraph.ops import TABLE
+from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
 
 if TYPE_CHECKING:
+    from fusegraph.calls import Call
     from fusegraph.engines.base import Executable
 
 __all__ = ["Graph", "Node", "Tensor"]
@@ -65,6 +67,9 @@ class Graph:
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
         self._consumers: dict[Tensor, list[Node]] = {}
+        #: what functions that write several nodes made: the call (`fusegraph.calls`)
+        self.calls: dict[Tensor, Call] = {}
+        self._written: list[Node] | None = None  # by the call that is under way
         self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
 
     # ---- tensors
@@ -105,11 +110,13 @@ class Graph:
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
         C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed).
         """
-        label = f"constant {name!r}" if name else "a constant"
+        label = "a constant" if name is None else f"constant {check_name('tensor', name)!r}"
         try:
             value = np.asarray(array)
         except ValueError as error:
             raise ShapeError(f"{label}: {error}") from None
+        except Exception:  # NumPy asks an object for its array
+            raise DTypeError(f"{label}: {shown(array)} is no array") from None
         if value.dtype not in BY_NUMPY:
             raise DTypeError(f"{label}: NumPy dtype {value.dtype} is not one of fusegraph's")
         source = BY_NUMPY[value.dtype]
@@ -171,7 +178,7 @@ class Graph:
     def rename(self, tensor: Tensor, name: str) -> Tensor:
         """Gives a tensor another name and returns it.  Raises GraphError (name taken or not allowed)."""
         self._own(tensor, "rename")
-        if name != tensor.name:
+        if check_name("tensor", name) != tensor.name:
             self._rename(tensor, name)
         return tensor
 
@@ -201,20 +208,22 @@ class Graph:
         unknown = set(attributes) - set(op.attributes)
         if unknown:
             known = ", ".join(op.attributes) or "none"
-            raise GraphError(f"{label} has no attribute {sorted(unknown)[0]!r}; it has: {known}")
+            raise GraphError(f"{label} has no attribute {min(map(shown, unknown))}; it has: {known}")
         values = {**op.attributes, **attributes}
         missing = [key for key, value in values.items() if value is REQUIRED]
         if missing:
             raise GraphError(f"{label} needs the attribute {missing[0]!r}")
-        if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
-            values["compute_dtype"] = self._products
         tensors = tuple(self._operands(label, op, operands))
         types = tuple(t.type for t in tensors)
         try:
+            values |= checked(attributes)
+            if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
+                values["compute_dtype"] = self._products
             if op.normalize is not None:
                 values = op.normalize(types, values)
             inferred = op.infer(types, values)
             results = inferred if isinstance(inferred, tuple) else (inferred,)
+            check_stored_only(op, [t.dtype for t in (*types, *results)])
             shapes = [check_shape(result.shape) for result in results]
         except GraphError as error:
             keys = op.names(len(tensors))
@@ -233,6 +242,8 @@ class Graph:
     def add_node(self, node: Node) -> Node:
         """Adds a node whose tensors are this graph's already.  For passes; users call the op methods."""
         self.network.add_node(node)
+        if self._written is not None:
+            self._written.append(node)
         for tensor in node.inputs:
             if tensor in self._producer:
                 self.network.add_edge(self._producer[tensor], node, tensor=tensor)
@@ -303,13 +314,13 @@ class Graph:
                 yield operand
             elif isinstance(operand, int) and names[index] in op.integers:
                 if not int64.min <= operand <= int64.max:
-                    raise DTypeError(f"{label}, operand {names[index]!r}: {operand} does not fit in int64")
+                    raise DTypeError(f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in int64")
                 yield self.constant(operand, dtype=int64)
             elif isinstance(operand, (bool, int, float)) and tensors:
                 dtype = _scalar_dtype(operand, tensors[0].dtype)
-                if not dtype.min <= operand <= dtype.max and math.isfinite(operand):
+                if not dtype.min <= operand <= dtype.max and (isinstance(operand, int) or math.isfinite(operand)):
                     raise DTypeError(
-                        f"{label}, operand {names[index]!r}: {operand} does not fit in {dtype}, "
+                        f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in {dtype}, "
                         f"whose values go from {dtype.min} to {dtype.max}"
                     )
                 yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)
@@ -370,6 +381,14 @@ class Graph:
         return f"{stem}_{count}"
 
 
+def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
+    """Raises DTypeError where an op would compute in a type of fewer than 8 bits, which are cast, moved and chosen."""
+    packed = next((d for d in dtypes if d.is_packed), None)
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.name not in ("identity", "binary_select"):
+        wide = "float16 or float32" if packed.is_float else "int8 or a float"
+        raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
+
+
 def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
     """The dtype of a Python number next to a tensor: the tensor's own unless that cannot hold the kind of number."""
     if isinstance(value, bool):
@@ -378,7 +397,7 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
         if like.is_bool:
             return int32
         if like.is_int and not like.min <= value <= like.max:
-            return int32 if -(2**31) <= value < 2**31 else int64
+            return next((d for d in (int32, int64, uint64) if d.min <= value <= d.max), int64 if value < 0 else uint64)
         return like
     return like if like.is_float else float32
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.errors import AttributeValueError, ShapeError, shown
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.values import MOST_ENTRIES, Unfit, integer, optional, position
 
 if TYPE_CHECKING:
     from fusegraph.graph import Graph, Tensor
@@ -17,13 +18,7 @@ def index(x: Tensor, key: Any) -> Tensor:
 
     Raises AttributeValueError for other keys, ShapeError for integers out of range and too many of them.
     """
-    keys = list(key) if isinstance(key, tuple) else [key]
-    for one in keys:
-        known = one is None or one is Ellipsis or isinstance(one, slice) or hasattr(one, "__index__")
-        if not known or isinstance(one, bool):
-            raise AttributeValueError(
-                f"{x.name!r} is indexed by integers, slices, ... and None, got {one!r}; gather takes a tensor"
-            )
+    keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
     used = sum(one is not None and one is not Ellipsis for one in keys)
     if used > x.rank:
         raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
@@ -46,17 +41,28 @@ def index(x: Tensor, key: Any) -> Tensor:
             bounds.append(one)
             shape.append(len(range(*one.indices(size))))
         else:
-            at = one.__index__()
-            if not -size <= at < size:
+            if not -size <= one < size:
                 raise ShapeError(
-                    f"index {at} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
+                    f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
                 )
-            bounds.append(slice(at % size, at % size + 1))
+            bounds.append(slice(one % size, one % size + 1))
     result = x
     if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
         parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
         result = x.graph.slice(x, *parts)
     return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
+
+
+def _key(x: Tensor, one: Any) -> Any:
+    """An index as None, ``...``, an int or a slice of ints."""
+    try:
+        if isinstance(one, slice):
+            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
+        return one if one is None or one is Ellipsis else integer(one)
+    except Unfit:
+        raise AttributeValueError(
+            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
+        ) from None
 
 
 def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -66,13 +72,12 @@ def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> 
     """
     (axis,) = normal_axes(axis, x.rank)
     size = x.shape[axis]
-    if hasattr(parts, "__index__"):
-        count = parts.__index__()
-        if count < 1 or size % count:
-            raise ShapeError(f"axis {axis} of {x.name!r} {list(x.shape)} does not split into {count} equal parts")
-        sizes = [size // count] * count
+    if isinstance(parts, int):
+        if parts < 1 or size % parts or parts > MOST_ENTRIES:
+            raise ShapeError(f"axis {axis} of {x.name!r} {list(x.shape)} does not split into {parts} equal parts")
+        sizes = [size // parts] * parts
     else:
-        sizes = [part.__index__() for part in parts]
+        sizes = list(parts)
         if min(sizes, default=0) < 0 or sum(sizes) != size:
             raise ShapeError(f"parts {sizes} do not add up to axis {axis} of {x.name!r} {list(x.shape)}")
     found, start = [], 0
@@ -102,7 +107,7 @@ def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, 
 
 def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
     """With new dimensions of size 1, which are the axes of these numbers in the result."""
-    count = 1 if hasattr(axes, "__index__") else len(axes)
+    count = 1 if isinstance(axes, int) else len(axes)
     chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
     result: Tensor = self.reshape(x, [1 if d in chosen else next(rest) for d in range(x.rank + count)], name=name)
     return result
@@ -141,7 +146,7 @@ def depth_to_space(self: Graph, x: Tensor, block: int, *, name: str | None = Non
 
 
 def _image(x: Tensor, block: int) -> tuple[int, ...]:
-    if isinstance(block, bool) or not hasattr(block, "__index__") or block < 1:
+    if block < 1:
         raise AttributeValueError(f"block is a positive integer, got {block!r}")
     if x.rank < 3:
         raise ShapeError(f"{x.name!r} {list(x.shape)} is no image: it has fewer than 3 dimensions")

@@ -5,9 +5,10 @@ Shapes are always logical (N, C, H, W for images, as in cuDNN); only the strides
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from fusegraph.errors import LayoutError, ShapeError
+from fusegraph.errors import LayoutError, ShapeError, shown
+from fusegraph.values import Unfit, integer, several
 
 #: Layout name -> dimensions from the slowest to the fastest in memory, by rank.
 _LAYOUTS: dict[str, tuple[int, ...]] = {
@@ -25,30 +26,32 @@ _LAYOUTS: dict[str, tuple[int, ...]] = {
     "KTRSC": (0, 2, 3, 4, 1),
 }
 MAX_ELEMENTS = 2**62
+#: Dimensions of a tensor: NumPy has no arrays of more, nor has torch.
+MAX_RANK = 64
 
 
-def check_shape(shape: Iterable[object]) -> tuple[int, ...]:
+def check_shape(shape: object) -> tuple[int, ...]:
     """The shape as a tuple of ints.
 
-    Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits.
+    Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits, and for more
+    than `MAX_RANK` of them.
     """
     try:
-        sizes = tuple(shape)
-    except TypeError:
-        raise ShapeError(f"a shape is a sequence of integers, got {shape!r}") from None
-    result = []
+        result: tuple[int, ...] = several(integer)(shape)
+    except Unfit as wanted:
+        raise ShapeError(f"a shape is {wanted}, got {shown(shape)}") from None
+    if len(result) > MAX_RANK:
+        raise ShapeError(
+            f"a shape has at most {MAX_RANK} dimensions, as NumPy's arrays have; this one has {len(result)}"
+        )
     total = 1
-    for size in sizes:
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise ShapeError(f"sizes are integers, got {size!r} in shape {sizes}")
-        value = size.__index__()
+    for value in result:
         if value < 0:
-            raise ShapeError(f"sizes are not negative, got {value} in shape {sizes}")
-        result.append(value)
+            raise ShapeError(f"sizes are not negative, got {value} in shape {result}")
         total *= max(value, 1)
     if total > MAX_ELEMENTS:
-        raise ShapeError(f"shape {tuple(result)} overflows: {total} elements, the limit is 2**62")
-    return tuple(result)
+        raise ShapeError(f"shape {result} overflows: {total} elements, the limit is 2**62")
+    return result
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -69,25 +72,25 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     Raises LayoutError for a name that is unknown or of another rank.
     """
     rank = len(shape)
-    if layout == "contiguous":
+    name = layout if isinstance(layout, str) else ""
+    if name == "contiguous":
         return packed_strides(shape)
-    if layout == "channels_last" and rank >= 3:
+    if name == "channels_last" and rank >= 3:
         return packed_strides(shape, (0, *range(2, rank), 1))
-    order = _LAYOUTS.get(layout) if isinstance(layout, str) else None
+    order = _LAYOUTS.get(name)
     if order is None or len(order) != rank:
         fits = [name for name, dims in _LAYOUTS.items() if len(dims) == rank and name[0] == "N"]
         known = ", ".join(["contiguous", *(["channels_last"] if rank >= 3 else []), *fits])
-        raise LayoutError(f"layout {layout!r} does not fit a tensor of rank {rank} {tuple(shape)}; one of {known}")
+        raise LayoutError(f"layout {shown(layout)} does not fit a tensor of rank {rank} {tuple(shape)}; one of {known}")
     return packed_strides(shape, order)
 
 
-def check_strides(shape: Sequence[int], strides: Iterable[object]) -> tuple[int, ...]:
+def check_strides(shape: Sequence[int], strides: object) -> tuple[int, ...]:
     """The strides as a tuple of ints; raises LayoutError if they do not fit the shape, are negative or overflow."""
     try:
-        values = tuple(strides)
-        result = tuple(s.__index__() for s in values)  # type: ignore[attr-defined]
-    except (TypeError, AttributeError):
-        raise LayoutError(f"strides are integers counted in elements, got {strides!r}") from None
+        result: tuple[int, ...] = several(integer)(strides)
+    except Unfit:
+        raise LayoutError(f"strides are integers counted in elements, got {shown(strides)}") from None
     if len(result) != len(shape):
         raise LayoutError(f"{len(result)} strides {result} for a tensor of {len(shape)} dimensions {tuple(shape)}")
     if any(s < 0 for s in result):

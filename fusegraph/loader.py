@@ -29,6 +29,7 @@ import inspect
 import itertools
 import os
 import re
+import stat
 import sys
 import sysconfig
 import traceback
@@ -39,7 +40,7 @@ from typing import Any
 
 import codegen
 import fusegraph
-from fusegraph.errors import FileError, FusegraphError
+from fusegraph.errors import FileError, FusegraphError, shown
 from fusegraph.frontends.cudnn import from_cudnn, is_pygraph
 from fusegraph.frontends.torch.files import graphs_of, is_model, is_program
 from fusegraph.graph import Graph
@@ -127,10 +128,14 @@ def _absolute(text: str) -> Path:
 
 
 def _compiled(path: Path) -> CodeType:
-    if not path.exists():
-        raise FileError(f"{path} does not exist; give a Python file that builds graphs")
-    if not path.is_file():
-        raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; give a Python file")
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileError(f"{path} does not exist; give a Python file that builds graphs") from None
+    except OSError as error:
+        raise FileError(f"{str(path)[:500]} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(kind):
+        raise FileError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}; give a Python file")
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -179,7 +184,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the file may have removed it
+        with contextlib.suppress(ValueError, AttributeError, TypeError):  # the file may have changed what is there
             sys.path.remove(entry)
 
 
@@ -193,15 +198,17 @@ def _blamed_on(path: Path) -> Iterator[None]:
     except FusegraphError as error:
         frames = _own_frames(error.__traceback__, path)
         place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-        raise type(error)(f"{place}{error}") from None
+        raise _placed(error, place) from None
+    except KeyboardInterrupt:
+        raise
     except SystemExit as error:
         raise FileError(
-            f"{path} exits while it is imported (status {error.code!r}); "
+            f"{path} exits while it is imported (status {shown(error.code)}); "
             "put what is not for import under: if __name__ == '__main__'"
         ) from None
     except SyntaxError as error:  # of a module that the file imports, or of compile() in it
         raise FileError(f"{path} cannot be imported: {_syntax_error(error)}") from None
-    except Exception as error:
+    except BaseException as error:  # a file may raise anything
         frames = _own_frames(error.__traceback__, path)
         trace = "".join(traceback.format_list(frames)).rstrip()
         what = "".join(traceback.format_exception_only(error)).rstrip()
@@ -209,6 +216,12 @@ def _blamed_on(path: Path) -> Iterator[None]:
             what += f"; install it with: pip install 'fusegraph[{_EXTRAS[error.name]}]'"
         lines = [f"{path} raised {type(error).__name__}", trace, what]
         raise FileError("\n".join(line for line in lines if line)) from None
+
+
+def _placed(error: FusegraphError, place: str) -> FusegraphError:
+    """The error with the place in front of its text; a FileError for a class of the user's, which may take anything."""
+    kind = type(error) if type(error).__module__ == FusegraphError.__module__ else FileError
+    return kind(f"{place}{error}")
 
 
 def _own_frames(trace: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusegraph import composed, indexing, resampling
+from fusegraph import composed, indexing, meanings, resampling
+from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
 from fusegraph.ops import TABLE
+from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.base import REQUIRED, Op
 from fusegraph.tensor import Tensor
+from fusegraph.values import Kind, array, dtype, flag, integer, number, one_or_several, optional, word
 
 if TYPE_CHECKING:
     from fusegraph.graph import Graph
@@ -68,28 +72,72 @@ def _method(op: Op) -> Callable[..., Any]:
     return method
 
 
-def _cast(self: Graph, x: Tensor, dtype: Any, *, name: str | None = None) -> Tensor:
-    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0."""
-    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype)}, name)
+#: How a parameter is annotated, or what it is called where that says nothing -> the kind of its values.
+_INTEGERS = one_or_several(integer)
+_KINDS: dict[str, Kind] = {
+    "int": integer,
+    "float": number,
+    "bool": flag,
+    "str": word,
+    "int | Sequence[int]": _INTEGERS,
+    "int | Sequence[int] | None": optional(_INTEGERS),
+    "size": _INTEGERS,
+    "dtype": optional(dtype),
+    "index": array,
+    "weights": optional(array),
+}
+
+
+def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a graph, tensors and other values as a method: it gets tensors of the graph, and plain values."""
+    signature = inspect.signature(function)
+    label = function.__name__.strip("_")
+
+    @functools.wraps(function)
+    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise GraphError(f"{label}{str(signature).replace('self: Graph, ', '')}: {error}") from None
+        for key, value in bound.arguments.items():
+            parameter = signature.parameters[key]
+            if parameter.annotation == "Tensor":
+                several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+                for tensor in value if several else (value,):
+                    self._own(tensor, f"{label}, operand {key!r}")
+            elif (kind := _KINDS.get(key if parameter.annotation == "Any" else parameter.annotation)) is not None:
+                bound.arguments[key] = of_kind(f"{label}: {key}", kind, value)
+        return function(*bound.args, **bound.kwargs)
+
+    return method
+
+
+def _cast(self: Graph, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
+    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0.
+
+    What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
+    (NaN where the dtype has no infinity).
+    """
+    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
 
 
 #: Method of `Graph` -> what it is.
 METHODS: dict[str, Callable[..., Any]] = {
     **{op.name: _method(op) for op in TABLE.values()},
     **{
-        function.__name__: function
+        function.__name__: _composed(function)
         for function in (
-            indexing.split,
-            indexing.flip,
-            indexing.squeeze,
-            indexing.unsqueeze,
-            indexing.space_to_depth,
-            indexing.depth_to_space,
-            *composed.FUNCTIONS,
-            resampling.resample,
-            resampling.interpolate,
-            resampling.grid_sample,
+            means(meanings.split)(indexing.split),
+            means(meanings.flip)(indexing.flip),
+            means(meanings.reshaped)(indexing.squeeze),
+            means(meanings.reshaped)(indexing.unsqueeze),
+            means(meanings.space_to_depth)(indexing.space_to_depth),
+            means(meanings.depth_to_space)(indexing.depth_to_space),
+            *(means(getattr(meanings, f.__name__), weighs=f is composed.einsum)(f) for f in composed.FUNCTIONS),
+            means(meanings.resample, weighs=True)(resampling.resample),
+            means(meanings.interpolate, weighs=True)(resampling.interpolate),
+            means(meanings.grid_sample, weighs=True)(resampling.grid_sample),
         )
     },
-    "cast": _cast,
+    "cast": _composed(_cast),
 }

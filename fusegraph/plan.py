@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.anonymous import anonymous
 from codegen.arch import Arch
-from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
 from codegen.pointwise import PointwiseSchedule
@@ -17,8 +16,8 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
 from codegen.tiles import Unsupported
 from fusegraph.errors import GraphError
-from fusegraph.graph import Graph, Tensor
-from fusegraph.lowering.base import Options, Refusal
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import Options
 from fusegraph.passes import algorithms, order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.attention import Recognised, recognise
@@ -30,6 +29,7 @@ from fusegraph.passes.join_gradients import join_gradients
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
+from fusegraph.passes.packed_elements import unpacked
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.reduce_columns import Columns, reduce_columns
@@ -37,10 +37,12 @@ from fusegraph.passes.reduce_results import Halved, reduce_results
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.rewrite import Simplified, same
 from fusegraph.passes.simplify import simplify
+from fusegraph.passes.speculation import LeftOut, NoKernel
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
+from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.views import foresee_views
 
 
@@ -122,8 +124,8 @@ def namesakes(simplified: Simplified) -> dict[str, tuple[str, ...]]:
     return {new: every for new, every in found.items() if every != (new,)}
 
 
-def _fused(graph: Graph, options: Options, enabled: bool) -> tuple[list[Simplified], Partition]:
-    """Splits long sums, lays factors out and fuses what there is then; returns these steps and the partition.
+def _fused(graph: Graph, options: Options, enabled: bool, left_out: LeftOut) -> tuple[list[Simplified], Partition]:
+    """Splits long sums and sorts, lays factors out and fuses what there is then; returns these steps and the partition.
 
     Reductions of a contraction's results, or of columns beside rows, are split only if its kernel takes the parts.
     """
@@ -133,15 +135,13 @@ def _fused(graph: Graph, options: Options, enabled: bool) -> tuple[list[Simplifi
         results = halved.simplified.graph
         columns = reduce_columns(results, declined) if enabled else Columns(same(results), {}, {})
         split = split_reductions(columns.simplified.graph)
-        laid_out = lay_out(split.graph, options) if enabled else same(split.graph)
+        in_runs = split_sorts(split.graph)
+        laid_out = lay_out(in_runs.graph, options) if enabled else same(in_runs.graph)
         cut = split_contractions(laid_out.graph)
-        try:
-            partition = fuse(cut.graph, options, enabled=enabled)
-        except Refusal as refusal:  # the kernel families take every node: a defect of fusegraph
-            raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+        partition = fuse(cut.graph, options, enabled=enabled, left_out=left_out)
         refused = halved.refused(partition) | columns.refused(partition)
         if not refused:
-            return [halved.simplified, columns.simplified, split, laid_out, cut], partition
+            return [halved.simplified, columns.simplified, split, in_runs, laid_out, cut], partition
         declined |= refused
 
 
@@ -149,35 +149,32 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     """Decomposes, simplifies, chooses algorithms, splits long sums, lays factors out, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
-    `by_cost_model`).  Raises GraphError if the graph has no outputs.
+    `by_cost_model`).  A rewrite whose result no kernel takes is left out (`passes.speculation`).  Raises GraphError if
+    the graph has no outputs.
     """
     check_outputs(graph)
-    apart: dict[str, str] = {}
+    left_out: LeftOut = {}
     while True:
         try:
-            return _plan(graph, options or Options(), fusion, choose or by_cost_model(), apart)
-        except _Apart as found:
-            apart |= found.reasons
+            return _plan(graph, options or Options(), fusion, choose or by_cost_model(), left_out)
+        except NoKernel as refusal:
+            more = refusal.undo(left_out)
+            if not more:  # the kernel families take every node of the op table: a defect of fusegraph
+                raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+            left_out = {**left_out, **more}
 
 
-class _Apart(Exception):
-    """Gradients of attention were joined that no kernel makes together: why, by the name of a result."""
-
-    def __init__(self, reasons: Mapping[str, str]) -> None:
-        super().__init__(reasons)
-        self.reasons = reasons
-
-
-def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: Mapping[str, str]) -> Plan:
-    """`plan`; gradients of attention with a result that is called as in ``apart`` stay kernels of their own."""
-    written_out = decompose(graph, scatters=True)
+def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_out: LeftOut) -> Plan:
+    """`plan`, without the rewrites left out."""
+    in_bytes = unpacked(graph)
+    written_out = decompose(in_bytes.graph, scatters=True)
     simplified = simplify(written_out.graph, enabled=fusion)
     nothing = Recognised(same(simplified.graph), ())
-    gradients = recognise_backward(simplified.graph, options) if fusion else nothing
-    recognised = recognise(gradients.simplified.graph, options) if fusion else nothing
-    computed = compute_in_front(recognised.simplified.graph, options) if fusion else nothing
+    gradients = recognise_backward(simplified.graph, options, left_out) if fusion else nothing
+    recognised = recognise(gradients.simplified.graph, options, left_out) if fusion else nothing
+    computed = compute_in_front(recognised.simplified.graph, options, left_out) if fusion else nothing
     attended = computed.simplified
-    joined = join_gradients(attended.graph, options, apart) if fusion else Recognised(same(attended.graph), ())
+    joined = join_gradients(attended.graph, options, left_out) if fusion else Recognised(same(attended.graph), ())
     in_parts = split_products(joined.simplified.graph) if fusion else same(attended.graph)
     side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
     in_order = order_attention(side_by_side.graph, options) if fusion else same(side_by_side.graph)
@@ -185,7 +182,7 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: 
     if fusion:
         foresee_views(moved.graph)
     chosen = algorithms.choose(moved.graph, options)
-    steps, partition = _fused(chosen.graph, options, fusion)
+    steps, partition = _fused(chosen.graph, options, fusion, left_out)
     counterpart = dict(simplified.counterpart)
     early = (
         gradients.simplified.counterpart,
@@ -201,9 +198,10 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, apart: 
     for mapping in (*early, *(step.counterpart for step in steps)):
         counterpart = {old: mapping[new] for old, new in counterpart.items() if new in mapping}
     counterpart |= {old: counterpart[new] for old, new in written_out.counterpart.items() if new in counterpart}
+    counterpart |= {old: counterpart[new] for old, new in in_bytes.counterpart.items() if new in counterpart}
     copies: Mapping[Tensor, tuple[Tensor, ...]] = {}
     if fusion:
-        recomputed = recompute(partition, options)
+        recomputed = recompute(partition, options, left_out)
         partition, copies = recomputed.partition, recomputed.copies
         alive = recomputed.counterpart
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
@@ -226,7 +224,7 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
     choices: dict[str, Choice] = {}
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
     found = order.found_in_cache(partition, turned)
-    refused: dict[str, str] = {}
+    refused: list[tuple[Sequence[Node], str]] = []
     kernels = []
     for number, group in enumerate(groups):
         spec = group.lowered.spec
@@ -235,9 +233,7 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
             try:
                 choices[alike] = choose(spec, group)
             except Unsupported as reason:
-                if not (isinstance(spec, AttentionBackwardSpec) and spec.joined):
-                    raise
-                refused[group.writes[0].name] = str(reason)
+                refused.append((group.nodes, str(reason)))
                 continue
         choice = choices[alike]
         if group in found and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
@@ -250,5 +246,5 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
             sources[key] = in_sequence(source, first=number == 0, early=early)
         kernels.append(Kernel(group, sources[key], choice))
     if refused:
-        raise _Apart(refused)
+        raise NoKernel(refused)
     return tuple(kernels)

@@ -35,7 +35,7 @@ def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None,
     result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError.
     """
     (axis,) = normal_axes(axis, x.rank)
-    table = np.asarray(index)
+    table: Array = index
     if table.dtype.kind not in "iu" or table.ndim not in (1, 2):
         raise AttributeValueError(
             f"index has integers and one or two dimensions, got {table.dtype} {list(table.shape)}"
@@ -51,7 +51,9 @@ def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None,
     if not x.dtype.is_float:
         raise DTypeError(f"weights are for floats, {x.name!r} is {x.dtype}; cast it")
     wide = float64 if x.dtype == float64 else float32
-    factors = np.asarray(weights, np.float64).reshape(table.shape).astype(wide.numpy)
+    if weights.size != table.size:
+        raise ShapeError(f"weights {list(weights.shape)} are not one for each index {list(np.shape(index))}")
+    factors = weights.astype(np.float64).reshape(table.shape).astype(wide.numpy)
     if table.shape[1] > MAX_TAPS:
         return _multiplied(self, x, axis, table, factors, name)
     total = None
@@ -164,8 +166,8 @@ def interpolate(
     AttributeValueError (size or mode), ShapeError (an axis without elements, or longer than `MAX_TABLE`), DTypeError.
     """
     rank = x.rank - 2
-    sizes: list[int] = [size] * rank if hasattr(size, "__index__") else list(size)
-    if rank < 1 or len(sizes) != rank or any(not hasattr(n, "__index__") or n < 1 for n in sizes):
+    sizes: list[int] = [size] * rank if isinstance(size, int) else list(size)
+    if rank < 1 or len(sizes) != rank or any(n < 1 for n in sizes):
         raise AttributeValueError(
             f"size has a positive number for each spatial dimension of {list(x.shape)}, got {size!r}"
         )
@@ -248,10 +250,19 @@ def grid_sample(
 def _along(
     graph: Graph, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """(index, weight) of the elements around places of a dimension, weights None where they are all 1."""
-    weights: list[Tensor | None] = [None]
+    """The same of places from -1 to 1."""
     scale = (size - 1) / 2 if align_corners else size / 2
     coordinate = graph.add(graph.mul(place, scale), (size - 1) / 2)
+    return around(graph, coordinate, size, mode, padding, align_corners)
+
+
+def around(
+    graph: Graph, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
+) -> list[tuple[Tensor, Tensor | None]]:
+    """(index, weight) of the elements around coordinates of a dimension, weights None where they are all 1: for mode
+    and padding as `grid_sample` has them.
+    """
+    weights: list[Tensor | None] = [None]
     if mode == "nearest":
         whole, first = graph.round(coordinate), 0
     else:
@@ -265,7 +276,7 @@ def _along(
         if padding == "zeros":
             inside = graph.logical_and(graph.cmp_ge(index, 0), graph.cmp_lt(index, size))
             weight = graph.binary_select(
-                1.0 if weight is None else weight, graph.constant(0, dtype=place.dtype), inside
+                1.0 if weight is None else weight, graph.constant(0, dtype=coordinate.dtype), inside
             )
         elif padding == "reflection":
             index = _reflected(graph, index, size, align_corners)

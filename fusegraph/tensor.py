@@ -12,7 +12,7 @@ import numpy as np
 
 from fusegraph import indexing
 from fusegraph.dtypes import DType
-from fusegraph.errors import GraphError
+from fusegraph.errors import GraphError, shown
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
 
@@ -28,7 +28,7 @@ def check_name(what: str, name: object) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise GraphError(
-            f"{what} name {name!r} is not allowed: "
+            f"{what} name {shown(name)} is not allowed: "
             "use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
         )
     return name
@@ -37,9 +37,9 @@ def check_name(what: str, name: object) -> str:
 class Tensor:
     """An edge of the graph: name, logical shape, strides in elements, dtype; virtual unless an input or output.
 
-    Tensors are made by a Graph, compare by identity, and support ``+ - * / @ ** abs``, unary minus, ``> >= < <=``
-    and, for booleans, ``& | ~``.  Other operands may be Python numbers or NumPy arrays.  Use ``graph.cmp_eq`` for
-    equality.
+    Tensors are made by a Graph, compare by identity, and support ``+ - * / @ ** abs``, unary minus, ``> >= < <=``,
+    and, bit by bit as in NumPy, ``& | ^ ~`` of integers and booleans and ``<< >>`` of integers.  Other operands may be
+    Python numbers or NumPy arrays.  Use ``graph.cmp_eq`` for equality.
     """
 
     __array_ufunc__ = None  # NumPy arrays on the left of an operator defer to ours
@@ -81,7 +81,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements, without gaps."""
-        return self.size * self.dtype.itemsize
+        return self.dtype.nbytes(self.size)
 
     @property
     def is_constant(self) -> bool:
@@ -150,20 +150,42 @@ class Tensor:
     def __le__(self, other: Any) -> Tensor:
         return self._op("cmp_le", self, other)
 
+    def _bits(self, logical: str, bitwise: str, *operands: Any) -> Tensor:
+        """Booleans are combined by the op of truth values, which masks are recognised by; integers bit by bit."""
+        return self._op(logical if all(map(_is_truth, operands)) else bitwise, *operands)
+
     def __and__(self, other: Any) -> Tensor:
-        return self._op("logical_and", self, other)
+        return self._bits("logical_and", "bitwise_and", self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return self._op("logical_and", other, self)
+        return self._bits("logical_and", "bitwise_and", other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return self._op("logical_or", self, other)
+        return self._bits("logical_or", "bitwise_or", self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return self._op("logical_or", other, self)
+        return self._bits("logical_or", "bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return self._op("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return self._op("bitwise_xor", other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return self._op("shift_left", self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return self._op("shift_left", other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return self._op("shift_right", self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return self._op("shift_right", other, self)
 
     def __invert__(self) -> Tensor:
-        return self._op("logical_not", self)
+        return self._bits("logical_not", "bitwise_not", self)
 
     __iter__ = None  # indexing would make one, of a slice an element
 
@@ -175,18 +197,25 @@ class Tensor:
 
     def reshape(self, *shape: Any) -> Tensor:
         """`Graph.reshape`, of a shape or of so many sizes."""
-        given = shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape
+        given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
         return self.graph.apply(TABLE["reshape"], (self,), {"shape": given})
 
     def transpose(self, *perm: Any) -> Tensor:
         """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
-        given = perm[0] if len(perm) == 1 and hasattr(perm[0], "__iter__") else perm or None
+        given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
         return self.graph.apply(TABLE["transpose"], (self,), {"perm": given})
 
     @property
     def T(self) -> Tensor:
         """The dimensions in reverse."""
         return self.transpose()
+
+
+def _is_truth(operand: Any) -> bool:
+    """Whether an operand of an operator is boolean."""
+    if isinstance(operand, Tensor):
+        return operand.dtype.is_bool
+    return isinstance(operand, bool | np.bool_) or (isinstance(operand, np.ndarray) and operand.dtype == np.bool_)
 
 
 class Node:

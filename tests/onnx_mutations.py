@@ -13,13 +13,12 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from onnx import ModelProto
-from onnx_node_tests import cases
+from onnx_node_tests import cases, messages
 
 from fusegraph.errors import FusegraphError
 from fusegraph.onnx import InputValueError, Model, from_proto
@@ -68,18 +67,9 @@ def _other_bytes(model: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def _messages(message: Message) -> Iterator[Message]:
-    """A message and all those in it."""
-    yield message
-    for field, value in message.ListFields():
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for each in value if field.is_repeated else [value]:
-                yield from _messages(each)
-
-
 def _change(model: ModelProto, draw: random.Random) -> None:
     """Another value, one more or one less, in a field that is there; now and then in one that is not."""
-    message = draw.choice(list(_messages(model)))
+    message = draw.choice(list(messages(model)))
     present = [field for field, _ in message.ListFields()]
     every = list(message.DESCRIPTOR.fields)
     field = draw.choice(present if present and draw.random() < 0.9 else every)

@@ -69,6 +69,9 @@ class GraphAuthor(NodeAuthor):
         tensor = self.tensor(x)
         if tensor.rank and self.chance(15):
             axis = self.draw.integer(0, tensor.rank - 1)
+            if self.chance(50):
+                self.sort(x, axis)
+                return
             op = self.draw.pick(("cumsum", "cumprod", "cummax", "cummin"))
             self.define(f"g.{op}({x}, {axis}, reverse={self.chance(50)}{self.name_argument()})")
             return
@@ -81,6 +84,12 @@ class GraphAuthor(NodeAuthor):
             mode = "add"
         keepdims = "" if self.chance(70) else ", keepdims=False"
         self.define(f"g.reduction({x}, {mode!r}, {axes}{keepdims}{self.name_argument()})")
+
+    def sort(self, x: str, axis: int) -> None:
+        k = self.draw.integer(0, self.tensor(x).shape[axis])
+        what = self.draw.pick((f"sort({x}", f"sort_index({x}", f"topk({x}, {k}", f"topk_index({x}, {k}"))
+        key = "largest" if "topk" in what else "descending"
+        self.define(f"g.{what}, axis={axis}, {key}={self.chance(50)}{self.name_argument()})")
 
     def composite(self) -> None:
         if self.chance(15):

@@ -16,7 +16,7 @@ import fusegraph as fg
 T = TypeVar("T")
 
 FLOATS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2")
-INTEGERS = ("int32", "int8", "uint8", "int64")
+INTEGERS = ("int32", "int8", "uint8", "int64", "int16", "uint16", "uint32")  # uint64 does not go with signed ones
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 

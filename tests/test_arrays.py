@@ -383,7 +383,7 @@ def test_torch_refused():
         (complex_.conj(), "dtype torch.complex64"),
         (complex_.conj().imag, "pending negation"),
         (torch.zeros(3, device="meta"), "torch device meta"),
-        (torch.zeros(3, dtype=torch.int16), "dtype torch.int16"),
+        (torch.zeros(3, dtype=torch.complex128), "dtype torch.complex128"),
         (unaligned, "not a multiple of its 4-byte"),
         (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantised"),
     ):

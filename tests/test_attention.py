@@ -412,7 +412,7 @@ def test_left_alone_it_is_still_right() -> None:
         (ShapeError, "queries and keys have no elements", {"depth": 0, "width": 8}),
         (AttributeValueError, "soft_cap is a positive number", {"soft_cap": 0}),
         (AttributeValueError, "TOP_LEFT", {"diagonal_alignment": "left"}),
-        (AttributeValueError, "not negative", {"diagonal_band_left_bound": -1}),
+        (AttributeValueError, "diagonal_band_left_bound is an integer of at least 1", {"diagonal_band_left_bound": -1}),
         (AttributeValueError, "another one was given", {"diagonal_band_right_bound": 3, **CAUSAL}),
         (ShapeError, "bias .* does not broadcast", {"extra": lambda g: {"bias": g.tensor("b", (3, 65))}}),
         (DTypeError, "seq_len_q is an integer", {"extra": lambda g: {"seq_len_q": g.tensor("n", (1,))}}),

@@ -61,8 +61,16 @@ def weighted(g: fg.Graph, kind: str) -> fg.Tensor:
         p = g.dropout(p, 7, 5, probability=0.2)
     elif kind == "mask of heads":
         p = g.tensor("of head", (3, 1, 1), "float32") * p / 2
-    elif kind == "after softmax":
+    elif kind == "of rows":
+        p = g.binary_select(0.0, p, g.tensor("left", (2, 1, 33, 1), "float32") > 0)
+    elif kind == "of keys":
         p = g.binary_select(0.0, p, g.gen_index(p, axis=3) > g.gen_index(p, axis=2))
+    elif kind in ("masked twice", "masked by a bias"):
+        mask = g.tensor("masked", (33, 40), "bool")
+        s = q @ k.transpose(0, 1, 3, 2) * 0.25
+        bias = g.tensor("bias", (33, 40), "float32") if kind == "masked by a bias" else None
+        p = g.softmax(g.binary_select(-np.inf, s if bias is None else s + bias, mask))
+        p = g.binary_select(0.0, p, mask)
     elif kind == "squared":
         p = p * p
     else:
@@ -71,8 +79,8 @@ def weighted(g: fg.Graph, kind: str) -> fg.Tensor:
 
 
 def test_what_is_linear_in_probabilities_is_fused() -> None:
-    fused, others = ("dropout", "mask of heads", "after softmax"), ("squared", "its own")
-    for kind in (*fused, *others):
+    fused = ("dropout", "mask of heads", "of rows", "of keys", "masked twice")
+    for kind in (*fused, "masked by a bias", "squared", "its own"):
         g = fg.Graph(kind, io_dtype="bfloat16")
         g.output(weighted(g, kind), name="o")
         assert (families(g) == ["attention"]) == (kind in fused), kind
@@ -82,11 +90,39 @@ def test_what_is_linear_in_probabilities_is_fused() -> None:
 @pytest.mark.parametrize("arch", FORMS)
 def test_weights(arch: str) -> None:
     graphs = []
-    for kind in ("dropout", "mask of heads", "after softmax", "squared", "its own"):
+    for kind in ("dropout", "mask of heads", "of rows", "of keys", "masked twice", "squared", "its own"):
         g = fg.Graph(kind, io_dtype="bfloat16")
         g.output(weighted(g, kind), name="o")
         graphs.append(g)
     check_all(graphs, arch=arch)
+
+
+@pytest.mark.parametrize("keys", [40, 1100])  # the latter in parts
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_zeros_chosen_in_rows_without_keys_are_zeros(keys: int, dtype: str) -> None:
+    """Softmax makes NaN of such a row, of which nothing is left where zeros are chosen instead: for the whole row, or
+    key by key.  Rows of which no zeros are chosen stay NaN.
+    """
+    graphs, rows = [], 5
+    for kind in ("whole", "by key", "same"):
+        g = fg.Graph(kind, io_dtype=dtype)
+        q, k, v = (g.tensor(name, (1, 2, n, 32)) for name, n in (("q", rows), ("k", keys), ("v", keys)))
+        masked = g.tensor("masked", (rows, keys), "bool")
+        p = g.softmax(g.binary_select(-np.inf, q @ k.transpose(0, 1, 3, 2), masked))
+        zeros = masked if kind == "same" else g.tensor("zeros", (rows, 1 if kind == "whole" else keys), "bool")
+        g.output(g.binary_select(0.0, p, zeros) @ v, name="o")
+        graphs.append(g)
+    for g, executable in zip(graphs, executables(graphs)):
+        inputs = random_inputs(g)
+        for name, some in (("masked", slice(1, 3)), ("zeros", slice(2, 4))):
+            if name in inputs:
+                inputs[name][...] = False
+                inputs[name][some] = True
+        found = run(executable, inputs)["o"].astype(np.float32)
+        zero, none = ([1, 2], []) if g.name == "same" else ([2, 3], [1])
+        assert np.isnan(found[:, :, none]).all()
+        assert (found[:, :, zero] == 0).all()
+        assert np.isfinite(found[:, :, [0, 4]]).all()
 
 
 def test_the_numbers_are_those_of_rng_uniform() -> None:

@@ -99,7 +99,7 @@ def test_wrong_results_are_found(dtype: str) -> None:
     assert wrong(g, inputs, exact(g, one_product_missing)) > 0.5 * y.size
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integers_are_exact(dtype: str) -> None:
     g = graph(lambda g, a, b: a * b + 3, {"a": (300,), "b": (300,)}, io_dtype=dtype)
     inputs = random_inputs(g)

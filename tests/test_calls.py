@@ -88,7 +88,11 @@ def double_calls() -> None:
     assert (wide, set(executable._built)) == ({16}, {16, 1})
 
     for error, message, call in (
-        (ArgumentError, "output 'y' of graph 'three' overlaps input 'b'", lambda: executable(a, b, c, out=b)),
+        (
+            ArgumentError,
+            "output 'y' of graph 'three' overlaps input 'b'",
+            lambda: executable(a, b, c, out=shifted(b, 16)),
+        ),
         (ArgumentError, "overlaps input 'c'", lambda: executable(a, b, c, out=shifted(c, 64 * 16 * 4 - 16))),
         (ArgumentError, "overlaps input 'a'", lambda: executable(a, b, c, out=shifted(a, 16 - 64 * 16 * 4))),
         (ArgumentError, "has shape [64]", lambda: executable(a, b, DeviceArray.empty((64,), "float32"), out=y)),
@@ -104,6 +108,11 @@ def double_calls() -> None:
         lib.double_clear()
         executable(a, b, c, out=y)
         assert launched(lib) == [f"(nil): {pointers(a, b, c, y)}"]
+    for _ in range(2):
+        assert executable(a, b, c, out=b) is b  # in its place: another form of the kernels
+        executable(a, b, c, out=y)
+        assert launched(lib) == [f"(nil): {pointers(a, b, c, b)}", f"(nil): {pointers(a, b, c, y)}"]
+    assert set(executable._built_in_place) == {(16, frozenset({(1, 0)}))}
     half = DeviceArray(DeviceArray.empty((128, 16), "float32").pointer, a.shape, a.strides, a.dtype, a.device, None)
     executable(half, b, c, out=shifted(half, 64 * 16 * 4))  # they touch
 
@@ -123,7 +132,7 @@ def double_many_addresses() -> None:
             assert launched(lib) == [f"(nil): {pointers(a, b, c, z)}"]
             assert 0 < len(executable._known) <= base._KNOWN
     for _ in range(2):
-        for z in (a, shifted(c, 16)):
+        for z in (shifted(a, -16), shifted(c, 16)):
             with raises(ArgumentError, "overlaps input"):
                 executable(a, b, c, out=z)
         executable(a, b, c, out=y)
@@ -132,7 +141,7 @@ def double_many_addresses() -> None:
     with raises(ArgumentError, "has shape [1024]"):
         executable(a, b, c, out=flat)
     with raises(ArgumentError, "overlaps input 'a'"):
-        executable(y, b, c, out=y)
+        executable(shifted(y, 16), b, c, out=y)
 
 
 def double_two_outputs() -> None:

@@ -93,7 +93,10 @@ def test_a_cache_folder_that_cannot_be_used(write, tmp_path, capsys, monkeypatch
 def test_too_large_for_memory(write, tell):
     text = HEAD + "g = fg.Graph('huge')\ng.output(g.exp(g.tensor('a', (2**20, 2**30))), name='y')\n"
     status, told, _ = tell("run", write(text), "--engine", "reference")
-    assert (status, told["error"]["type"]) == (2, "MemoryError")
+    assert (status, told["error"]["type"]) == (2, "OutOfMemoryError")
+    assert "input 'a' of graph 'huge'" in told["error"]["message"]
+    assert "takes 8.0 PiB (9007199254740992 bytes)" in told["error"]["message"]
+    assert "a process has at most" in told["error"]["message"]
 
 
 def test_a_defect_shows_its_traceback(write, tell, monkeypatch):

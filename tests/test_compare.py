@@ -374,6 +374,21 @@ def test_torch_functions_mean_what_the_op_table_says(dtype):
     assert count > 20
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_torch_goes_along_an_axis_in_the_same_order(dtype):
+    pytest.importorskip("torch")
+    graph = fg.Graph("along", io_dtype=dtype)
+    x = graph.tensor("x", (9, 40))
+    for axis, turned in ((0, False), (1, True)):
+        graph.output(graph.cumsum(x, axis, turned))
+        graph.output(graph.sort(x, axis, turned))
+        graph.output(graph.sort_index(x, axis, turned))
+        graph.output(graph.topk(x, 3, axis, turned))
+        graph.output(graph.topk_index(x, 3, axis, turned, "int64"))
+    (result,) = compare_engines(graph, ["torch"]).engines
+    assert (result.status, result.ok) == ("ran", True), result
+
+
 def test_what_torch_cannot():
     pytest.importorskip("torch")
     graph = fg.Graph("gradient")

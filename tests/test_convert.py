@@ -16,7 +16,7 @@ from fusegraph import dtypes as dt
 from fusegraph.ops.convert import convert, from_reference, round_to, to_reference
 
 HEADERS = Path(__file__).parents[1] / "codegen" / "device"
-NARROW = (dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2)
+NARROW = (dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fnuz, dt.float8_e5m2fnuz)
 FLOATS = (dt.float64, dt.float32, *NARROW)
 
 
@@ -42,13 +42,12 @@ def sample(dtype: dt.DType) -> np.ndarray:
     limits = np.array([2.0**k for k in (7, 8, 24, 25, 31, 32, 53, 62, 63, 64)] + [65519.99, 65520, 464, 465, 61440])
     if dtype.is_int:
         info = np.iinfo(dtype.numpy)
-        integers = np.concatenate(
-            [near[np.abs(near) < info.max], limits[limits < info.max], -limits[limits <= info.max]]
-        )
-        around = integers.astype(dtype.numpy)[:, None] + np.arange(-2, 3, dtype=dtype.numpy)
+        centres = np.concatenate([near[np.abs(near) < info.max], limits, -limits])
+        around = [n for x in np.unique(np.trunc(centres)) for n in range(int(x) - 2, int(x) + 3)]
+        around = np.array([n for n in around if info.min <= n <= info.max], dtype.numpy)
         random_ = rng.integers(info.min, info.max, 20000, dtype=dtype.numpy)
         shifted = random_ >> rng.integers(0, 8 * dtype.itemsize, random_.size, dtype=dtype.numpy)
-        return np.concatenate([around.ravel(), shifted, [info.min, info.max]]).astype(dtype.numpy)
+        return np.concatenate([around, shifted, np.array([info.min, info.max], dtype.numpy)])
     with np.errstate(all="ignore"):
         ties = np.unique(near)
         ties = (ties[1:] + ties[:-1]) / 2
@@ -88,7 +87,7 @@ def test_round_to_picks_the_nearest_value(dtype: dt.DType) -> None:
     expected = np.where(expected > dtype.max, np.inf, expected)
     np.testing.assert_array_equal(round_to(values, dtype), expected)
     np.testing.assert_array_equal(round_to(-values, dtype), -expected)
-    assert np.signbit(round_to(np.array(-0.0), dtype))
+    assert np.signbit(round_to(np.array([-0.0, -1e-30]), dtype)).all() == dtype.has_negative_zero
 
 
 def test_a_cast_through_float32_would_round_twice() -> None:
@@ -100,26 +99,28 @@ def test_a_cast_through_float32_would_round_twice() -> None:
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_rounding_keeps_what_the_dtype_holds(dtype: dt.DType) -> None:
     values = to_reference(all_values(dtype), dtype)
-    infinite = np.isinf(values)
-    expected = np.where(infinite, np.copysign(dtype.max, values), values) if dtype.itemsize == 1 else values
-    np.testing.assert_array_equal(round_to(values, dtype), expected)
-    np.testing.assert_array_equal(from_reference(values, dtype).astype(np.float64), expected)
+    np.testing.assert_array_equal(round_to(values, dtype), values)
+    np.testing.assert_array_equal(from_reference(values, dtype).astype(np.float64), values)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "infinity"),
-    [
-        (dt.float8_e4m3, 448.0),
-        (dt.float8_e5m2, 57344.0),
-        (dt.float16, np.inf),
-        (dt.bfloat16, np.inf),
-        (dt.float32, np.inf),
-    ],
-    ids=str,
-)
-def test_overflow(dtype: dt.DType, infinity: float) -> None:
+#: dtype -> what 1e300 and infinity become when a result is stored, when a cast saturates and when it does not.
+OVERFLOW: dict[dt.DType, tuple[tuple[float, float], ...]] = {
+    dt.float8_e4m3: ((448.0, 448.0), (448.0, 448.0), (np.nan, np.nan)),
+    dt.float8_e5m2: ((57344.0, np.inf), (57344.0, 57344.0), (np.inf, np.inf)),
+    dt.float8_e4m3fnuz: ((240.0, 240.0), (240.0, 240.0), (np.nan, np.nan)),
+    dt.float8_e5m2fnuz: ((57344.0, 57344.0), (57344.0, 57344.0), (np.nan, np.nan)),
+    dt.float16: 3 * ((np.inf, np.inf),),
+    dt.bfloat16: 3 * ((np.inf, np.inf),),
+    dt.float32: 3 * ((np.inf, np.inf),),
+}
+
+
+@pytest.mark.parametrize("dtype", OVERFLOW, ids=str)
+def test_overflow(dtype: dt.DType) -> None:
     values = np.array([1e300, np.inf, -1e300, -np.inf, np.nan])
-    np.testing.assert_array_equal(round_to(values, dtype), [infinity, infinity, -infinity, -infinity, np.nan])
+    for saturate, (large, infinite) in zip((None, True, False), OVERFLOW[dtype], strict=True):
+        expected = [large, infinite, -large, -infinite, np.nan]
+        np.testing.assert_array_equal(convert(values, dt.float64, dtype, saturate=saturate), expected)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,10 @@ def test_overflow(dtype: dt.DType, infinity: float) -> None:
     [
         (dt.int8, [1, -1, 127, -128, 127, -128, 0, 127]),
         (dt.uint8, [1, 0, 255, 0, 255, 0, 0, 128]),
+        (dt.int16, [1, -1, 2**15 - 1, -(2**15), 2**15 - 1, -(2**15), 0, 128]),
+        (dt.uint16, [1, 0, 2**16 - 1, 0, 2**16 - 1, 0, 0, 128]),
+        (dt.uint32, [1, 0, 2**32 - 1, 0, 2**32 - 1, 0, 0, 128]),
+        (dt.uint64, [1, 0, 2**63, 0, 2**64 - 1, 0, 0, 128]),
         (dt.int32, [1, -1, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 0, 128]),
         (dt.int64, [1, -1, 2**63 - 1, -(2**63), 2**63 - 1, -(2**63), 0, 128]),
         (dt.bool_, [True] * 8),
@@ -151,16 +156,23 @@ def test_integers_wrap_and_round_once() -> None:
     assert convert(np.array([True]), dt.bool_, dt.float16).dtype == np.float64
 
 
+#: What the device header has in front of a cast, by `convert`'s argument.
+LIMITS = {None: "{}", True: "saturating<{to}>({})", False: "overflowing<{to}>({})"}
+
+
 @pytest.fixture(scope="module")
 def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The conversions of types.cuh compiled for the host: ``<source>_to_<target>(from, to, count)``."""
+    """The conversions of types.cuh compiled for the host: ``<source>_to_<target>_<saturate>(from, to, count)``."""
     folder = tmp_path_factory.mktemp("convert")
     lines = ['#include "types.cuh"']
     for a, b in itertools.product(dt.ALL, dt.ALL):
-        lines.append(
-            f'extern "C" void {a}_to_{b}(const {a.ctype}* x, {b.ctype}* y, int64 n) '
-            f"{{ for (int64 i = 0; i < n; i++) y[i] = convert<{b.ctype}>(x[i]); }}"
-        )
+        for saturate, limit in LIMITS.items():
+            if saturate is None or b.saturates:
+                value = "x[i]" if saturate is None else limit.format("widen(x[i])", to=b.ctype)
+                lines.append(
+                    f'extern "C" void {a}_to_{b}_{saturate}(const {a.ctype}* x, {b.ctype}* y, int64 n) '
+                    f"{{ for (int64 i = 0; i < n; i++) y[i] = convert<{b.ctype}>({value}); }}"
+                )
     source, library = folder / "convert.cpp", folder / "convert.so"
     source.write_text("\n".join(lines))
     subprocess.run(
@@ -171,18 +183,27 @@ def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def same(result: np.ndarray, expected: np.ndarray, target: dt.DType) -> np.ndarray:
+    """Where stored values are those of a reference array, the sign of zero included."""
+    if not target.is_float:
+        return np.asarray(result == expected)
+    seen = to_reference(result, target)
+    return np.asarray(
+        (seen == expected) & (np.signbit(seen) == np.signbit(expected)) | np.isnan(seen) & np.isnan(expected)
+    )
+
+
 @pytest.mark.parametrize("source", dt.ALL, ids=str)
 def test_device_conversions_equal_the_references(device_convert: ctypes.CDLL, source: dt.DType) -> None:
     values = sample(source)
-    for target in dt.ALL:
+    for target, saturate in itertools.product(dt.ALL, LIMITS):
+        if saturate is not None and not target.saturates:
+            continue
         result = np.empty(len(values), dtype=target.numpy)
-        function = getattr(device_convert, f"{source}_to_{target}")
+        function = getattr(device_convert, f"{source}_to_{target}_{saturate}")
         function(ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(result.ctypes.data), ctypes.c_int64(len(values)))
-        expected = convert(to_reference(values, source), source, target)
-        if target.is_float:
-            seen = to_reference(result, target)
-            same = (seen == expected) & (np.signbit(seen) == np.signbit(expected)) | np.isnan(seen) & np.isnan(expected)
-        else:
-            same = result == expected
-        wrong = np.flatnonzero(~same)
-        assert not len(wrong), f"{target}: {values[wrong[:5]]} gives {result[wrong[:5]]}, not {expected[wrong[:5]]}"
+        expected = convert(to_reference(values, source), source, target, saturate=saturate)
+        wrong = np.flatnonzero(~same(result, expected, target))
+        assert not len(wrong), (
+            f"{target} {saturate}: {values[wrong[:5]]} gives {result[wrong[:5]]}, not {expected[wrong[:5]]}"
+        )

@@ -118,7 +118,7 @@ def test_json_of_awkward_attributes():
     facts = json.loads(json_text(describe(plan(graph, Options(strict=True)))))
     relu, cast = facts["nodes"]
     assert relu["attributes"] == {"lower_clip": 0.0, "upper_clip": None, "negative_slope": 0.0}
-    assert cast["attributes"] == {"dtype": "bfloat16"}
+    assert cast["attributes"] == {"dtype": "bfloat16", "saturate": True}
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -14,7 +14,7 @@ import pytest
 import fusegraph as fg
 from fusegraph.engines import frameworks
 from fusegraph.engines.arguments import Argument
-from fusegraph.errors import ArgumentError
+from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime.arrays import CPU, Device, DeviceArray, cuda_device
 from fusegraph.runtime.streams import stream_query
 
@@ -76,9 +76,12 @@ def test_guards_are_used(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert addresses(reader, tensors(torch)) is not None
     assert made == [3]
     x, b, c = tensors(torch)
-    for number in range(100):  # others to torch's guards each time, but right
-        x.requires_grad_(number % 2 == 0)
-        assert addresses(reader, (x, b, c)) is not None
+    b.requires_grad_()
+    with torch.no_grad():
+        for number in range(100):  # others to torch's guards each time, but right
+            x.requires_grad_(number % 2 == 0)
+            assert addresses(reader, (x, b, c)) is not None
+            assert addresses(reader, tensors(torch)) is not None
     assert len(made) == frameworks._LESSONS
     reference = weakref.ref(x)
     del x
@@ -99,6 +102,9 @@ def test_torch_tensors_that_are_not_as_declared(torch: Any, read: frameworks.Rea
         torch.zeros(4, 6, device="meta"),
         torch._neg_view(a),
         torch.zeros(4, 6).to_sparse(),
+        torch.nested.nested_tensor([torch.zeros(6)] * 4),
+        torch.nested.nested_tensor([torch.zeros(6)] * 4, layout=torch.jagged),
+        torch.zeros(4, 6, requires_grad=True),
         np.zeros((4, 6), np.float32),
         None,
         1.0,
@@ -122,8 +128,12 @@ def test_torch_tensors_that_are(torch: Any, read: frameworks.Reader) -> None:
         assert addresses(read, (of_inference, b, c)) is not None
         assert addresses(read, (a, b, c)) is not None
     for right in (a, torch.nn.Parameter(a), whole[3:27].view(4, 6), a.detach(), of_inference, torch.zeros(8, 6)[2:6]):
-        assert addresses(read, (right, b, c)) is not None
         with torch.no_grad():
+            for _ in range(2):
+                assert addresses(read, (right, b, c)) is not None
+        assert (addresses(read, (right, b, c)) is None) == right.requires_grad
+        right = right.detach()
+        for _ in range(2):
             assert addresses(read, (right, b, c)) is not None
     odd = torch.zeros(40).as_strided((4, 1), (1, 7))  # the stride of a dimension of one
     for column in (odd, c, odd):
@@ -173,11 +183,12 @@ def test_executables_refuse_torch_tensors_as_ever(torch: Any) -> None:
         assert torch.equal(y, x + v)
         assert torch.equal(executable(x, v), x + v)
         assert torch.equal(executable(b=v, a=x), x + v)
+    shared = torch.ones(30)
     for message, arrays, out in (
         (r"input 'a' of graph 'two' has shape \[6, 4\]", (torch.ones(6, 4), v), None),
         (r"input 'b' of graph 'two' has dtype float64", (x, v.double()), None),
         (r"input 'a' of graph 'two' has strides \[1, 4\]", (torch.ones(6, 4).t(), v), None),
-        (r"output 'y' of graph 'two' overlaps input 'a'", (x, v), x),
+        (r"output 'y' of graph 'two' overlaps input 'a'", (shared[:24].view(4, 6), v), shared[6:].view(4, 6)),
         (r"output 'y' of graph 'two' has shape \[6\]", (x, v), v),
         (r"input 'a' is a Tensor without memory", (_emptied(torch), v), None),
         (r"input 'b' lies at address", (x, torch.from_numpy(np.zeros(25, np.uint8)[1:].view(np.float32))), None),
@@ -185,12 +196,69 @@ def test_executables_refuse_torch_tensors_as_ever(torch: Any) -> None:
         with pytest.raises(ArgumentError, match=message):
             executable(*arrays, out=out)
         assert torch.equal(executable(x, v, out=y), x + v)
+    own = x.clone()
+    assert executable(own, v, out=own) is own
+    assert torch.equal(own, x + v)
     whole = torch.ones(60)
     misaligned = whole[1:25].view(4, 6)  # no multiple of 16 bytes: another variant
     for _ in range(2):
         assert torch.equal(executable(misaligned, v, out=y), misaligned + v)
         assert torch.equal(executable(x, v, out=y), x + v)
     assert set(executable._built) == {16, 1}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls some of these features beta or deprecated
+@pytest.mark.parametrize("first", [True, False], ids=["first", "after others"])
+def test_torch_tensors_of_other_kinds(torch: Any, first: bool) -> None:
+    """Each is an error that says what is wrong, as an input and as an output, whether or not guards have been made."""
+    graph = fg.Graph("one")
+    graph.output(graph.tensor("a", (3, 3)) + 1, name="y")
+    executable = graph.compile("cpu")
+    plain = torch.ones(3, 3)
+    for _ in range(0 if first else 3):
+        executable(plain)
+        executable(plain, out=torch.empty(3, 3))
+
+    class Derived(torch.Tensor):  # type: ignore[misc, name-defined]
+        pass
+
+    wrapped = torch._subclasses.FakeTensorMode().from_tensor(plain)
+    batched, tracked = [], []
+    torch.vmap(lambda x: batched.append(x) or x)(torch.ones(2, 3, 3))
+    torch.func.grad(lambda x: tracked.append(x) or x.sum())(plain)
+    with torch.autograd.forward_ad.dual_level():
+        kinds = {
+            "is a nested torch tensor; pass": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
+            "NestedTensor without memory": torch.nested.nested_tensor([plain[0]] * 3, layout=torch.jagged),
+            "layout torch.sparse_coo": torch.eye(3).to_sparse(),
+            "layout torch.sparse_csr": torch.eye(3).to_sparse_csr(),
+            "layout torch.sparse_bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+            "layout torch._mkldnn": plain.to_mkldnn() if torch.backends.mkldnn.is_available() else plain.to_sparse(),
+            "quantised": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
+            "torch device meta": plain.to("meta"),
+            "FakeTensor": wrapped,
+            "without memory of its own": torch._to_functional_tensor(plain),
+            "without memory": torch._efficientzerotensor((3, 3)),
+            "cannot be reached": torch.nn.parameter.UninitializedParameter(),
+            "memory": batched[0],
+            "cannot be reached|without memory": tracked[0],
+            "dtype torch.complex64": torch.ones(3, 3, dtype=torch.complex64).conj(),
+            "pending negation": torch.ones(3, 3, dtype=torch.complex64).conj().imag,
+            "without memory.*storage": _emptied(torch),
+            r"requires a gradient.*\.detach\(\).*no_grad": torch.ones(3, 3, requires_grad=True),
+            r"requires a gradient.*a\.detach|y\.detach": torch.nn.Parameter(plain),
+            "with a tangent": torch.autograd.forward_ad.make_dual(plain, plain),
+        }
+        for message, x in kinds.items():
+            for arguments in ({"a": x}, {"a": plain, "out": x}):
+                with pytest.raises((ArgumentError, DeviceError), match=message):
+                    executable(**arguments)
+        assert torch.equal(executable(plain), plain + 1)
+    with torch.no_grad():
+        assert torch.equal(executable(torch.nn.Parameter(plain)), plain + 1)
+    result = executable(plain.as_subclass(Derived))
+    assert type(result) is torch.Tensor
+    assert torch.equal(result, plain + 1)
 
 
 def _emptied(torch: Any) -> Any:

@@ -10,7 +10,7 @@ from test_from_cudnn import DATA, cudnn, execute, normal, pygraph
 
 import fusegraph as fg
 from fusegraph.dtypes import BY_NAME
-from fusegraph.errors import AttributeValueError, NotSupportedError
+from fusegraph.errors import AttributeValueError, NotSupportedError, ShapeError
 from fusegraph.frontends.cudnn import from_cudnn
 from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.report.check import run
@@ -180,20 +180,34 @@ def test_attention_to_pages():
 
 
 def test_attention_that_there_is_nothing_for():
-    g, *_ = attention_of(score_mod=lambda graph, scores: scores, attn_scale=0.5)
-    with pytest.raises(NotSupportedError, match=r"cannot be read: sdpa 'sdpa\.0': score_mod$"):
-        from_cudnn(g)
     g = pygraph(DATA.HALF)
-    q = g.tensor([1, 1, 8, 8])
-    scale = g.tensor([1, 1, 1, 1], data_type=DATA.FLOAT, is_pass_by_value=True, name="scale")
-    seed, offset = (g.tensor([1, 1, 1, 1], data_type=DATA.INT64, name=n) for n in ("seed", "offset"))
-    g.sdpa(q=q, k=q, v=q, attn_scale=scale, dropout=(0.1, seed, offset))[0].set_output(True)
-    with pytest.raises(NotSupportedError, match=r"dropout_1; .*dropout_2; .*dropout_0"):
+    q, mask = g.tensor([1, 1, 8, 8]), g.tensor([1, 1, 1, 8], data_type=DATA.BOOLEAN)
+    g.sdpa(q=q, k=q, v=q, kv_mask=mask, attn_scale_prefolded=True)[0].set_output(True)
+    with pytest.raises(NotSupportedError, match=r"cannot be read: sdpa 'sdpa\.0': kv_mask; .*: attn_scale_prefolded$"):
         from_cudnn(g)
+
+
+def test_a_scale_that_is_known():
     g = pygraph(DATA.HALF)
     q = g.tensor([1, 1, 8, 8])
     scale = g.tensor([1, 1, 1, 1], data_type=DATA.FLOAT, is_pass_by_value=True, name="scale")
     g.sdpa(q=q, k=q, v=q, attn_scale=scale)[0].set_output(True)
-    with pytest.raises(AttributeValueError, match="give 'scale' in values="):
-        from_cudnn(g)
     assert from_cudnn(g, {"scale": 0.5}).nodes[0].attributes["attn_scale"] == 0.5
+
+
+@pytest.mark.parametrize("heads", [(4, 3), (3, 4), (4, 0)])
+def test_heads_that_are_not_shared_evenly(heads):
+    g = pygraph(DATA.HALF)
+    q, k, v = (g.tensor([1, h, 8, 8], [h * 64 or 64, 64, 8, 1]) for h in (6, *heads))
+    g.sdpa(q=q, k=k, v=v)[0].set_output(True)
+    with pytest.raises(ShapeError, match=r"6 heads of q are not shared evenly by [04] of [kv]"):
+        from_cudnn(g)
+
+
+@pytest.mark.parametrize("dropout", [(0.5,), (0.5, 1), (2.0, 1, 2)])
+def test_dropout_of_another_kind(dropout):
+    g = pygraph(DATA.HALF)
+    q = g.tensor([1, 1, 8, 8])
+    g.sdpa(q=q, k=q, v=q, dropout=dropout)[0].set_output(True)
+    with pytest.raises(AttributeValueError, match="dropout"):
+        from_cudnn(g)

@@ -230,7 +230,7 @@ BIAS = np.zeros(3, np.float32)
         (lambda: conv2d(X, W, padding="full"), AttributeValueError, "'same' or 'valid', got 'full'"),
         (lambda: conv2d(X, W, 2, "same"), AttributeValueError, "'same' goes with stride 1, got stride 2"),
         (lambda: conv2d(X, W, groups=0), AttributeValueError, "groups is a positive integer"),
-        (lambda: conv2d(X, W, groups=(1,)), AttributeValueError, "groups is a positive integer"),
+        (lambda: conv2d(X, W, groups=(1,)), AttributeValueError, "groups is an integer, or None"),
         (lambda: conv2d(X, W, bias=np.zeros(4, np.float32)), ShapeError, "each of the 3 channels, got 4"),
         (lambda: conv2d(X, W, bias=np.zeros((1, 3), np.float32)), ShapeError, "bias has one dimension"),
         (lambda: conv2d(X.astype(np.int8), W.astype(np.int8), bias=BIAS), DTypeError, "bias is float32, the sums are"),
@@ -287,12 +287,14 @@ def test_dlpack_arrays() -> None:
 
 
 def test_torch_gradients_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for torch's two switches, so that this is tested where torch is not installed."""
+    """With a stand-in for torch's switches, so that this is tested where torch is not installed."""
 
     class Tensor(np.ndarray[Any, Any]):
         requires_grad = True
 
-    torch = SimpleNamespace(Tensor=Tensor, is_grad_enabled=lambda: True)
+    forward = SimpleNamespace(_current_level=-1)
+    autograd = SimpleNamespace(forward_ad=forward)
+    torch = SimpleNamespace(Tensor=Tensor, is_grad_enabled=lambda: True, autograd=autograd)
     monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(ArgumentError, match=r"'w' is a torch tensor that requires a gradient.*w\.detach\(\)"):
         conv2d(X, W.view(Tensor))

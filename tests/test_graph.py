@@ -228,9 +228,9 @@ def x(g: fg.Graph, shape: tuple[int, ...] = (2, 3), dtype: str = "float32") -> f
 REFUSALS: list[tuple[type[Exception], str, Callable[[fg.Graph], Any]]] = [
     # shapes
     (ShapeError, r"not negative, got -1 in shape \(2, -1\)", lambda g: g.tensor("x", (2, -1))),
-    (ShapeError, r"integers, got 2.5 in shape", lambda g: g.tensor("x", (2.5,))),  # type: ignore[list-item]
-    (ShapeError, r"integers, got True", lambda g: g.tensor("x", (True,))),
-    (ShapeError, r"sequence of integers, got 5", lambda g: g.tensor("x", 5)),  # type: ignore[arg-type]
+    (ShapeError, r"a shape is a sequence, each entry an integer, got \(2.5,\)", lambda g: g.tensor("x", (2.5,))),  # type: ignore[list-item]
+    (ShapeError, r"each entry an integer, got \(True,\)", lambda g: g.tensor("x", (True,))),
+    (ShapeError, r"a sequence, each entry an integer, got 5", lambda g: g.tensor("x", 5)),  # type: ignore[arg-type]
     (ShapeError, r"add: shapes \[2, 3\] and \[4\] do not broadcast.*axis -1.*3 and 4.*a = 'x' float32 \[2, 3\]",
      lambda g: x(g) + g.tensor("b", (4,))),
     (ShapeError, r"matmul 'product': the inner sizes differ: 3 columns against 2 rows.*\[2, 3\]",
@@ -272,11 +272,11 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[fg.Graph], Any]]] = [
     (DTypeError, r"unknown dtype <class 'complex'>", lambda g: g.tensor("x", (2,), complex)),
     (DTypeError, r"tf32, fast_float_for_fp8; got bfloat16", lambda _: fg.Graph("g", compute_dtype="bf16")),
     (DTypeError, r"constant 'c': NumPy dtype complex128", lambda g: g.constant(1j, name="c")),
-    (DTypeError, r"constant 'c': NumPy dtype uint16", lambda g: g.constant(np.zeros(3, np.uint16), name="c")),
+    (DTypeError, r"constant 'c': NumPy dtype complex64", lambda g: g.constant(np.zeros(3, np.complex64), name="c")),
     (DTypeError, r"constant 'c': NumPy dtype <U5", lambda g: g.constant("hello", name="c")),
     (DTypeError, r"exp 'e': exp does not take int32.*x = 'x' int32", lambda g: g.exp(x(g, dtype="int32"), name="e")),
     (DTypeError, r"add: add does not take bool", lambda g: x(g, dtype="bool") + True),
-    (DTypeError, r"add, operand 'b': 1\d+ does not fit in int64", lambda g: x(g, dtype="int32") + 10**30),
+    (DTypeError, r"add, operand 'b': 1\d+ does not fit in uint64", lambda g: x(g, dtype="int32") + 10**30),
     (DTypeError, r"mul, operand 'b': 70000 does not fit in float16", lambda g: x(g, dtype="float16") * 70000),
     (DTypeError, r"mul, operand 'a': 1000.0 does not fit in float8_e4m3, whose values go from -448.0 to 448.0",
      lambda g: 1000.0 * x(g, dtype="float8_e4m3")),
@@ -294,7 +294,7 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[fg.Graph], Any]]] = [
     (AttributeValueError, r"swish: beta is a finite number, got nan", lambda g: g.swish(x(g), beta=float("nan"))),
     (AttributeValueError, r"conv_fprop: stride is an integer of at least 1.*got 0",
      lambda g: g.conv_fprop(x(g, (1, 2, 5)), g.tensor("w", (2, 2, 3)), stride=0)),
-    (AttributeValueError, r"conv_fprop: padding .*got \[1, 2\]",
+    (AttributeValueError, r"conv_fprop: padding .*got \(1, 2\)",
      lambda g: g.conv_fprop(x(g, (1, 2, 5)), g.tensor("w", (2, 2, 3)), padding=[1, 2])),
     (AttributeValueError, r"conv_fprop: dilation.*got \(1, 2\)",
      lambda g: g.conv_fprop(x(g, (1, 2, 5)), g.tensor("w", (2, 2, 3)), dilation=(1, 2))),
@@ -458,5 +458,5 @@ def test_names_we_chose_yield_to_the_users():
 @pytest.mark.parametrize(("name", "value"), [("workspace_limit", -1), ("workspace_limit", "1 MB"), ("jobs", 0)])
 def test_limits_that_are_none(g: fg.Graph, name: str, value: Any) -> None:
     g.output(g.relu(g.tensor("x", (4,))))
-    with pytest.raises(ArgumentError, match=rf"{name} is {value!r}; it may be None or an integer of at least [01]"):
+    with pytest.raises(ArgumentError, match=rf"{name} is {value!r}; it should be an integer.*, or None"):
         g.compile("cpu", **{name: value})

@@ -286,6 +286,25 @@ def test_exits_and_interrupts(write):
         load_graphs(write("raise KeyboardInterrupt"))
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("class Stop(BaseException): pass\nraise Stop('all of it')\n", "raised Stop"),
+        ("import asyncio\nraise asyncio.CancelledError\n", "raised CancelledError"),
+        ("raise GeneratorExit\n", "raised GeneratorExit"),
+        ("class Loud(Exception):\n    def __str__(self): raise ValueError\nraise Loud\n", "raised Loud"),
+        ("class Two(fg.FusegraphError):\n    def __init__(self, a, b): super().__init__(a + b)\nraise Two('x', 'y')\n",
+         "graphs.py:4: xy"),
+        ("class Exit(SystemExit):\n    def __init__(self): self.code = self\n    def __repr__(self): 1/0\nraise Exit\n",
+         "exits while it is imported"),
+        ("import sys\nsys.path = None\nraise KeyError('late')\n", "raised KeyError"),
+    ],
+)  # fmt: skip
+def test_whatever_a_file_raises(write, text, expected, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert expected in error(write(HEAD + text))
+
+
 def test_syntax_error_in_a_module_beside_it(write):
     write("def (:\n", "broken_module_beside.py")
     message = error(write("import broken_module_beside\n"))

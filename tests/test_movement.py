@@ -16,7 +16,7 @@ from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 
 ALL = ("float32", "bfloat16", "float16", "float64", "float8_e4m3", "float8_e5m2", "int32", "int8", "uint8", "int64",
-       "bool")  # fmt: skip
+       "int16", "uint16", "uint32", "uint64", "bool")  # fmt: skip
 
 
 def families(graph: fg.Graph) -> list[str]:
@@ -117,7 +117,7 @@ def wrong(g: fg.Graph, x: fg.Tensor) -> list[tuple[Any, type[GraphError], str]]:
         (lambda: g.reshape(x, (5, 5)), ShapeError, r"24 elements do not fit the shape \[5, 5\], which has 25"),
         (lambda: g.reshape(x, (-1, 5)), ShapeError, "24 elements do not fit"),
         (lambda: g.reshape(x, (-1, -1)), AttributeValueError, "at most one size is -1"),
-        (lambda: g.reshape(x, "ab"), AttributeValueError, "shape are integers"),
+        (lambda: g.reshape(x, "ab"), AttributeValueError, "shape is a sequence, each entry an integer"),
         (lambda: g.broadcast(x, (4, 7)), ShapeError, "do not broadcast"),
         (lambda: g.broadcast(x, (6,)), ShapeError, "does not broadcast"),
         (lambda: g.slice(x, (1,)), AttributeValueError, "one entry for each of the 2 dimensions"),

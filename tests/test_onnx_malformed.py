@@ -71,7 +71,7 @@ MALFORMED = {
     "strides": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"strides": [0, 1]}), "strides has 2 numbers of at"),
     "pads": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"pads": [-1] * 4}), "padding"),
     "equation": (one("Einsum", [2], attributes={"equation": "a" * 200_000}), "(Einsum): einsum 'aaaa"),
-    "large pads": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"pads": [2**62] * 4}), "overflows"),
+    "large pads": (one("Conv", [1, 1, 4, 4], [1, 1, 3, 3], attributes={"pads": [2**62] * 4}), "at most 64 bits"),
     "no graph": (onnx.ModelProto(), "it has no graph"),
 }  # fmt: skip
 

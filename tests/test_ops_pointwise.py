@@ -110,6 +110,7 @@ CASES: dict[str, list[tuple[dict[str, Any], Formula]]] = {
     "floor": [({}, lambda x: -np.ceil(-x))],
     "round": [({}, np.round)],
     "identity": [({}, lambda x: x)],
+    "bitcast": [({}, lambda x: np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint64).reshape(x.shape))],
     "gen_index": [({"axis": -1}, lambda x: np.arange(x.size)), ({"axis": 0}, lambda x: np.indices(x.shape)[0])],
     "exp": [({}, lambda x: np.exp2(x / 4 * np.log2(np.e)) ** 4)],
     "exp2": [({}, lambda x: np.float64(2) ** x)],
@@ -354,7 +355,7 @@ def test_result_types() -> None:
 def test_normalized_attributes() -> None:
     one = types(((2, 3), dt.float16))
     assert complete("gen_index", {"axis": -1}, one) == {"axis": 1}
-    assert complete("identity", {"dtype": "half"}, one) == {"dtype": dt.float16}
+    assert complete("identity", {"dtype": "half"}, one) == {"dtype": dt.float16, "saturate": True}
     clamp = complete("clamp", {"min": np.float32(0.5), "max": 2}, one)
     assert clamp == {"min": 0.5, "max": 2.0}
     assert all(type(v) is float for v in clamp.values())

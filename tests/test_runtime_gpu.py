@@ -286,8 +286,11 @@ def test_gpu_torch_tensors_that_change_in_place():
         assert (executable(x, out=y) == 2).all()
     x.requires_grad_()
     for _ in range(2):
-        assert (executable(x, out=y) == 2).all()
-        assert (executable(x) == 2).all()
+        with torch.no_grad():
+            assert (executable(x, out=y) == 2).all()
+            assert (executable(x) == 2).all()
+        with pytest.raises(ArgumentError, match=r"x\.detach\(\)"):
+            executable(x, out=y)
 
 
 def test_gpu_events_and_memory():

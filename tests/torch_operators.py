@@ -114,6 +114,13 @@ POINTWISE: list[Case] = [
     ("clone", lambda x, y, p, n, b: x.clone()),
     ("lerp", lambda x, y, p, n, b: torch.lerp(x, y, 0.3)),
     ("addcmul", lambda x, y, p, n, b: torch.addcmul(x, y, p, value=0.5)),
+    ("log10", lambda x, y, p, n, b: (torch.log10(p), torch.log10(p.bfloat16()), torch.log10(x), torch.log10(n))),
+    (
+        "beside NaN",
+        lambda x, y, p, n, b: [
+            f(v, w) for f in (torch.fmax, torch.fmin) for v, w in ((x, y), (y, x), (x, x), (n, n * 0))
+        ],
+    ),
     ("nan_to_num", lambda x, y, p, n, b: torch.nan_to_num(torch.where(b, x / 0, x), nan=1, posinf=2, neginf=3)),
 ]
 
@@ -132,10 +139,8 @@ MOVEMENT: list[Case] = [
     ("expand", lambda x, i, s: x[:, :1].expand(4, 6, 5) + x),
     ("permute", lambda x, i, s: (x.permute(2, 0, 1) + 1, x.transpose(0, 2) + 1, x[0].t() + 1)),
     ("slice", lambda x, i, s: (x[1:3, ::2] + 1, x[..., -2:] * 2, x[2] + 1, x[:, -1] + 1)),
-    (
-        "diagonal",
-        lambda x, i, s: [x.diagonal(o, d, e) + 1 for o, d, e in ((0, 0, 1), (2, 1, 2), (-3, 2, 0), (9, 0, 1))],
-    ),
+    ("unfold", lambda x, i, s: (x.unfold(1, 4, 2) + 1, x.unfold(-1, 2, 3) * 2, x[0, 0, 0].unfold(0, 1, 1) + 1)),
+    ("narrow_copy", lambda x, i, s: torch.narrow_copy(x, 1, 2, 3)),
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),
     ("as_strided", lambda x, i, s: (x * 2).as_strided((4, 1, 6, 5), (30, 7, 5, 1)) + 1),
@@ -197,6 +202,21 @@ MOVEMENT: list[Case] = [
     ("pixel_shuffle", lambda x, i, s: F.pixel_shuffle(x, 2)),
 ]
 
+DIAGONALS: list[Case] = [
+    ("diagonal", lambda x, v: [x.diagonal(k) + 1 for k in (0, 2, -3, 5, -4)]),
+    ("of other axes", lambda x, v: (x.diagonal(1, 2, 0) + 1, x.mT.diagonal(-1, -1, 1) * 2, x[:, :0].diagonal() + 1)),
+    ("diagonal_copy", lambda x, v: torch.diagonal_copy(x, 1)),
+    ("diag_embed", lambda x, v: (torch.diag_embed(v), torch.diag_embed(v, 1, 0, 2), torch.diag(v[0], -2))),
+    (
+        "diagonal_scatter",
+        lambda x, v: [
+            *(torch.diagonal_scatter(x, x.diagonal(k) * 2, k) for k in (0, 2, -3, 5)),
+            torch.diagonal_scatter(x, x.diagonal(-1, 2, 0) * 2, -1, 2, 0),
+            torch.diagonal_scatter(x.mT, x.mT.diagonal(1, 0, 1) - 1, 1, 0, 1),
+        ],
+    ),
+]
+
 REDUCTIONS: list[Case] = [
     ("sum", lambda x, n: (x.sum(), x.sum(1), x.sum((0, 2), keepdim=True), n.sum(1), (x > 0).sum(0))),
     ("sum of bfloat16", lambda x, n: x.bfloat16().sum(1, dtype=torch.float32)),
@@ -212,6 +232,12 @@ REDUCTIONS: list[Case] = [
     ),
     ("truth", lambda x, n: ((x > 1).any(), (x > 1).any(1), (x > -2).all(1, keepdim=True), (n == 0).all())),
     ("norms", lambda x, n: [torch.linalg.vector_norm(x, o, dim=1) for o in (1, 2, torch.inf)] + [x.norm()]),
+    (
+        "norms of other orders",
+        lambda x, n: [torch.linalg.vector_norm(x[:, :3], o, dim=1) for o in (0, 0.5, 3, -1, -torch.inf)],
+    ),
+    ("norm of bfloat16", lambda x, n: torch.linalg.vector_norm(x.bfloat16().float(), 5, (0, 2), True)),
+    ("extremes of truth", lambda x, n: (*(x > 1).max(1), *(x > -1).min(2, keepdim=True))),
     ("truth along axes", lambda x, n: (aten.any.dims(x > 1, [0, 2]), aten.all.dims(x > -2, [0, 2]))),
     ("arg of bool", lambda x, n: (*(x > 0).max(1), *(x > 0).min(0))),
     ("arg", lambda x, n: (x.argmax(), x.argmax(1), x.argmin(2, keepdim=True), n.argmin(0))),
@@ -229,6 +255,11 @@ REDUCTIONS: list[Case] = [
 
 CONTRACTIONS: list[Case] = [
     ("mm", lambda x, w, a, b: (a @ b, a @ b[:, 0], torch.addmm(b[0], a, b, beta=0.5, alpha=2))),
+    (
+        "addmv",
+        lambda x, w, a, b: (torch.addmv(b[0, :1], a, b[:, 1], beta=0.5, alpha=2), torch.addmv(a[:, 0], a, b[:, 1])),
+    ),
+    ("addbmm", lambda x, w, a, b: torch.addbmm(b[:6], x[0, :, :6], x[1, :, :, :5], alpha=0.5)),
     ("bmm", lambda x, w, a, b: (torch.bmm(a[None].expand(2, 6, 8), b.expand(2, 8, 5)), torch.matmul(a, a.t()))),
     ("baddbmm", lambda x, w, a, b: torch.baddbmm(b[:1], a[None], b[None], beta=0, alpha=0.5)),
     ("integers", lambda x, w, a, b: (a * 3).long() @ (b * 3).long()),
@@ -376,6 +407,22 @@ NORMS: list[Case] = [
     ),
 ]
 
+
+def _of_newer_names(x: torch.Tensor, c: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    """Batch normalisation by the operators that are for all of torch's libraries, and their gradient."""
+    x = x.transpose(1, 3).contiguous()
+    results = []
+    for training, forward in ((True, aten._batch_norm_with_update_functional), (False, aten._batch_norm_no_update)):
+        y, mean, inverse, reserve, *running = forward(x, v, c, c, v, 0.1, 1e-5)
+        gradients = aten.batch_norm_backward(
+            *(x * 2, x, v, c, v, mean, inverse, training, 1e-5, [True, True, True], reserve)
+        )
+        results += [y, *running, *gradients]
+    return results
+
+
+NORMS.append(("of newer names", _of_newer_names))
+
 _cpu_flash = aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -401,13 +448,42 @@ ATTENTION: list[Case] = [
     ("turned", lambda q, k, m: attention(q.mT.contiguous().mT, k.mT.contiguous().mT, k)),
 ]
 
+SORTING: list[Case] = [
+    ("sort", lambda x, n, r: (*x.sort(), *x.sort(1, descending=True), *n.sort(dim=0, stable=True), *x[0, 0, 0].sort())),
+    ("argsort", lambda x, n, r: (x.argsort(0), torch.argsort(n, dim=-1, descending=True, stable=True), x.msort())),
+    ("topk", lambda x, n, r: (*x.topk(3), *x.topk(2, 1, largest=False), n.topk(4)[0], *x[0, 0, 0].topk(1))),
+    ("kthvalue", lambda x, n, r: (*x.kthvalue(2), *x.kthvalue(3, 1, keepdim=True), *x[0, 0, 0].kthvalue(1))),
+    ("median", lambda x, n, r: (x.median(), *x.median(1), *x.median(0, keepdim=True), n.median(), n.median(1)[0])),
+    ("nanmedian", lambda x, n, r: (r.nanmedian(), *r.nanmedian(1), *r.median(0), x.median(), *x[0, 0, 0].median(0))),
+    (
+        "searchsorted",
+        lambda x, n, r: (
+            torch.searchsorted(x.sort().values, x.flip(-1)),
+            torch.searchsorted(n[0, 0].sort().values, n, right=True, out_int32=True),
+            torch.searchsorted(n[0, 0], n, side="right", sorter=n[0, 0].argsort()),
+            torch.searchsorted(n[0, 0].sort().values, 2.5),
+        ),
+    ),
+    (
+        "bucketize",
+        lambda x, n, r: (
+            torch.bucketize(x, torch.linspace(-1, 1, 5)),
+            torch.bucketize(n, n[0, 0].sort().values, right=True, out_int32=True),
+            torch.bucketize(0.5, x[0, 0].sort().values),
+        ),
+    ),
+]
+
 _IMAGES = random(2, 4, 5, 6)
+_HOLES = random(4, 6, seed=2).where(random(4, 6, seed=3) > 0, torch.nan)
 GROUPS: dict[str, tuple[list[Case], tuple[Any, ...]]] = {
     "indices": (INDICES, INPUTS),
     "movement": (MOVEMENT, (random(4, 6, 5), torch.arange(12).reshape(2, 6) * 7 % 6, random(4, 2, 5))),
+    "diagonal": (DIAGONALS, (random(4, 6, 5), random(3, 4))),
     "reduction": (REDUCTIONS, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5)),
     "contraction": (CONTRACTIONS, (random(2, 4, 7, 7), random(6, 4, 3, 3), random(6, 8), random(8, 5))),
     "window": (WINDOWS, (random(2, 4, 7, 6),)),
     "attention": (ATTENTION, (random(2, 3, 5, 8), random(2, 3, 7, 8), torch.arange(35).reshape(5, 7) % 3 != 2)),
+    "sorting": (SORTING, (random(4, 6, 5), torch.arange(30).reshape(2, 3, 5) * 7 % 11 - 5, _HOLES)),
     "norm": (NORMS, (_IMAGES, random(6), random(6, seed=1).abs() + 0.5)),
 }

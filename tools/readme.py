@@ -17,6 +17,7 @@ import os
 import re
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ README = ROOT / "README.md"
 HOPPER = ROOT / "codegen" / "HOPPER.md"
 RESULTS = ROOT / "benchmarks" / "results"
 TORCH = RESULTS / "torch"
-_SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+_SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
 def kernel() -> str:
@@ -86,6 +87,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
     yield "movement", [op for op in TABLE.values() if op.kind in (Kind.MOVEMENT, Kind.SCATTER)]
     yield "reductions", [op for op in TABLE.values() if op.kind in (Kind.REDUCTION, Kind.SCAN)]
+    yield "sorting", [op for op in TABLE.values() if op.kind is Kind.SORT]
     windows = [op for op in TABLE.values() if op.kind is Kind.WINDOW]
     yield "pooling", [op for op in windows if "backward" not in op.name]
     yield "gradients of pooling", [op for op in windows if "backward" in op.name]
@@ -113,19 +115,34 @@ def _op(op: Op) -> str:
 
 
 def onnx() -> str:
-    """What tests/onnx_node_tests.json says: passed, skipped by reason, failed."""
+    """What tests/onnx_node_tests.json says: passed and failed on each engine, skipped by reason."""
     found = json.loads((ROOT / "tests" / "onnx_node_tests.json").read_text("utf-8"))
-    skipped: dict[str, int] = found["skipped"]
+    engines, skipped = found["engines"], found["skipped"]
+    columns = [{"cpu": "kernels (`cpu`)", "reference": "NumPy (`reference`)"}[name] for name in engines]
     rare = [reason for reason, count in skipped.items() if count < 5]
     rows = [
-        ["**passed**", f"**{found['passed']}**"],
-        ["**failed**", f"**{len(found['failed'])}**"],
-        ["**skipped**", f"**{sum(skipped.values())}**"],
-        *([reason, str(count)] for reason, count in skipped.items() if reason not in rare),
-        [f"others: {', '.join(rare)}", str(sum(skipped[reason] for reason in rare))],
+        ["**passed**", *(f"**{e['passed']}**" for e in engines.values())],
+        ["**failed**", *(f"**{len(e['failed'])}**" for e in engines.values())],
+        ["**skipped**", *[f"**{sum(skipped.values())}**"] * len(engines)],
+        *([reason, *[str(count)] * len(engines)] for reason, count in skipped.items() if reason not in rare),
+        [f"others: {', '.join(rare)}", *[str(sum(skipped[reason] for reason in rare))] * len(engines)],
     ]
-    table = [_cells([f"node tests of onnx {found['onnx']}", "number"]), _cells(["---", "---:"]), *map(_cells, rows)]
-    return "\n".join(table) + "\n"
+    table = [_cells([f"node tests of onnx {found['onnx']}", *columns]), _cells(["---", *["---:"] * len(engines)])]
+    return "\n".join([*table, *map(_cells, rows)]) + "\n"
+
+
+def cudnn_tests() -> str:
+    """What tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
+    found = json.loads((ROOT / "tests" / "cudnn_frontend_tests.json").read_text("utf-8"))
+    columns = ("passed", "failed", "graphs", "served", "right")
+    files: dict[str, dict[str, Any]] = {name: of for name, of in found["files"].items() if of["graphs"]}
+    rows = [[f"`{name}`", *(str(counts[key]) for key in columns)] for name, counts in files.items()]
+    rows.append(["**all**", *(f"**{sum(counts[key] for counts in files.values())}**" for key in columns)])
+    headings = [f"tests of cudnn-frontend {found['cudnn-frontend']}, engine `{found['engine']}`", *columns]
+    refused: Counter[str] = sum((Counter(counts["refused"]) for counts in files.values()), Counter())
+    reasons = "; ".join(f"{reason} ({count})" for reason, count in refused.most_common()) or "nothing"
+    table = [_cells(headings), _cells(["---", *["---:"] * len(columns)]), *map(_cells, rows)]
+    return "\n".join(table) + f"\n\nRefused: {reasons}.\n"
 
 
 # --- models through torch.compile
@@ -437,7 +454,8 @@ Makers = Mapping[str, Callable[[], str]]
 
 def readme_makers(_: str) -> Makers:
     """What makes the sections of README.md, by their names."""
-    return {maker.__name__: maker for maker in (kernel, explain, dtypes, ops, onnx, torch, measurements)}
+    makers = (kernel, explain, dtypes, ops, onnx, cudnn_tests, torch, measurements)
+    return {maker.__name__.replace("_", "-"): maker for maker in makers}
 
 
 def hopper_makers(text: str) -> Makers:

@@ -110,10 +110,11 @@ __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint
     for (int i = 0; i < N / 2; ++i) words[i / 4][i % 4] = pair<T>(score[2 * i], score[2 * i + 1]);
 }
 
-// Four floats in the 8-bit type T, the first in the lowest byte.
+// Four floats in the 8-bit type T, the first in the lowest byte; infinity saturates.
 template <class T>
 __device__ __forceinline__ uint32 four(float a, float b, float c, float d) {
-    const T every[4] = {convert<T>(a), convert<T>(b), convert<T>(c), convert<T>(d)};
+    const T every[4] = {convert<T>(saturating<T>(a)), convert<T>(saturating<T>(b)), convert<T>(saturating<T>(c)),
+                        convert<T>(saturating<T>(d))};
     return uint32(every[0].bits) | uint32(every[1].bits) << 8 | uint32(every[2].bits) << 16 | uint32(every[3].bits) << 24;
 }
 #if !defined(FUSEGRAPH_CPU) && __CUDA_ARCH__ >= 890

@@ -4,13 +4,17 @@
 
 namespace math {
 
-// Unsigned type in which a type's arithmetic is done; 8-bit types compute in 32 bits and are cut off.
+// Unsigned type in which a type's arithmetic is done; narrower types compute in 32 bits and are cut off.
 template <class T>
 struct Modular {
   typedef uint32 type;
 };
 template <>
 struct Modular<int64> {
+  typedef uint64 type;
+};
+template <>
+struct Modular<uint64> {
   typedef uint64 type;
 };
 
@@ -38,6 +42,9 @@ __device__ __forceinline__ T wrapping_abs(T x) {  // the most negative number is
   return x < T(0) ? wrapping_neg(x) : x;
 }
 __device__ __forceinline__ uint8 wrapping_abs(uint8 x) { return x; }
+__device__ __forceinline__ uint16 wrapping_abs(uint16 x) { return x; }
+__device__ __forceinline__ uint32 wrapping_abs(uint32 x) { return x; }
+__device__ __forceinline__ uint64 wrapping_abs(uint64 x) { return x; }
 // C's remainder, which has the dividend's sign; 0 where b is 0.
 template <class T>
 __device__ __forceinline__ T remainder(T a, T b) {

@@ -106,6 +106,9 @@ __device__ __forceinline__ T sign(T x) {
   return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
 }
 __device__ __forceinline__ uint8 sign(uint8 x) { return uint8(x != 0); }
+__device__ __forceinline__ uint16 sign(uint16 x) { return uint16(x != 0); }
+__device__ __forceinline__ uint32 sign(uint32 x) { return uint32(x != 0); }
+__device__ __forceinline__ uint64 sign(uint64 x) { return uint64(x != 0); }
 
 // ---- approximate instructions
 

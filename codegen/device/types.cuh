@@ -1,8 +1,10 @@
 // Storage types of tensors and conversions between them.
 //
 // convert<To>(x) has one meaning on every architecture and on the CPU (FUSEGRAPH_CPU), bit for bit:
-//   to a float    rounds to nearest even, once, from the exact source value.  float16, bfloat16, float and double overflow
-//                 to infinity; the 8-bit floats saturate, infinity included.  NaN stays NaN.
+//   to a float    rounds to nearest even, once, from the exact source value.  What is too large becomes infinity in
+//                 float16, bfloat16, float and double, the largest number in the 8-bit floats.  Infinity stays, but in
+//                 types without one becomes the largest number.  NaN stays NaN.  (Casts with another rule limit their
+//                 argument first: saturating, overflowing.)
 //   to an integer from a float: truncates, saturates, NaN gives 0.  From an integer: wraps around.
 //   to bool       is x != 0, so NaN gives true.
 #pragma once
@@ -26,6 +28,13 @@ struct float8_e4m3 {  // 4 exponent bits, no infinity, NaN is 0x7f, largest 448
   uint8 bits;
 };
 struct float8_e5m2 {  // the upper half of a float16, largest 57344
+  uint8 bits;
+};
+// Without infinity and negative zero, whose pattern 0x80 is NaN; the bias is one more than in the types above.
+struct float8_e4m3fnuz {  // largest 240
+  uint8 bits;
+};
+struct float8_e5m2fnuz {  // largest 57344
   uint8 bits;
 };
 
@@ -94,12 +103,24 @@ __device__ __forceinline__ float widen(float8_e4m3 x) {
   return widen(float16{uint16(pair)});
 }
 #endif
+template <int mantissa, int bias>
+__device__ __forceinline__ float widen_fnuz(uint32 bits) {
+  const uint32 sign = (bits & 0x80u) << 24, magnitude = (bits & 0x7fu) << (23 - mantissa);
+  if (bits == 0x80u) return bits_float(0x7fffffffu);
+  return bits_float(sign | float_bits(bits_float(magnitude) * bits_float(uint32(254 - bias) << 23)));
+}
+__device__ __forceinline__ float widen(float8_e4m3fnuz x) { return widen_fnuz<3, 8>(x.bits); }
+__device__ __forceinline__ float widen(float8_e5m2fnuz x) { return widen_fnuz<2, 16>(x.bits); }
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ int8 widen(int8 x) { return x; }
 __device__ __forceinline__ uint8 widen(uint8 x) { return x; }
+__device__ __forceinline__ int16 widen(int16 x) { return x; }
+__device__ __forceinline__ uint16 widen(uint16 x) { return x; }
 __device__ __forceinline__ int32 widen(int32 x) { return x; }
+__device__ __forceinline__ uint32 widen(uint32 x) { return x; }
 __device__ __forceinline__ int64 widen(int64 x) { return x; }
+__device__ __forceinline__ uint64 widen(uint64 x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }
 
 // ---- float -> narrower float ----
@@ -119,13 +140,49 @@ __device__ __forceinline__ uint32 round_magnitude(uint32 magnitude) {
   return (magnitude - (uint32(127 - bias) << 23) + (1u << (dropped - 1)) - 1u + odd) >> dropped;
 }
 
-// One byte of an 8-bit float: `largest` is the pattern of its largest finite value, 0x7f is NaN in both formats.
-template <int mantissa, int bias>
-__device__ __forceinline__ uint8 round_float8(float x, uint32 largest) {
+// An 8-bit float T: the stored bits of its mantissa, its bias, the patterns of its largest finite value, infinity (0: there
+// is none) and NaN.
+template <class T>
+struct Format;
+template <>
+struct Format<float8_e4m3> {
+  static const int mantissa = 3, bias = 7;
+  static const uint32 largest = 0x7e, infinite = 0, nan = 0x7f;
+};
+template <>
+struct Format<float8_e5m2> {
+  static const int mantissa = 2, bias = 15;
+  static const uint32 largest = 0x7b, infinite = 0x7c, nan = 0x7f;
+};
+template <>
+struct Format<float8_e4m3fnuz> {
+  static const int mantissa = 3, bias = 8;
+  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+};
+template <>
+struct Format<float8_e5m2fnuz> {
+  static const int mantissa = 2, bias = 16;
+  static const uint32 largest = 0x7f, infinite = 0, nan = 0x80;
+};
+// The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to the
+// next one, which goes to the even of the two.
+template <class T>
+struct Limit {
+  typedef Format<T> F;
+  static const uint32 largest = (F::largest << (23 - F::mantissa)) + (uint32(127 - F::bias) << 23);
+  static const uint32 beyond = largest + (1u << (22 - F::mantissa)) + (F::largest & 1u ? 0u : 1u);
+};
+
+template <class T>
+__device__ __forceinline__ uint8 round_float8(float x) {
+  typedef Format<T> F;
   const uint32 bits = float_bits(x), magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7f;
-  const uint32 rounded = magnitude >= 0x7f800000u ? largest : round_magnitude<mantissa, bias>(magnitude);
-  return uint8((bits >> 24 & 0x80u) | (rounded < largest ? rounded : largest));
+  if (magnitude > 0x7f800000u) return F::nan;
+  const uint32 sign = bits >> 24 & 0x80u;
+  if (magnitude == 0x7f800000u) return uint8(sign | (F::infinite != 0 ? F::infinite : F::largest));
+  const uint32 rounded = round_magnitude<F::mantissa, F::bias>(magnitude);
+  if (F::nan == 0x80u && rounded == 0) return 0;
+  return uint8(sign | (rounded < F::largest ? rounded : F::largest));
 }
 
 #ifdef FUSEGRAPH_CPU
@@ -153,8 +210,8 @@ __device__ __forceinline__ bfloat16 round_bfloat16(float x) {
 }
 #endif
 #if defined(FUSEGRAPH_CPU) || __CUDA_ARCH__ < 890
-__device__ __forceinline__ float8_e4m3 round_e4m3(float x) { return float8_e4m3{round_float8<3, 7>(x, 0x7eu)}; }
-__device__ __forceinline__ float8_e5m2 round_e5m2(float x) { return float8_e5m2{round_float8<2, 15>(x, 0x7bu)}; }
+__device__ __forceinline__ float8_e4m3 round_e4m3(float x) { return float8_e4m3{round_float8<float8_e4m3>(x)}; }
+__device__ __forceinline__ float8_e5m2 round_e5m2(float x) { return float8_e5m2{round_float8<float8_e5m2>(x)}; }
 #else
 __device__ __forceinline__ float8_e4m3 round_e4m3(float x) {
   uint16 pair;
@@ -164,7 +221,8 @@ __device__ __forceinline__ float8_e4m3 round_e4m3(float x) {
 __device__ __forceinline__ float8_e5m2 round_e5m2(float x) {
   uint16 pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  return float8_e5m2{uint8(pair)};
+  const bool infinite = (float_bits(x) & 0x7fffffffu) == 0x7f800000u;  // which the instruction makes the largest, 0x7b
+  return float8_e5m2{uint8(pair + (infinite ? 1 : 0))};
 }
 #endif
 
@@ -182,12 +240,33 @@ __device__ __forceinline__ float narrow(float x) { return x; }
 __device__ __forceinline__ float narrow(double x) { return x < 0 ? -round_to_odd(-x) : round_to_odd(x); }
 __device__ __forceinline__ float narrow(int8 x) { return x; }
 __device__ __forceinline__ float narrow(uint8 x) { return x; }
+__device__ __forceinline__ float narrow(int16 x) { return x; }
+__device__ __forceinline__ float narrow(uint16 x) { return x; }
 __device__ __forceinline__ float narrow(bool x) { return x; }
+__device__ __forceinline__ float narrow(uint32 x) { return round_to_odd(x); }
+__device__ __forceinline__ float narrow(uint64 x) { return round_to_odd(x); }
 __device__ __forceinline__ float narrow(int32 x) {
   return x < 0 ? -round_to_odd(0u - uint32(x)) : round_to_odd(uint32(x));
 }
 __device__ __forceinline__ float narrow(int64 x) {
   return x < 0 ? -round_to_odd(uint64(0) - uint64(x)) : round_to_odd(uint64(x));
+}
+
+// The argument of a cast to an 8-bit float T that saturates: infinity is T's largest number.  (What else is too large
+// becomes it by being converted.)
+template <class T, class From>
+__device__ __forceinline__ float saturating(From x) {
+  const float y = narrow(x);
+  const uint32 bits = float_bits(y);
+  return (bits & 0x7fffffffu) == 0x7f800000u ? bits_float((bits & 0x80000000u) | Limit<T>::largest) : y;
+}
+// That of a cast to T that overflows: what would round to more than the largest number is infinity, or NaN if T has none.
+template <class T, class From>
+__device__ __forceinline__ float overflowing(From x) {
+  const float y = narrow(x);
+  const uint32 bits = float_bits(y), magnitude = bits & 0x7fffffffu;
+  if (magnitude < Limit<T>::beyond || magnitude > 0x7f800000u) return y;
+  return Format<T>::infinite != 0 ? bits_float((bits & 0x80000000u) | 0x7f800000u) : quiet_nan<float>();
 }
 
 // ---- float -> integer ----
@@ -200,6 +279,10 @@ __device__ __forceinline__ int32 truncate_int32(double x) {
 __device__ __forceinline__ int64 truncate_int64(double x) {
   if (!(x > -0x1p63)) return x != x ? 0 : -9223372036854775807ll - 1;
   return x >= 0x1p63 ? 9223372036854775807ll : int64(x);
+}
+__device__ __forceinline__ uint64 truncate_uint64(double x) {
+  if (!(x > 0)) return 0;
+  return x >= 0x1p64 ? ~uint64(0) : uint64(x);
 }
 #else  // cvt.rzi saturates; what it makes of NaN depends on the widths
 __device__ __forceinline__ int32 truncate_int32(float x) {
@@ -222,7 +305,21 @@ __device__ __forceinline__ int64 truncate_int64(double x) {
   asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(y) : "d"(x));
   return x != x ? 0 : y;
 }
+__device__ __forceinline__ uint64 truncate_uint64(float x) {
+  uint64 y;
+  asm("cvt.rzi.u64.f32 %0, %1;" : "=l"(y) : "f"(x));
+  return x != x ? 0 : y;
+}
+__device__ __forceinline__ uint64 truncate_uint64(double x) {
+  uint64 y;
+  asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(y) : "d"(x));
+  return x != x ? 0 : y;
+}
 #endif
+__device__ __forceinline__ uint32 truncate_uint32(double x) {  // exact for every float
+  const int64 y = truncate_int64(x);
+  return y < 0 ? 0u : y > 0xffffffffll ? 0xffffffffu : uint32(y);
+}
 __device__ __forceinline__ int32 saturate(int32 x, int32 low, int32 high) { return x < low ? low : x > high ? high : x; }
 
 // ---- convert ----
@@ -261,33 +358,37 @@ struct Converter<float8_e5m2> {
   static __device__ __forceinline__ float8_e5m2 from(From x) { return round_e5m2(narrow(x)); }
 };
 template <>
-struct Converter<int8> {
+struct Converter<float8_e4m3fnuz> {
   template <class From>
-  static __device__ __forceinline__ int8 from(From x) { return int8(x); }
-  static __device__ __forceinline__ int8 from(float x) { return int8(saturate(truncate_int32(x), -128, 127)); }
-  static __device__ __forceinline__ int8 from(double x) { return int8(saturate(truncate_int32(x), -128, 127)); }
+  static __device__ __forceinline__ float8_e4m3fnuz from(From x) {
+    return float8_e4m3fnuz{round_float8<float8_e4m3fnuz>(narrow(x))};
+  }
 };
 template <>
-struct Converter<uint8> {
+struct Converter<float8_e5m2fnuz> {
   template <class From>
-  static __device__ __forceinline__ uint8 from(From x) { return uint8(x); }
-  static __device__ __forceinline__ uint8 from(float x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
-  static __device__ __forceinline__ uint8 from(double x) { return uint8(saturate(truncate_int32(x), 0, 255)); }
+  static __device__ __forceinline__ float8_e5m2fnuz from(From x) {
+    return float8_e5m2fnuz{round_float8<float8_e5m2fnuz>(narrow(x))};
+  }
 };
-template <>
-struct Converter<int32> {
-  template <class From>
-  static __device__ __forceinline__ int32 from(From x) { return int32(x); }
-  static __device__ __forceinline__ int32 from(float x) { return truncate_int32(x); }
-  static __device__ __forceinline__ int32 from(double x) { return truncate_int32(x); }
-};
-template <>
-struct Converter<int64> {
-  template <class From>
-  static __device__ __forceinline__ int64 from(From x) { return int64(x); }
-  static __device__ __forceinline__ int64 from(float x) { return truncate_int64(x); }
-  static __device__ __forceinline__ int64 from(double x) { return truncate_int64(x); }
-};
+// Integers: those of fewer than 32 bits saturate after a conversion to int32.
+#define FUSEGRAPH_INTEGER(T, LIMITED)                                            \
+  template <>                                                                    \
+  struct Converter<T> {                                                          \
+    template <class From>                                                        \
+    static __device__ __forceinline__ T from(From x) { return T(x); }            \
+    static __device__ __forceinline__ T from(float x) { return T(LIMITED); }     \
+    static __device__ __forceinline__ T from(double x) { return T(LIMITED); }    \
+  };
+FUSEGRAPH_INTEGER(int8, saturate(truncate_int32(x), -128, 127))
+FUSEGRAPH_INTEGER(uint8, saturate(truncate_int32(x), 0, 255))
+FUSEGRAPH_INTEGER(int16, saturate(truncate_int32(x), -32768, 32767))
+FUSEGRAPH_INTEGER(uint16, saturate(truncate_int32(x), 0, 65535))
+FUSEGRAPH_INTEGER(int32, truncate_int32(x))
+FUSEGRAPH_INTEGER(uint32, truncate_uint32(x))
+FUSEGRAPH_INTEGER(int64, truncate_int64(x))
+FUSEGRAPH_INTEGER(uint64, truncate_uint64(x))
+#undef FUSEGRAPH_INTEGER
 template <>
 struct Converter<bool> {
   template <class From>
@@ -296,6 +397,17 @@ struct Converter<bool> {
 
 template <class To, class From>
 __device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
+
+// The number of a storage type that has the bits of another, of the same size.
+template <class To, class From>
+__device__ __forceinline__ To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
+  union {
+    From from;
+    To to;
+  } bits = {x};
+  return bits.to;
+}
 
 // The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
 template <class Storage, class Compute>

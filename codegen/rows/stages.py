@@ -143,7 +143,7 @@ def _running(space: Space, plain: Stages) -> dict[int, Running]:
     program, found = space.program, dict[int, Running]()
     for k, reduction in enumerate(program.reductions):
         value = reduction.value
-        if reduction.combine != "add" or not isinstance(value, Result):
+        if reduction.combine != "add" or not isinstance(value, Result) or not plain.varies(value):
             continue
         power = program.instructions[value.instruction]
         if power.template != "math::exp({0})" or not isinstance(power.args[0], Result):

@@ -24,6 +24,7 @@ from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.environment import check_environment
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (
@@ -86,6 +87,7 @@ def compile_file(
     if engine != "cuda" and archs:
         raise FusegraphError(f"--arch {archs[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
     check_autotune(engine, autotune)
+    check_environment()
     graphs = load_graphs(file)
     targets: list[str | None] = list(_archs(archs)) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))

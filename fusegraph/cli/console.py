@@ -96,7 +96,7 @@ def _interrupts() -> Iterator[list[int]]:
 def _report(error: Exception, *, as_json: bool) -> int:
     """Says what went wrong; returns the exit status."""
     kind, message, status = type(error).__name__, str(error), ERROR
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) and not isinstance(error, FusegraphError):
         kind, message = "MemoryError", f"not enough memory: {error or 'an allocation failed'}"
     elif not isinstance(error, FusegraphError):
         traceback.print_exception(error)

@@ -13,6 +13,7 @@ from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime import driver
 from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.environment import check_environment
 
 
 def explain_file(
@@ -23,6 +24,7 @@ def explain_file(
     With both ``kernel`` and ``as_json`` the object is ``kernels[]`` with ``graph, name, family, nodes, code``.  Raises
     FileError if no graph has such a kernel.
     """
+    check_environment()
     if arch is None:
         arch = driver.properties(0).arch if driver.available() else DEFAULT_ARCH
     options = Options(strict=strict)

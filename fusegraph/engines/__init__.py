@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from fusegraph.engines.base import Executable
-from fusegraph.errors import ArgumentError, FusegraphError
+from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.environment import check_environment
+from fusegraph.values import Kind, Unfit, flag, integer, optional, word
 
 ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
@@ -53,14 +55,24 @@ def compile(
                      uses what was remembered; False leaves it to the cost model.  cudnn: True times all its plans and
                      keeps the fastest.
 
-    Raises GraphError, ArgumentError (a limit or number of jobs that is none), WorkspaceError, CompileError,
-    ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver).
+    Raises GraphError, ArgumentError (an option that is none), WorkspaceError, CompileError (also for an arch that is
+    none), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver); and for environment variables with
+    values that they cannot have.
     """
-    for name, value, least in (("workspace_limit", workspace_limit, 0), ("jobs", jobs, 1)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ArgumentError(f"{name} is {value!r}; it may be None or an integer of at least {least}")
+    if not isinstance(graph, Graph):
+        raise ArgumentError(f"compile takes a Graph, got {shown(graph)}")
+    if cache is not None and not isinstance(cache, DiskCache):
+        raise ArgumentError(f"cache is {shown(cache)}; it may be None or a DiskCache")
+    strict, fusion, partition = (
+        _option(name, flag, value) for name, value in (("strict", strict), ("fusion", fusion), ("partition", partition))
+    )
+    engine, arch = _option("engine", optional(word), engine), _option("arch", optional(word), arch)
+    autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
+    workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
+    jobs = _option("jobs", optional(_at_least(1)), jobs)
+    check_environment()
     options = Options(strict=strict)
-    engine = engine or default_engine()
+    engine = default_engine() if engine is None else engine
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
 
@@ -95,4 +107,21 @@ def compile(
             progress=progress,
             autotune=autotune,
         )
-    raise FusegraphError(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}")
+    raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+
+
+def _option(name: str, kind: Kind, value: Any) -> Any:
+    try:
+        return kind(value)
+    except Unfit as wanted:
+        raise ArgumentError(f"{name} is {shown(value)}; it should be {wanted}") from None
+
+
+def _at_least(least: int) -> Kind:
+    def check(value: Any) -> int:
+        found = integer(value)
+        if found < least:
+            raise Unfit(f"an integer of at least {least}")
+        return found
+
+    return check

@@ -6,23 +6,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
+from fusegraph.dtypes import uint8
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.runtime.arrays import Device, view
+from fusegraph.passes.in_place import Pairs
+from fusegraph.runtime.arrays import Device, refuse_gradient, view
+from fusegraph.runtime.strides import share_memory
+
+#: Answers that are remembered of whether two arrays overlap.
+MOST_KNOWN = 1024
 
 
 class Argument:
-    """One input or output of a compiled graph, as the arrays given for it must be."""
+    """One input or output of a compiled graph, as the arrays given for it must be: bytes for packed elements."""
 
     def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
-        self.nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
+        self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
+        if tensor.dtype.is_packed:
+            self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
+            self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
+        self.pattern = self.shape, self.strides, self.dtype.itemsize
         self._role, self._engine, self._device = role, engine, device
+
+    def same_elements(self, other: Argument) -> bool:
+        """Whether each element of one lies where that of the other does, if the first ones do."""
+        alike = (self.shape, self.dtype) == (other.shape, other.dtype)
+        return alike and same_strides(self.shape, self.strides, other.strides)
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:
         """The address of an array's first element, after checking it.
@@ -31,6 +45,7 @@ class Argument:
         ArgumentError or DeviceError.
         """
         seen = view(array, name=self.name, stream=stream)
+        refuse_gradient(array, self.name)
         if seen.device != self._device:
             here = f"array, {self._device.index}" if self._device.index else "array"
             hint = f"copy it with fusegraph.to_device({here})" if self._device.is_cuda else "copy it to the CPU"
@@ -52,30 +67,58 @@ class Argument:
         return seen.pointer
 
 
-def exclusive_pairs(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> list[tuple[int, int, int, int]]:
-    """(first, second, low, high) for every two arguments, inputs before outputs, that may not share memory: an output
-    and anything else.  They do if low < address of the first - address of the second < high."""
-    arguments = [*inputs, *outputs]
-    return [
-        (first, second, -arguments[first].nbytes, arguments[second].nbytes)
-        for second in range(len(inputs), len(arguments))
-        for first in range(second)
-    ]
+class Overlaps:
+    """What the arguments of a graph may have in common: an output no memory with other outputs, and with inputs none or
+    all, in which case it lies in their memory.  What was found out is remembered, by how far apart they are.
+    """
 
+    def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+        self._arguments, self._inputs = [*inputs, *outputs], len(inputs)
+        #: (first, second, low, high): their ranges meet if low < address of the first - address of the second < high
+        self._near = [
+            (first, second, -self._arguments[first].nbytes, self._arguments[second].nbytes)
+            for second in range(len(inputs), len(self._arguments))
+            for first in range(second)
+        ]
+        self._known: dict[tuple[int, int, int], bool | None] = {}
 
-def check_overlaps(
-    inputs: Sequence[Argument], read: Sequence[int], outputs: Sequence[Argument], written: Sequence[int]
-) -> None:
-    """Raises ArgumentError if the memory of an output is that of an input or of another output too."""
-    for number, (output, address) in enumerate(zip(outputs, written)):
-        end = address + output.nbytes
-        others = zip(inputs, read) if number == 0 else chain(zip(inputs, read), zip(outputs[:number], written))
-        for other, start in others:
-            if start < end and address < start + other.nbytes:
-                raise ArgumentError(
-                    f"{output.what} overlaps {other.what} in memory; "
-                    "kernels read and write in no particular order, so give another array"
-                )
+    def found(self, addresses: Sequence[int]) -> Pairs:
+        """(number of the input, number of the output) of outputs in the memory of inputs of the same shape, strides and
+        dtype.  Raises ArgumentError for any other memory that an output has in common with something.
+        """
+        pairs = set()
+        for first, second, low, high in self._near:
+            apart = addresses[first] - addresses[second]
+            if low < apart < high and self._meet(first, second, apart):
+                if apart or first >= self._inputs or not self._arguments[first].same_elements(self._arguments[second]):
+                    raise ArgumentError(
+                        f"{self._arguments[second].what} overlaps {self._arguments[first].what} in memory; "
+                        "kernels read and write in no particular order, so give another array"
+                    )
+                pairs.add((first, second - self._inputs))
+        return frozenset(pairs)
+
+    def in_place(self, pairs: Pairs, reason: str) -> ArgumentError:
+        """The error for outputs that cannot lie in the memory of inputs."""
+        given, made = min(pairs)
+        target, source = self._arguments[self._inputs + made], self._arguments[given]
+        return ArgumentError(f"{target.what} overlaps {source.what} in memory: {reason}; give another array")
+
+    def _meet(self, first: int, second: int, apart: int) -> bool:
+        """Whether two arguments have a byte in common."""
+        key = first, second, apart
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = share_memory(self._arguments[first].pattern, self._arguments[second].pattern, apart)
+        answer = self._known[key]
+        if answer is None:
+            raise ArgumentError(
+                f"whether {self._arguments[second].what} overlaps {self._arguments[first].what} in memory takes too "
+                f"long to find out: their strides are {list(self._arguments[second].strides)} and "
+                f"{list(self._arguments[first].strides)}; give arrays whose ranges of addresses are apart"
+            )
+        return answer
 
 
 def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:

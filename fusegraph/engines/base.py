@@ -5,21 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
 from typing import Any
 
 import numpy as np
 
-from fusegraph.engines.arguments import Argument, bind, bind_outputs, check_overlaps, exclusive_pairs
+from fusegraph.engines.arguments import Argument, Overlaps, bind, bind_outputs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
-from fusegraph.graph import Graph
+from fusegraph.graph import Graph, Tensor
+from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
+from fusegraph.runtime.memory import SMALL, check_room, no_room
+from fusegraph.runtime.packed import as_bytes, unpack
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.
 Queue = Callable[[tuple[int, ...], int], None]
+
+NOTHING: Pairs = frozenset()
 
 _JAX = ("jax", "jaxlib")
 
@@ -51,10 +56,16 @@ class Executable(ABC):
     Call it with one array an input, in the order of the graph's inputs or by name; NumPy, torch, CuPy, JAX, and
     anything with DLPack or ``__cuda_array_interface__`` are used without copying.  Returns the output array, or a
     tuple of them if the graph has several, in the framework of the first input (NumPy's if there is none); ``out=`` (an
-    array, a sequence, or a mapping by name) writes to arrays given instead, which must not overlap the inputs or each
-    other.  ``stream`` is a CUDA stream (default: the framework's current).
+    array, a sequence, or a mapping by name) writes to arrays given instead, which have no element in common with each
+    other or with inputs; but an output of an input's shape, strides and dtype may be that very memory, where no kernel
+    reads the input when it has been written over.  ``stream`` is a CUDA stream (default: the framework's current).
 
-    Raises ArgumentError for missing, extra or unfitting arrays, DeviceError for arrays on another device.
+    Tensors of fewer than 8 bits an element are given as contiguous uint8 arrays of their packed bytes, or as NumPy
+    arrays of ml_dtypes' types, which are copied.  Results of such are the latter for callers with NumPy, else bytes.
+
+    Raises ArgumentError for missing, extra or unfitting arrays, and for outputs that may not lie in the memory of
+    inputs (the error names the kernel that is why); DeviceError for arrays on another device; OutOfMemoryError where
+    the host has not enough memory for the outputs, or for what is between kernels.
     """
 
     engine: str
@@ -70,7 +81,8 @@ class Executable(ABC):
         self._calls: dict[type, _Call] = {}
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
-        self._exclusive = exclusive_pairs(self._inputs, self._outputs)
+        self._overlaps = Overlaps(self._inputs, self._outputs)
+        self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         self._names = [t.name for t in graph.inputs]
         self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
         #: addresses of calls that have been checked -> what queues the kernels for them
@@ -82,15 +94,21 @@ class Executable(ABC):
         return self.plan.memory.size if self.plan is not None else 0
 
     @abstractmethod
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         """Computes the outputs at these addresses; everything has been checked."""
 
-    def _select(self, bits: int) -> Queue | None:
+    def _select(self, bits: int, pairs: Pairs) -> Queue | None:
         """What computes the outputs where the addresses of all arrays, or-ed, are ``bits``; None: `_run`."""
         return None
 
+    def _refused(self, bits: int, pairs: Pairs) -> str | None:
+        """Why these outputs cannot lie in the memory of inputs, with arrays at such addresses; None if they can."""
+        return f"engine {self.engine!r} does not say in which order it reads and writes"
+
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = self._bind(args, named) if named or len(args) != self._count else args
+        if self._packed:
+            return self._call_packed(arrays, out, stream)
         kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
@@ -103,6 +121,25 @@ class Executable(ABC):
                     queue(addresses, handle)
                     return out
         results = self._results(call, arrays, out, handle)
+        return results[0] if self._single else results
+
+    def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        """A call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own types."""
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
+        results = None if out is None else bind_outputs(self.graph, out)
+        written = None if results is None else tuple(as_bytes(t, x, written=True) for t, x in zip(outputs, results))
+        kind = type(given[0]) if given else _kind_of(out)
+        call = self._calls.get(kind) or self._prepare(kind)
+        handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
+        found = self._results(call, given, written, handle)
+        if results is None:
+            numpy = call.framework == "numpy"
+            results = tuple(_values(t, x) if numpy and t.dtype.is_packed else x for t, x in zip(outputs, found))
+        else:
+            for tensor, x, made in zip(outputs, results, found):
+                if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
+                    x[...] = _values(tensor, made)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -144,23 +181,28 @@ class Executable(ABC):
         bits = reduce(or_, addresses, 0)
         if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
             return False  # no memory, or misaligned
-        for first, second, low, high in self._exclusive if given else ():
-            if low < addresses[first] - addresses[second] < high:
-                return False
-        queue = self._select(bits)
+        pairs = self._found_in_place(addresses, bits) if given else NOTHING
+        queue = self._select(bits, pairs)
         if queue is not None:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[addresses] = queue
-        self._start(queue, addresses, stream)
+        self._start(queue, addresses, stream, pairs)
         return True
 
-    def _start(self, queue: Queue | None, addresses: tuple[int, ...], stream: int) -> None:
+    def _found_in_place(self, addresses: tuple[int, ...], bits: int) -> Pairs:
+        """Which outputs lie in the memory of inputs.  Raises ArgumentError if one may not."""
+        pairs = self._overlaps.found(addresses)
+        if pairs and (reason := self._refused(bits, pairs)) is not None:
+            raise self._overlaps.in_place(pairs, reason)
+        return pairs
+
+    def _start(self, queue: Queue | None, addresses: tuple[int, ...], stream: int, pairs: Pairs) -> None:
         if queue is not None:
             queue(addresses, stream)
         else:
             inputs = len(self._inputs)
-            self._run(addresses[:inputs], addresses[inputs:], stream)
+            self._run(addresses[:inputs], addresses[inputs:], stream, pairs)
 
     def _look_and_run(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
         """A call with any arrays: looks at each, says what is wrong, or computes the results."""
@@ -171,10 +213,10 @@ class Executable(ABC):
         else:
             results = bind_outputs(self.graph, out)
         outputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._outputs, results)]
-        if out is not None:
-            check_overlaps(self._inputs, inputs, self._outputs, outputs)
         addresses = (*inputs, *outputs)
-        self._start(self._select(reduce(or_, addresses, 0)), addresses, stream)
+        bits = reduce(or_, addresses, 0)
+        pairs = self._found_in_place(addresses, bits) if out is not None else NOTHING
+        self._start(self._select(bits, pairs), addresses, stream, pairs)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
     def _prepare(self, kind: type) -> _Call:
@@ -194,9 +236,25 @@ class Executable(ABC):
 
     def _allocators(self, framework: str, stream: int) -> tuple[Callable[[], Any], ...]:
         """A function an output that makes an array in the caller's framework."""
-        return tuple(
-            allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream) for a in self._outputs
-        )
+        makers = []
+        for a in self._outputs:
+            make = allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream)
+            makers.append(make if self.device.is_cuda or a.nbytes <= SMALL else partial(_made, make, a))
+        return tuple(makers)
+
+
+def _made(make: Callable[[], Any], output: Argument) -> Any:
+    """A large array on the host.  Raises OutOfMemoryError."""
+    check_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},")
+    try:
+        return make()
+    except MemoryError:
+        raise no_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},") from None
+
+
+def _values(tensor: Tensor, packed: Any) -> Any:
+    """What lies in the bytes of a tensor, in NumPy's own type."""
+    return unpack(packed, tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _kind_of(out: Any) -> type:

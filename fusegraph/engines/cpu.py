@@ -11,13 +11,16 @@ import numpy as np
 from codegen import PORTABLE, target
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
+from fusegraph.errors import CompileError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import ALIGNMENT
 from fusegraph.plan import Plan, by_cost_model
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.cache import DiskCache, default_cache
+from fusegraph.runtime.memory import check_room
 
 
 @dataclass(frozen=True)
@@ -50,22 +53,27 @@ class CpuExecutable(KernelExecutable[_Module]):
         lazy: bool = False,
         arch: str | None = None,
     ) -> None:
-        choose = by_cost_model(target(arch) if arch else PORTABLE)
+        try:
+            choose = by_cost_model(PORTABLE if arch is None else target(arch))
+        except ValueError as error:
+            raise CompileError(str(error)) from None
         super().__init__(
             graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit, choose=choose, choose_later=choose
         )
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
-            self._variant((), ())
+            self._variant(())
 
     def _build(self, plan: Plan) -> _Module:
         module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
         return _Module(plan, Slots(plan), module, 0)
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        built = self._variant(inputs, outputs)
-        workspace = _aligned_bytes(built.plan.memory.size)
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        built = self._variant((*inputs, *outputs), pairs)
+        size = built.plan.memory.size
+        check_room(size, f"the workspace of graph {self.graph.name!r}")
+        workspace = _aligned_bytes(size)
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
         for number, kernel in enumerate(built.plan.kernels):

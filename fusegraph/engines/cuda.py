@@ -15,6 +15,7 @@ from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
@@ -138,11 +139,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
         return _Loaded(plan, queue if size else sequence, constants)
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        self._variant(inputs, outputs).queue((*inputs, *outputs), stream)
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        addresses = (*inputs, *outputs)
+        self._variant(addresses, pairs).queue(addresses, stream)
 
-    def _select(self, bits: int) -> Queue:
-        return self._variant_for(bits).queue
+    def _select(self, bits: int, pairs: Pairs) -> Queue:
+        return self._variant_for(bits, pairs).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """(outputs, replay): the call as a CUDA graph on these very arrays.

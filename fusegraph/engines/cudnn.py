@@ -16,6 +16,7 @@ from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.passes.fuse import fuse
+from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.simplify import simplify
@@ -246,7 +247,7 @@ class CudnnExecutable(Executable):
 
     # ---- running
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         with self._handle.lock:
             self._execute(inputs, outputs, stream)
 

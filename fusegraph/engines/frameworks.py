@@ -28,9 +28,14 @@ _Check = Callable[..., bool]
 _LESSONS = 16
 
 
+#: The packages whose arrays are told apart.
+_PACKAGES = ("torch", "cupy", "fusegraph", "jax", "jaxlib", "numpy")
+
+
 def framework_of(kind: type) -> str:
-    """The package that a type of arrays is from: "torch", "cupy", "fusegraph", ..."""
-    return kind.__module__.partition(".")[0]
+    """The package that a type of arrays is from, or the one that it is derived from: "torch", "cupy", "fusegraph"..."""
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((root for root in roots if root in _PACKAGES), roots[0])
 
 
 def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Reader:
@@ -91,32 +96,47 @@ def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> 
     one call that the next ones look the same.
 
     A guard is narrower than it need be (a tensor that requires gradients is another to it), so a reader may make a new
-    one some times.
+    one some times.  Tensors that require gradients are taken only while none are recorded, so theirs are two.
     """
     kinds = (torch.Tensor, torch.nn.Parameter)
     place = torch.device("cuda", device.index) if device.is_cuda else torch.device("cpu")
     expected = [(a.shape, a.strides, torch_dtype(torch, a.dtype)) for a in arguments]
     guards = _guards(torch)
     lessons = _LESSONS if guards is not None else 0
+    is_recording, forward = torch.is_grad_enabled, torch.autograd.forward_ad
     check: _Check = _never
-    addresses_of = _unrolled(len(expected), "{x}.data_ptr()")
+    check_of_leaves: _Check = _never
+    # To ask a guard about a nested tensor, which has no strides, ends the process.
+    addresses_of = _unrolled(len(expected), "{x}.data_ptr()", "not {x}.is_nested")
 
     def read(arrays: Sequence[Any], stream: int) -> tuple[int, ...] | None:
-        nonlocal check, lessons
-        if check(*arrays):
-            return addresses_of(arrays, stream)
+        nonlocal check, check_of_leaves, lessons
+        if forward._current_level >= 0:
+            return None  # one of them may have a tangent
         try:
+            addresses = addresses_of(arrays, stream)
+            if addresses is None or check(*arrays):
+                return addresses
+            recording = is_recording()
+            if not recording and check_of_leaves(*arrays):
+                return addresses
             for x, (shape, strides, dtype) in zip(arrays, expected):
                 if type(x) not in kinds or x.dtype is not dtype or x.shape != shape or x.device != place:
                     return None
                 if x.is_neg() or not (x.stride() == strides or same_strides(shape, x.stride(), strides)):
                     return None
-            addresses = addresses_of(arrays, stream)
-        except RuntimeError:  # sparse, or without memory of its own
+            leaves = any(x.requires_grad for x in arrays)
+        except (AttributeError, RuntimeError):  # no tensor, sparse, or without memory of its own
+            return None
+        if leaves and recording:
             return None
         if lessons:
             lessons -= 1
-            check = guards(*arrays, dynamic_dims_sizes=None, dynamic_dims_strides=None).check  # type: ignore[misc]
+            made = guards(*arrays, dynamic_dims_sizes=None, dynamic_dims_strides=None).check  # type: ignore[misc]
+            if leaves:
+                check_of_leaves = made
+            else:
+                check = made
         return addresses
 
     return read

@@ -9,10 +9,12 @@ from operator import or_
 from threading import Lock
 from typing import Generic, TypeVar
 
-from fusegraph.engines.base import Executable
+from fusegraph.engines.base import NOTHING, Executable
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.passes import in_place
+from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.arrays import Device
 
@@ -24,7 +26,8 @@ class KernelExecutable(Executable, Generic[Built]):
 
     Kernels are built for pointers aligned to 16 bytes; the first call with an array that is not builds a second variant
     that reads and writes single elements of the arrays given.  ``choose`` decides on the schedules of the first
-    variant, ``choose_later`` on those of the second, for which a call waits.
+    variant, ``choose_later`` on those of the second, for which a call waits.  The first call with outputs in the memory
+    of inputs (`fusegraph.passes.in_place`) builds another of either.
     """
 
     def __init__(
@@ -54,26 +57,47 @@ class KernelExecutable(Executable, Generic[Built]):
             )
         self._plans: dict[int, Plan] = {options.alignment: first}
         self._built: dict[int, Built] = {}
+        self._built_in_place: dict[tuple[int, Pairs], Built] = {}
+        self._refusals: dict[tuple[int, Pairs], str | None] = {}
         self._lock = Lock()
 
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
 
-    def _variant(self, inputs: Sequence[int], outputs: Sequence[int]) -> Built:
+    def _variant(self, addresses: Sequence[int], pairs: Pairs = NOTHING) -> Built:
         """The kernels for these pointers, built now if it is the first call that needs them."""
-        return self._variant_for(reduce(or_, outputs, reduce(or_, inputs, 0)))
+        return self._variant_for(reduce(or_, addresses, 0), pairs)
 
-    def _variant_for(self, bits: int) -> Built:
-        """The kernels for pointers that are ``bits`` when or-ed."""
-        alignment = self._options.alignment if not bits & (self._options.alignment - 1) else 1
-        found = self._built.get(alignment)
-        return found if found is not None else self._build_variant(alignment)
+    def _variant_for(self, bits: int, pairs: Pairs) -> Built:
+        """The kernels for pointers that are ``bits`` when or-ed, and outputs in the memory of inputs."""
+        alignment = self._alignment(bits)
+        found = self._built.get(alignment) if not pairs else self._built_in_place.get((alignment, pairs))
+        return found if found is not None else self._build_variant(alignment, pairs)
 
-    def _build_variant(self, alignment: int) -> Built:
+    def _alignment(self, bits: int) -> int:
+        return self._options.alignment if not bits & (self._options.alignment - 1) else 1
+
+    def _build_variant(self, alignment: int, pairs: Pairs) -> Built:
         with self._lock:
+            if pairs:
+                key = alignment, pairs
+                if key not in self._built_in_place:
+                    self._built_in_place[key] = self._build(in_place.shared(self._planned(alignment), pairs))
+                return self._built_in_place[key]
             if alignment not in self._built:
-                if alignment not in self._plans:
-                    options = replace(self._options, alignment=alignment)
-                    self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)
-                self._built[alignment] = self._build(self._plans[alignment])
+                self._built[alignment] = self._build(self._planned(alignment))
             return self._built[alignment]
+
+    def _planned(self, alignment: int) -> Plan:
+        """The plan for pointers of an alignment; the lock is held."""
+        if alignment not in self._plans:
+            options = replace(self._options, alignment=alignment)
+            self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)
+        return self._plans[alignment]
+
+    def _refused(self, bits: int, pairs: Pairs) -> str | None:
+        alignment = self._alignment(bits)
+        if (alignment, pairs) not in self._refusals:
+            with self._lock:
+                self._refusals[alignment, pairs] = in_place.refusal(self._planned(alignment), pairs)
+        return self._refusals[alignment, pairs]

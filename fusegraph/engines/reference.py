@@ -11,9 +11,13 @@ import numpy as np
 
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import extent
 from fusegraph.ops import evaluate as ops
 from fusegraph.ops.convert import from_reference, round_to, to_reference
+from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import CPU
+from fusegraph.runtime.memory import check_room
+from fusegraph.runtime.packed import pack, unpack
 from fusegraph.runtime.strides import numpy_over
 
 Array = np.ndarray[Any, Any]
@@ -38,12 +42,15 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
     """
     values: dict[Tensor, Array] = {}
     for tensor in graph.tensors.values():
+        check_room(8 * tensor.size, f"tensor {tensor.name!r} of graph {graph.name!r}, float64 {list(tensor.shape)},")
         if tensor.value is not None:
             values[tensor] = to_reference(tensor.value, tensor.dtype)
     for tensor in graph.inputs:
         values[tensor] = to_reference(inputs[tensor.name], tensor.dtype)
     for node in graph.nodes:
-        for tensor, found in zip(node.outputs, apply_all(node, [values[t] for t in node.inputs])):
+        call = graph.calls.get(node.output)
+        every = apply_all(node, [values[t] for t in node.inputs]) if call is None else call.results(node, values)
+        for tensor, found in zip(node.outputs, every):
             value = np.broadcast_to(found, tensor.shape)
             values[tensor] = round_to(value, tensor.dtype) if strict and tensor.dtype.is_float else value
     return values
@@ -61,11 +68,32 @@ class ReferenceExecutable(Executable):
         super().__init__(graph, None, CPU)
         self._strict = strict
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        arrays = {t.name: _array(t, address) for t, address in zip(self.graph.inputs, inputs)}
+    def _refused(self, bits: int, pairs: Pairs) -> str | None:
+        return None  # everything is computed before anything is written
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        arrays = {t.name: _read(t, address) for t, address in zip(self.graph.inputs, inputs)}
         values = evaluate(self.graph, arrays, strict=self._strict)
         for tensor, address in zip(self.graph.outputs, outputs):
-            _array(tensor, address)[...] = from_reference(values[tensor], tensor.dtype)
+            found = from_reference(values[tensor], tensor.dtype)
+            if tensor.dtype.is_packed:
+                _bytes(tensor, address)[...] = pack(found, tensor.dtype, tensor.strides)
+            else:
+                _array(tensor, address)[...] = found
+
+
+def _bytes(tensor: Tensor, address: int) -> Array:
+    """The memory of a tensor of packed elements."""
+    size = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
+    array: Array = numpy_over(address, (size,), (1,), np.dtype(np.uint8), None)
+    return array
+
+
+def _read(tensor: Tensor, address: int) -> Array:
+    """The values of a tensor."""
+    if not tensor.dtype.is_packed:
+        return _array(tensor, address)
+    return unpack(_bytes(tensor, address), tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _array(tensor: Tensor, address: int) -> Array:

@@ -13,6 +13,7 @@ from fusegraph.lowering import (
     rows,
     scan,
     scatter,
+    sort,
     window,
     winograd,
 )
@@ -43,7 +44,7 @@ def accept(view: GroupView, options: Options) -> None:
     if scatter.scatters(view):
         scatter.accept(view, options)
         return
-    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view)]
+    anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view), *sort.sorts(view)]
     moved = next(iter(view.of(Kind.MOVEMENT)), None)
     if moved is not None and anchors:
         raise Refusal(
@@ -52,6 +53,8 @@ def accept(view: GroupView, options: Options) -> None:
         )
     if moved is not None:
         movement.accept(view, options)
+    elif sort.sorts(view):
+        sort.accept(view, options)
     elif scan.scans(view):
         scan.accept(view, options)
     elif view.anchors:
@@ -83,6 +86,8 @@ def lower(view: GroupView, options: Options) -> Lowered:
         return scatter.lower(view, options, name)
     if movement.moves(view):
         return movement.lower(view, options, name)
+    if sort.sorts(view):
+        return sort.lower(view, options, name)
     if scan.scans(view):
         return scan.lower(view, options, name)
     if not view.anchors and pool.pools(view):

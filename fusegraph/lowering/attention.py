@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from codegen.attention import simt as attention_simt
-from codegen.expr import Anchor, Load, Operand, Program, Result, Store, Value
+from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
 from codegen.spec import AttentionSpec, Pages
 from codegen.tiles import Unsupported
 from fusegraph.dtypes import float32, float64
@@ -241,7 +241,7 @@ def _spec(
 ) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
     spec, reads = whole_spec(node, graph, options, name)
     parts, weight = node.attributes["parts"], spec.weight
-    if weight is not None and parts == 1 and _is_one_factor(weight):
+    if weight is not None and parts == 1 and _same_for_all_keys(weight):
         epilogue, spec = _behind(weight, epilogue, spec.out), replace(spec, weight=None)
     if epilogue is not None:
         notes = (*spec.program.notes, *epilogue.notes)
@@ -253,28 +253,31 @@ def _spec(
     return spec, reads
 
 
-def _is_one_factor(weight: Program) -> bool:
-    """Whether it is linear in the probabilities with the same factor for all of them."""
-    return not weight.indices and not any(step for op in weight.loads for step in op.strides)
+def _same_for_all_keys(weight: Program) -> bool:
+    """Whether the same becomes of all probabilities of a query."""
+    return not any(x[-1] for x in (*weight.indices, *(op.strides for op in weight.loads)))
 
 
 def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:
-    """A factor of all probabilities as one of the results, with what becomes of these."""
+    """What becomes of all probabilities of a query as what becomes of its results, before all else does."""
     if epilogue is None:
         epilogue = Program(stores=(Store(out, Anchor()),), real=weight.real, exact=weight.exact)
-    loads, instructions = len(weight.loads), len(weight.instructions)
+    loads, indices, instructions = len(weight.loads), len(weight.indices), len(weight.instructions)
 
     def moved(value: Value) -> Value:
         if isinstance(value, Anchor):
             return weight.stores[0].value
         if isinstance(value, Load):
             return Load(value.operand + loads)
+        if isinstance(value, Index):
+            return Index(value.index + indices)
         return Result(value.instruction + instructions) if isinstance(value, Result) else value
 
     after = (replace(i, args=tuple(moved(v) for v in i.args)) for i in epilogue.instructions)
     return replace(
         epilogue,
-        loads=(*(replace(op, strides=(0,) * len(out.strides)) for op in weight.loads), *epilogue.loads),
+        loads=(*weight.loads, *epilogue.loads),
+        indices=(*weight.indices, *epilogue.indices),
         instructions=(*weight.instructions, *after),
         stores=tuple(Store(s.operand, moved(s.value)) for s in epilogue.stores),
     )

@@ -50,6 +50,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     space: tuple[int, ...] = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
     forward = {
+        "origin": node.attributes["origin"],
         "score": score,
         "probabilities": "",
         "sink": False,

@@ -120,7 +120,7 @@ def accumulator(node: Node, real: str) -> str:
     common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
     if common.is_float:
         return compute_type(common, real)
-    return "uint64" if "int64" in (common.name, node.output.dtype.name) else "uint32"
+    return "uint64" if 64 in (common.bits, node.output.dtype.bits) else "uint32"
 
 
 def matmul(node: Node, first: Operand, second: Operand) -> Product:

@@ -285,6 +285,9 @@ class _Builder:
         return Described(self.graph, self.uids, self.scalars)
 
     def type(self, dtype: DType) -> Any:
+        """cuDNN's name of a dtype.  Raises Refusal where it has none."""
+        if dtype.name not in DATA_TYPES:
+            raise Refusal(f"cuDNN has no {dtype}")
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
     def _stored_type(self, dtype: DType) -> Any:
@@ -392,7 +395,7 @@ class _Builder:
         if operands[0].is_float or not (result.is_int or node.kind is Kind.CONTRACTION):
             floats = [d for d in (operands[0], result) if d.is_float]
             return self.type(compute_dtype(floats[0] if floats else float32, self.spec.graph.compute_dtype))
-        return self.type(int64 if int64 in (*operands, result) else int32)
+        return self.type(int64 if 64 in [d.bits for d in (*operands, result)] else int32)
 
     def kept_dtype(self, node: Node, tensor: Tensor | None = None) -> DType:
         """The dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that narrows."""

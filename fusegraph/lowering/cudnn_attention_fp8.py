@@ -16,7 +16,7 @@ NAME = "sdpa_fp8"
 def check(node: Node) -> None:
     """Raises Refusal for what cuDNN's sdpa_fp8 cannot be told."""
     has, at = given(node, OPERANDS), node.attributes
-    for key in ("bias", "mask"):
+    for key in ("bias", "mask", "sink_token"):
         if key in has:
             raise Refusal(f"cuDNN's sdpa_fp8 has no {key} ({node.name!r})")
     if at["use_alibi_mask"]:

@@ -253,9 +253,22 @@ class ProgramBuilder:
             return value
         wanted = compute_type(target, self.real)
         if target.is_float and target.ctype != wanted and not widens(source, target):
-            return self._round(node.name, value, target)
+            return self._round(node.name, self._limited(node, value), target)
         value, text = self._converted(value, source, target, 0)
         return value if text == "{0}" else self._emit(node.name, text, [value], wanted)
+
+    def _limited(self, node: Node, value: Value) -> Value:
+        """What a cast rounds: storing makes of numbers beyond an 8-bit float its largest and leaves infinity, if there
+        is one; the cast may say otherwise (`convert.limited`).
+        """
+        source, target = node.inputs[0].dtype, node.output.dtype
+        if not target.saturates or (source.max <= target.max and not source.has_infinity):
+            return value
+        if not node.attributes["saturate"]:
+            return self._emit(node.name, f"overflowing<{target.ctype}>({{0}})", [value], "float")
+        if target.has_infinity and source.has_infinity:
+            return self._emit(node.name, f"saturating<{target.ctype}>({{0}})", [value], "float")
+        return value
 
     def _round(self, name: str, value: Value, dtype: DType) -> Value:
         """The value rounded, once, to what a float dtype narrower than its compute type holds."""

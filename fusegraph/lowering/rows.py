@@ -8,7 +8,7 @@ from math import prod
 
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
-from fusegraph.dtypes import int32, int64
+from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.partials import ONE_LOOK
@@ -421,7 +421,7 @@ def _accumulator(node: Node, real: str) -> str:
         return compute_type(source, real)
     if node.attributes["mode"] in EXTREMES:
         return compute_type(source)
-    return (int64 if int64 in (source, result) else int32).compute
+    return sum_dtype(source, result).compute
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.expr import Reduced, Reduction, Value, compute_type
 from codegen.spec import PointwiseSpec, ScanSpec
-from fusegraph.dtypes import int32, int64
+from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
 from fusegraph.lowering.pointwise import check_size
@@ -45,7 +45,7 @@ class _Builder(ProgramBuilder):
         own = compute_type(source.dtype, self.real)
         total = own
         if source.dtype.is_int and node.op.fold in ("add", "mul"):
-            total = (int64 if int64 in (source.dtype, result.dtype) else int32).compute
+            total = sum_dtype(source.dtype, result.dtype).compute
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         self._reductions.append(Reduction(node.name, node.op.fold, value, total))

@@ -20,6 +20,7 @@ from fusegraph.ops import (
     rotary,
     scan,
     scatter,
+    sort,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 
@@ -48,4 +49,5 @@ __all__ = [
     "rotary",
     "scan",
     "scatter",
+    "sort",
 ]

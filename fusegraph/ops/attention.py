@@ -17,6 +17,7 @@ from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
+from fusegraph.ops import attention_softmax as softmaxes
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -71,11 +72,12 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     if values["diagonal_alignment"] not in ALIGNMENTS:
         allowed = " or ".join(map(repr, ALIGNMENTS))
         raise AttributeValueError(f"diagonal_alignment is {allowed}, got {values['diagonal_alignment']!r}")
-    for key in ("diagonal_band_left_bound", "diagonal_band_right_bound"):
+    # A band reaches as many keys to the left as its bound, the one on the diagonal among them.
+    for key, least in (("diagonal_band_left_bound", 1), ("diagonal_band_right_bound", 0)):
         bound = values[key]
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer)) or bound < 0):
-            raise AttributeValueError(f"{key} is an integer that is not negative, or None, got {bound!r}")
-        result[key] = None if bound is None else min(int(bound), FURTHEST)
+        if bound is not None and bound < least:
+            raise AttributeValueError(f"{key} is an integer of at least {least}, or None, got {bound!r}")
+        result[key] = None if bound is None else min(bound, FURTHEST)
     for key in ("use_causal_mask", "use_alibi_mask", "generate_stats"):
         if not isinstance(values[key], (bool, np.bool_)):
             raise AttributeValueError(f"{key} is True or False, got {values[key]!r}")
@@ -162,16 +164,18 @@ class Scored:
     tanh      of a soft cap, the value before it is multiplied by the cap.
     admitted  whether a query meets a key; None if all do.
     headed    brings a tensor of rank 4 at most into the same form as q.
+    exists    writes whether there is a query, one element a query; gives None if there are all.
     """
 
     q: Any
     k: Any
     v: Any
     scores: Any
-    scale: float
+    scale: Any
     tanh: Any
     admitted: Any
     headed: Callable[[Any, str], Any]
+    exists: Callable[[], Any]
 
 
 def scored(
@@ -181,9 +185,10 @@ def scored(
     v: Any,
     given: Mapping[str, Any],
     *,
-    attn_scale: float | None,
+    attn_scale: Any,
     soft_cap: float | None,
     factor: Any = None,
+    modify: Callable[[Any], Any] | None = None,
     of_keys: bool = False,
     diagonal_alignment: str,
     diagonal_band_left_bound: int | None,
@@ -191,8 +196,8 @@ def scored(
     use_causal_mask: bool,
     use_alibi_mask: bool,
 ) -> Scored:
-    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products.  of_keys: what a
-    packed batch is, is said of each key instead of each query.
+    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products, modify makes others
+    of the scaled scores.  of_keys: what a packed batch is, is said of each key instead of each query.
     """
     batch, heads, rows, depth = q.shape
     shared, keys = k.shape[1:3]
@@ -218,6 +223,8 @@ def scored(
         scores = write("mul", "descaled", scores, factor)
     scale = 1 / sqrt(depth) if attn_scale is None else attn_scale
     scores = write("mul", "scaled", scores, scale)
+    if modify is not None:
+        scores = modify(scores)
     inner = None
     if soft_cap is not None:
         inner = write("tanh", "tanh", write("mul", "share", scores, 1 / soft_cap))
@@ -231,9 +238,9 @@ def scored(
         if key in given:
             lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
     diagonal, bottom = i, diagonal_alignment == "BOTTOM_RIGHT"
-    sequences = packed.written(write, given, keys if of_keys else rows, rank, bottom=bottom, of_keys=of_keys)
+    sequences = packed.written(write, given, keys if of_keys else rows, rank, of_keys=of_keys)
     if sequences is not None:
-        diagonal = write("add", "diagonal", i, sequences.ahead)
+        diagonal = write("add", "diagonal", i, sequences.ahead(bottom))
     elif bottom:
         last_key, last_row = lengths.get("seq_len_kv", keys), lengths.get("seq_len_q", rows)
         if not lengths:
@@ -242,7 +249,10 @@ def scored(
             diagonal = write("sub", "diagonal", write("add", "moved", i, last_key), last_row)
     if use_alibi_mask:
         slopes = headed(alibi_slopes(heads).reshape(1, heads, 1, 1), "slopes")
-        distance = write("identity", "distance", write("sub", "ahead", j, diagonal), dtype=wide)
+        first = i
+        if sequences is not None:
+            first = write("add", "query", i, sequences.ahead(False)) if bottom else diagonal
+        distance = write("identity", "distance", write("sub", "ahead", j, first), dtype=wide)
         scores = write("add", "with alibi", scores, write("mul", "alibi", distance, slopes.astype(wide)))
     conditions, admitted = [], None
     if "mask" in given:
@@ -251,7 +261,7 @@ def scored(
         right = write("add", "right", diagonal, diagonal_band_right_bound) if diagonal_band_right_bound else diagonal
         conditions.append(write("cmp_le", "right of band", j, right))
     if diagonal_band_left_bound is not None:
-        left = write("sub", "left", diagonal, diagonal_band_left_bound) if diagonal_band_left_bound else diagonal
+        left = write("sub", "left", diagonal, diagonal_band_left_bound)
         conditions.append(write("cmp_gt", "left of band", j, left))
     if sequences is not None:
         other = i if of_keys else j
@@ -266,12 +276,71 @@ def scored(
         for condition in conditions[1:]:
             admitted = write("logical_and", "admitted", admitted, condition)
         scores = write("binary_select", "masked", scores, -inf, admitted)
-    return Scored(q, k, v, scores, scale, inner, admitted, headed)
+
+    def exists() -> Any:
+        if sequences is not None:
+            return sequences.exists()
+        if "seq_len_q" not in lengths:
+            return None
+        each = write("broadcast", "each row", lengths["seq_len_q"], shape=(batch, *(1,) * (rank - 3), rows, 1))
+        return write("cmp_lt", "query exists", write("gen_index", "number of row", each, axis=rank - 2), each)
+
+    return Scored(q, k, v, scores, scale, inner, admitted, headed, exists)
 
 
 def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """The optional operands that add something, by name."""
     return {key: t for key, t in zip(names, operands) if not _is(t, NEUTRAL[key])}
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Attention as it was written: the result, its scores and softmax, and whether there is a sink."""
+
+    out: Any
+    scored: Scored
+    softmax: softmaxes.Softmax
+    sunk: bool
+
+    def each(self, write: Writing, part: str, numbers: Any, absent: float) -> Any:
+        """Numbers of each query as (B, H, Sq, 1); ``absent`` where a sink makes others of queries that do not exist."""
+        exists = self.scored.exists() if self.sunk else None
+        if exists is not None:
+            numbers = write("binary_select", f"{part} of queries", numbers, absent, exists)
+        shape = (*self.out.shape[:3], 1)
+        return numbers if numbers.shape == shape else write("reshape", part, numbers, shape=shape)
+
+    def stats(self, write: Writing) -> Any:
+        """The logarithms of the sums of exponentials."""
+        return self.each(write, "stats", softmaxes.log_sums(write, self.softmax), -inf)
+
+
+def attended(
+    write: Writing,
+    q: Any,
+    k: Any,
+    v: Any,
+    given: Mapping[str, Any],
+    *,
+    dtype: Any,
+    weigh: Callable[[Any], Any] | None = None,
+    **scoring: Any,
+) -> Attended:
+    """Writes attention; weigh makes of the probabilities what the values are multiplied with, dtype is the result's,
+    ``scoring`` are the keywords of `scored`.
+    """
+    made, sink = scored(write, q, k, v, given, **scoring), None
+    if "sink_token" in given:
+        sink = write("identity", "sink", made.headed(given["sink_token"], "sink token"), dtype=made.scores.dtype)
+    found = softmaxes.softmax(write, made.scores, sink)
+    p = found.probabilities if weigh is None else weigh(found.probabilities)
+    if v.dtype != p.dtype:
+        p = write("narrow", "rounded", p, dtype=v.dtype)
+    out = write("matmul", "attended", p, made.v, dtype=dtype)
+    shape = (*q.shape[:3], v.shape[-1])
+    return Attended(
+        out if out.shape == shape else write("reshape", "result", out, shape=shape), made, found, sink is not None
+    )
 
 
 def _expand(
@@ -287,42 +356,33 @@ def _expand(
 ) -> Any:
     given = present(others, OPERANDS[3:])
     k, v = paged.written(write, given, k, v, paged_attention_max_seq_len_kv)
-    batch, heads, rows, _ = q.shape
-    shared, out_dtype = k.shape[1], q.dtype
-    wide = "float64" if q.dtype == float64 else "float32"
-    made = scored(write, q, k, v, given, **attributes)
-    v, scores, headed = made.v, made.scores, made.headed
-    most = write("reduction", "largest", scores, mode="max", axes=-1)
-    sink = None
-    if "sink_token" in given:
-        sink = write("identity", "sink", headed(given["sink_token"], "sink token"), dtype=wide)
-        most = write("max", "largest with sink", most, sink)
-    shift = write("binary_select", "shift", 0.0, most, write("cmp_eq", "alone", most, -inf))
-    e = write("exp", "exponentials", write("sub", "shifted", scores, shift))
-    total = write("reduction", "sum", e, mode="add", axes=-1)
-    if sink is not None:
-        total = write("add", "sum with sink", total, write("exp", "of sink", write("sub", "sink shifted", sink, shift)))
-    divisor = write("binary_select", "divisor", 1.0, total, write("cmp_eq", "none", total, 0.0))
-    p = write("mul", "probabilities", e, write("reciprocal", "inverse", divisor))
-    if dropout_probability:
+
+    def dropped(p: Any) -> Any:
         seed, offset = (others[OPERANDS.index(key) - 3] for key in NUMBERS)
-        keep = write("cmp_ge", "keep", write("rng_uniform", "random", p, seed, offset), threshold(dropout_probability))
-        p = write("binary_select", "dropped", write("mul", "kept", p, kept_scale(dropout_probability)), 0.0, keep)
-    if v.dtype != p.dtype:
-        p = write("narrow", "rounded", p, dtype=v.dtype)
-    out = write("matmul", "attended", p, v, dtype=out_dtype)
-    if shared != heads:
-        out = write("reshape", "result", out, shape=(batch, heads, rows, v.shape[-1]))
-    if not generate_stats:
-        return out
-    stats = write("add", "log sum", write("log", "log", total), shift)
-    return out, stats if shared == heads else write("reshape", "stats", stats, shape=(batch, heads, rows, 1))
+        return drop(write, p, kept(write, p, seed, offset, dropout_probability), dropout_probability)
+
+    weigh = dropped if dropout_probability else None
+    found = attended(write, q, k, v, given, dtype=q.dtype, weigh=weigh, **attributes)
+    return (found.out, found.stats(write)) if generate_stats else found.out
+
+
+def kept(write: Writing, p: Any, seed: Any, offset: Any, probability: float) -> Any:
+    """Writes which of the probabilities, or of anything counted as they are, dropout keeps."""
+    random = write("rng_uniform", "random", p, seed, offset)
+    return write("cmp_ge", "keep", random, threshold(probability))
+
+
+def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dropped") -> Any:
+    """Writes what dropout makes of probabilities, or of their gradients."""
+    return write("binary_select", part, write("mul", f"{part} kept", x, kept_scale(probability)), 0.0, keep)
 
 
 def scores_reference(
     q: Array, k: Array, given: Mapping[str, Array], attributes: Mapping[str, Any]
-) -> tuple[Array, Array | float]:
-    """The scores, and what the products times the scale are multiplied with in their gradients; k has q's heads."""
+) -> tuple[Array, Array | float, Array]:
+    """The scores, what the products times the scale are multiplied with in their gradients, and whether there is a
+    query; k has q's heads.
+    """
     heads, rows, depth = q.shape[1:]
     keys, scale, cap = k.shape[2], attributes["attn_scale"], attributes["soft_cap"]
     scores = np.matmul(q, k.swapaxes(-1, -2)) * (1 / sqrt(depth) if scale is None else scale)
@@ -339,11 +399,13 @@ def scores_reference(
     last_row, last_key = (x.reshape(-1, 1, 1, 1) for x in ends)
     bottom = attributes["diagonal_alignment"] == "BOTTOM_RIGHT"
     diagonal = i + (last_key - last_row if bottom else 0)
-    sequences = packed.reference(given, rows, bottom=bottom)
+    sequences = packed.reference(given, rows)
+    own, exists = i, np.broadcast_to(i < last_row, (*last_row.shape[:2], rows, 1))
     if sequences is not None:
-        diagonal = i + sequences[2]
+        first, last, ahead, behind, exists = sequences
+        diagonal, own = i + (behind if bottom else ahead), i + ahead
     if attributes["use_alibi_mask"]:
-        scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - diagonal)
+        scores = scores + alibi_slopes(heads).astype(np.float64)[:, None, None] * (j - own)
     admitted = np.broadcast_to((i < last_row) & (j < last_key), scores.shape)
     if "mask" in given:
         admitted = admitted & (given["mask"] != 0)
@@ -353,8 +415,8 @@ def scores_reference(
     if left is not None:
         admitted = admitted & (j > diagonal - left)
     if sequences is not None:
-        admitted = admitted & (j >= sequences[0]) & (j < sequences[1])
-    return np.where(admitted, scores, -inf), slope
+        admitted = admitted & (j >= first) & (j < last)
+    return np.where(admitted, scores, -inf), slope, exists
 
 
 def _reference(*arrays: Array, **attributes: Any) -> Any:
@@ -365,17 +427,8 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
-        scores, _ = scores_reference(q, k, given, attributes)
-        most = scores.max(axis=-1, keepdims=True)
-        sink = given.get("sink_token")
-        if sink is not None:
-            most = np.maximum(most, sink)
-        shift = np.where(most == -inf, 0.0, most)
-        e = np.exp(scores - shift)
-        total = e.sum(axis=-1, keepdims=True)
-        if sink is not None:
-            total = total + np.exp(sink - shift)
-        p = e / np.where(total == 0, 1.0, total)
+        scores, _, exists = scores_reference(q, k, given, attributes)
+        p, stats = softmaxes.reference(scores, given.get("sink_token"), exists)
         probability = attributes["dropout_probability"]
         if probability:  # counted along the heads as they share their keys
             shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
@@ -384,7 +437,7 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
             )
             p = np.where(random.reshape(p.shape) >= threshold(probability), p * kept_scale(probability), 0.0)
         out = np.matmul(p, v)
-        return (out, np.log(total) + shift) if attributes["generate_stats"] else out
+        return (out, stats) if attributes["generate_stats"] else out
 
 
 register(
@@ -406,6 +459,7 @@ register(
         optional=len(OPERANDS) - 3,
         neutral=NEUTRAL,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
         integers=("bias", "sink_token", *INTEGERS),
         keeps_layout=True,
@@ -416,11 +470,12 @@ register(
         H: neighbouring heads of q share those of k and v (grouped and multi-query attention).
 
         attn_scale (default 1 / sqrt(D)) multiplies the products of queries and keys; then come, in this order, if they
-        are given: soft_cap * tanh(score / soft_cap), bias (added), alibi (the slope of the head times key - query), and
-        the masks.  A query meets a key where mask is true, and in the band key <= query + right bound and key > query -
-        left bound (use_causal_mask: right bound 0); with diagonal_alignment "BOTTOM_RIGHT" positions count from the
-        ends.  bias and mask broadcast to (B, H, Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many
-        queries and keys a batch has; sink_token (1, H, 1, 1) is the score of one more key, whose value is 0.
+        are given: soft_cap * tanh(score / soft_cap), bias (added), alibi (the slope of the head times key - query, both
+        counted from the first of their sequence), and the masks.  A query meets a key where mask is true, and in the
+        band key <= query + right bound and key > query - left bound (use_causal_mask: right bound 0); with
+        diagonal_alignment "BOTTOM_RIGHT" the band's positions count from the ends.  bias and mask broadcast to (B, H,
+        Sq, Skv); seq_len_q and seq_len_kv, (B,) or (B, 1, 1, 1), say how many queries and keys a batch has; sink_token
+        (1, H, 1, 1) is the score of one more key, whose value is 0.
         Paged caches: with page_table_k and page_table_v, (B, pages) or (B, 1, pages, 1), k and v are containers,
         (blocks, Hk, keys of a block, elements), and the keys of a batch those of the blocks whose numbers are in its
         row, one after the other (up to paged_attention_max_seq_len_kv); seq_len_kv says how many there are by now.
@@ -433,9 +488,9 @@ register(
         dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
         of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0 (and -inf in the stats), whatever the values are.  Where a key is
-        masked, the key and what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless
-        its whole tile is masked: it has to be finite.  The probabilities are rounded to v's dtype before they are
-        multiplied.""",
+        A query that meets no key has the result 0, whatever the values are, and -inf in the stats, or the sink_token
+        if it exists: queries from seq_len_q on, and tokens of no sequence, do not.  Where a key is masked, the key and
+        what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless its whole tile is
+        masked: it has to be finite.  The probabilities are rounded to v's dtype before they are multiplied.""",
     )
 )

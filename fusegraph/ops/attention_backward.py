@@ -138,14 +138,11 @@ def _expand(
         dropped, by_dropped = p, by_p
         if dropout_probability:
             seed, offset = (others[OPTIONAL.index(key)] for key in NUMBERS)
-            random = write("rng_uniform", "random", p, seed, offset)
-            keep = write("cmp_ge", "keep", random, threshold(dropout_probability))
-
-            def drop(x: Any, part: str) -> Any:
-                kept = write("mul", f"{part} kept", x, kept_scale(dropout_probability))
-                return write("binary_select", part, kept, 0.0, keep)
-
-            dropped, by_dropped = drop(p, "dropped"), drop(by_p, "by dropped")
+            keep = forward.kept(write, p, seed, offset, dropout_probability)
+            dropped, by_dropped = (
+                forward.drop(write, x, keep, dropout_probability, part)
+                for x, part in ((p, "dropped"), (by_p, "by dropped"))
+            )
         by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_dropped, delta))
         by_product = by_score
         if made.tanh is not None:
@@ -200,7 +197,7 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
     scale = attributes["attn_scale"]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
-        scores, slope = scores_reference(q, wide_k, given, attributes)
+        scores, slope, _ = scores_reference(q, wide_k, given, attributes)
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
         delta = (o * loss).sum(axis=-1, keepdims=True)
         kept: Array | float = 1.0
@@ -247,6 +244,7 @@ register(
         neutral={key: NEUTRAL[key] for key in OPTIONAL},
         absent=ABSENT,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
         integers=("stats", "bias", "sink_token", *LENGTHS, *NUMBERS, *packed.OFFSETS),
         keeps_layout=True,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf, prod
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import as_dtype
+from fusegraph.dtypes import as_dtype, float8_e4m3, float8_e5m2
 from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.ops.attention import LENGTHS, NEUTRAL, SCORES, infer, normalize, present, scored, scores_reference
+from fusegraph.ops import attention as wide
+from fusegraph.ops import attention_softmax as softmaxes
+from fusegraph.ops.attention import LENGTHS, NEUTRAL, SCORES, infer, normalize, present, scores_reference
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 
 Array = np.ndarray[Any, Any]
 
 SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
-OPTIONAL = ("bias", "mask", *LENGTHS)
+OPTIONAL = ("bias", "mask", *LENGTHS, "sink_token")
 OPERANDS = ("q", "k", "v", *SCALES, *OPTIONAL)
 _FIRST = 3 + len(SCALES)
 
@@ -31,7 +33,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     for key, t in zip(OPERANDS, types[:_FIRST]):
         if key in SCALES and (not t.dtype.is_float or t.dtype.itemsize < 4 or prod(t.shape) != 1 or len(t.shape) > 4):
             raise DTypeError(f"{key} is one number in float32, got {list(t.shape)} of {t.dtype}")
-        if key not in SCALES and not (t.dtype.is_float and t.dtype.itemsize == 1):
+        if key not in SCALES and t.dtype not in (float8_e4m3, float8_e5m2):
             raise DTypeError(f"{key} is of 8-bit floats, got {t.dtype}")
     result = normalize(_plain(types), values)
     dtype = as_dtype(values["dtype"]) if values["dtype"] is not None else types[0].dtype
@@ -49,29 +51,36 @@ def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorTy
     return (out, *results[1:]) if values["generate_stats"] else out
 
 
+def attended(
+    write: Writing,
+    q: Any,
+    k: Any,
+    v: Any,
+    scales: Sequence[Any],
+    given: Mapping[str, Any],
+    *,
+    weigh: Callable[[Any], Any] | None = None,
+    **scoring: Any,
+) -> tuple[wide.Attended, Any]:
+    """Writes attention as `attention.attended` does, and its result before it is multiplied with scale_o."""
+    by_q, by_k, by_v, by_s, scale_s, _ = scales
+
+    def weighed(p: Any) -> Any:
+        return write("mul", "scaled probabilities", p if weigh is None else weigh(p), scale_s)
+
+    factor = write("mul", "descale of products", by_q, by_k)
+    found = wide.attended(write, q, k, v, given, dtype="float32", weigh=weighed, factor=factor, **scoring)
+    return found, write("mul", "descale of values", by_s, by_v)
+
+
 def _expand(
     write: Writing, q: Any, k: Any, v: Any, *others: Any, generate_stats: bool, dtype: Any, **attributes: Any
 ) -> Any:
-    by_q, by_k, by_v, by_s, scale_s, scale_o = others[: len(SCALES)]
-    given = present(others[len(SCALES) :], OPTIONAL)
-    batch, heads, rows, _ = q.shape
-    made = scored(write, q, k, v, given, **attributes, factor=write("mul", "descale of products", by_q, by_k))
-    most = write("reduction", "largest", made.scores, mode="max", axes=-1)
-    shift = write("binary_select", "shift", 0.0, most, write("cmp_eq", "alone", most, -inf))
-    e = write("exp", "exponentials", write("sub", "shifted", made.scores, shift))
-    total = write("reduction", "sum", e, mode="add", axes=-1)
-    divisor = write("binary_select", "divisor", 1.0, total, write("cmp_eq", "none", total, 0.0))
-    p = write("mul", "probabilities", e, write("reciprocal", "inverse", divisor))
-    p = write("narrow", "rounded", write("mul", "scaled probabilities", p, scale_s), dtype=v.dtype)
-    out = write("matmul", "attended", p, made.v, dtype="float32")
-    if made.q.shape != q.shape:
-        out = write("reshape", "result", out, shape=(batch, heads, rows, v.shape[-1]))
-    factor = write("mul", "scale of results", write("mul", "descale of values", by_s, by_v), scale_o)
-    out = write("mul", "scaled results", out, factor)
-    if not generate_stats:
-        return out
-    stats = write("add", "log sum", write("log", "log", total), shift)
-    return out, stats if made.q.shape == q.shape else write("reshape", "stats", stats, shape=(batch, heads, rows, 1))
+    scales, given = others[: len(SCALES)], present(others[len(SCALES) :], OPTIONAL)
+    found, descale = attended(write, q, k, v, scales, given, **attributes)
+    factor = write("mul", "scale of results", descale, scales[-1])
+    out = write("mul", "scaled results", found.out, factor)
+    return (out, found.stats(write)) if generate_stats else out
 
 
 def _reference(*arrays: Array, **attributes: Any) -> Any:
@@ -80,14 +89,11 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
-        scores, _ = scores_reference(q * by_q, k * by_k, dict(zip(OPTIONAL, others[len(SCALES) :])), attributes)
-        most = scores.max(axis=-1, keepdims=True)
-        shift = np.where(most == -inf, 0.0, most)
-        e = np.exp(scores - shift)
-        total = e.sum(axis=-1, keepdims=True)
-        p = e / np.where(total == 0, 1.0, total) * scale_s
-        out = np.matmul(p, v) * (by_s * by_v * scale_o)
-        return (out, np.log(total) + shift) if attributes["generate_stats"] else out
+        given = dict(zip(OPTIONAL, others[len(SCALES) :]))
+        scores, _, exists = scores_reference(q * by_q, k * by_k, given, attributes)
+        p, stats = softmaxes.reference(scores, given.get("sink_token"), exists)
+        out = np.matmul(p * scale_s, v) * (by_s * by_v * scale_o)
+        return (out, stats) if attributes["generate_stats"] else out
 
 
 register(
@@ -108,8 +114,9 @@ register(
         optional=len(OPTIONAL),
         neutral=NEUTRAL,
         as_stored=True,
+        weighs=True,
         masks=("mask",),
-        integers=(*SCALES, "bias", *LENGTHS),
+        integers=(*SCALES, "bias", "sink_token", *LENGTHS),
         keeps_layout=True,
         cudnn="sdpa_fp8",
         doc="""sdpa of queries, keys and values in 8-bit floats, with scales; shapes and other attributes as sdpa's.

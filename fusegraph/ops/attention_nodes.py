@@ -48,7 +48,8 @@ def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType
 
 
 #: (q, k turned, v[, tables of k and v][, sink], others of the score, those of the weight) -> the result, and the
-#: logarithms of the sums of exponentials if they are wanted.  probabilities names the tensor that the values are
+#: logarithms of the sums of exponentials if they are wanted.  origin names what was recognised (`passes.speculation`),
+#: probabilities the tensor that the values are
 #: multiplied with, rounded says whether it has their dtype.  If paged, k and v are the containers, k as it is.  With
 #: parts, results have one dimension more, the first: each is the attention to a part of the keys.  With order, the last
 #: result counts tiles of queries (`codegen.spec.AttentionSpec`).  `passes.attention` makes it of products and softmax.
@@ -58,6 +59,7 @@ ATTENTION = Op(
     operands=("operand",),
     variadic=True,
     attributes={
+        "origin": REQUIRED,
         "score": REQUIRED,
         "probabilities": REQUIRED,
         "sink": False,
@@ -84,6 +86,7 @@ ATTENTION_BACKWARD = Op(
     operands=("operand",),
     variadic=True,
     attributes={
+        "origin": REQUIRED,
         "score": REQUIRED,
         "weight": None,
         "factor": REQUIRED,

@@ -7,7 +7,7 @@ kernels either is a mask like others, by which tiles are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,24 +47,24 @@ def check(given: Mapping[str, TensorType], q: TensorType, lengths: Sequence[str]
 
 @dataclass(frozen=True)
 class Packed:
-    """Of each query the first key that it may meet, the one after the last, and how far ahead the diagonal is; or the
-    same of each key and the queries that it may meet.
+    """Of each query the first key that it may meet, the one after the last, and, to be written where they are needed,
+    how far ahead the diagonal is, which runs through the first query and key of each sequence or, at the ``bottom``,
+    through the last ones, and whether it is of any sequence; or the same of each key and the queries that it may meet.
     """
 
     first: Any
     last: Any
-    ahead: Any
+    ahead: Callable[[bool], Any]
+    exists: Callable[[], Any]
 
 
 def written(
-    write: Writing, given: Mapping[str, Any], tokens: int, rank: int, *, bottom: bool, of_keys: bool = False
+    write: Writing, given: Mapping[str, Any], tokens: int, rank: int, *, of_keys: bool = False
 ) -> Packed | None:
     """Writes what is known of each query, (1, ..., tokens, 1), or of each key, (1, ..., 1, tokens); None if the batch
     is not packed.
-
-    bottom: the diagonal runs through the last query and key of each sequence, else through the first ones.
     """
-    if OFFSETS[0] not in given:
+    if any(key not in given or given[key].size == 1 for key in OFFSETS):
         return None
     count = given[OFFSETS[0]].shape[0] - 1
     ends: list[Any] = []
@@ -91,21 +91,26 @@ def written(
         found = write("reduction", part, chosen, mode=mode, axes=-1)
         return write("reshape", part, found, shape=(*(1,) * (rank - 1), tokens)) if of_keys else found
 
-    diagonal = write("sub", "diagonals", *((k_end, q_end) if bottom else (k_begin, q_begin)))
+    def ahead(bottom: bool) -> Any:
+        ends = (k_end, q_end) if bottom else (k_begin, q_begin)
+        return of_own("ahead", write("sub", "diagonals", *ends), 0, "add")
+
+    def exists() -> Any:
+        return write("cmp_gt", "of a sequence", count_own, 0)
+
     first, last = (q_begin, q_end) if of_keys else (k_begin, k_end)
     rest = write("binary_select", "end of others", last, 0, ended)
     first, last = (of_own(f"{part} {other}", x, rest, "max") for part, x in (("first", first), ("last", last)))
-    return Packed(first, last, of_own("ahead", diagonal, 0, "add"))
+    return Packed(first, last, ahead, exists)
 
 
-def reference(given: Mapping[str, Array], rows: int, *, bottom: bool) -> tuple[Array, Array, Array] | None:
-    """The same as columns of NumPy."""
+def reference(given: Mapping[str, Array], rows: int) -> tuple[Array, ...] | None:
+    """The same as columns of NumPy: first, last, how far ahead the diagonals of the top and the bottom are, exists."""
     found = [given.get(key, np.zeros(1, np.int64)).astype(np.int64).reshape(-1) for key in OFFSETS]
     if any(x.size == 1 for x in found):
         return None
     q, k = found
     token = np.arange(rows)[:, None]
     own = (token >= q[:-1]) & (token < q[1:])
-    ahead = k[1:] - q[1:] if bottom else k[:-1] - q[:-1]
-    first, last, moved = (np.where(own, x, 0).sum(axis=1, keepdims=True) for x in (k[:-1], k[1:], ahead))
-    return first, last, moved
+    numbers = k[:-1], k[1:], k[:-1] - q[:-1], k[1:] - q[1:]
+    return *(np.where(own, x, 0).sum(axis=1, keepdims=True) for x in numbers), own.any(axis=1, keepdims=True)

@@ -53,7 +53,7 @@ def sizes(
 
 def written(write: Writing, given: Mapping[str, Any], k: Any, v: Any, longest: int | None) -> tuple[Any, Any]:
     """Writes keys and values as they are in order."""
-    if TABLES[0] not in given:
+    if any(key not in given or table_shape(given[key].type) is None for key in TABLES):
         return k, v
     found = []
     for key, x in zip(TABLES, (k, v)):

@@ -22,6 +22,7 @@ class Kind(Enum):
     MOVEMENT = "movement"
     REDUCTION = "reduction"
     SCAN = "scan"
+    SORT = "sort"
     SCATTER = "scatter"
     WINDOW = "window"
     CONTRACTION = "contraction"
@@ -88,6 +89,8 @@ class Op:
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
     keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
                 NHWC out).
+    weighs      composites: whether results are sums of elements with weights, some of which may be 0: what is not
+                finite among these may be in them or not.
     as_stored   composites: whether ``expand`` gets operands in their own dtype, else in the one they are computed in.
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
@@ -115,6 +118,7 @@ class Op:
     optional: int = 0
     neutral: Mapping[str, Any] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    weighs: bool = False
     as_stored: bool = False
     keeps_layout: bool = False
     variadic: bool = False

@@ -61,6 +61,11 @@ def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> Tens
     return TensorType(kept if keepdims else dropped, x.dtype)
 
 
+def averaged(x: Array, axes: tuple[int, ...]) -> Array:
+    """The mean along axes, which are kept; NaN, without a warning, where there are no elements."""
+    return np.asarray(x.sum(axis=axes, keepdims=True) / np.float64(prod(x.shape[d] for d in axes)))
+
+
 def check_integers(op: Op, types: tuple[TensorType, ...]) -> None:
     """Raises DTypeError or ShapeError unless those of an op's operands that are integers are one number each."""
     for key, t in zip(op.operands, types):

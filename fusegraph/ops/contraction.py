@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, int32, int64, promote
+from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.reduction import summed
 
 Array = np.ndarray[Any, Any]
 
@@ -20,9 +21,10 @@ COMPUTE_DTYPES = (TF32, FAST_FP8)
 
 
 def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
-    """Result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits.
+    """Result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits and
+    integers of 16.
 
-    int8, uint8 and bool accumulate in int32 and fp8 in float32: a sum of products would rarely fit back.
+    Small integers and bool accumulate in int32 and fp8 in float32: a sum of products would rarely fit back.
     """
     common = promote(types[0].dtype, types[1].dtype)
     if dtype is not None:
@@ -30,9 +32,7 @@ def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
         if common.is_float and not wanted.is_float:
             raise DTypeError(f"a sum of {common} products cannot be stored as {wanted}; cast the result")
         return wanted
-    if common.itemsize == 1:
-        return float32 if common.is_float else int32
-    return common
+    return summed(common)
 
 
 def factor_precision(types: tuple[TensorType, ...], compute_dtype: Any) -> str | None:
@@ -78,10 +78,9 @@ def widen(x: Array) -> Array:
 
 
 def wrapped(total: Array, a: Array, b: Array, dtype: Any) -> Array:
-    """Sums of integer products modulo the accumulator: 2^64 if an operand or the result is int64, else 2^32."""
-    if total.dtype.kind == "f" or np.int64 in (a.dtype, b.dtype) or (dtype is not None and as_dtype(dtype) == int64):
-        return total
-    return total.astype(np.int32)
+    """Sums of integer products modulo the accumulator: 2^64 if an operand or the result has 64 bits, else 2^32."""
+    wide = 8 in (a.dtype.itemsize, b.dtype.itemsize) or (dtype is not None and as_dtype(dtype).bits == 64)
+    return total if total.dtype.kind == "f" or wide else total.astype(np.int32)
 
 
 def _matmul_reference(a: Array, b: Array, dtype: Any = None, compute_dtype: str | None = None) -> Array:
@@ -102,11 +101,11 @@ register(
         cudnn="matmul",
         doc="""Matrix product of a (..., M, K) and b (..., K, N): (..., M, N).  Batch dimensions broadcast as in NumPy.
 
-        Accumulates in float32, for float64 in float64; integers in int64 if an operand or dtype is, else in int32,
-        wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for 8-bit
-        integers, float32 for fp8.  compute_dtype "tf32" lets float32 factors be rounded to the 11 significant bits of
-        tf32 before they are multiplied; "fast_float_for_fp8" leaves sums of fp8 products to the tensor cores, some of
-        which keep 14 bits, instead of adding them up in float32 after 128 products at most (default: what the graph
-        says).""",
+        Accumulates in float32, for float64 in float64; integers in 64 bits if an operand or dtype has as many, else
+        in 32, wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for integers
+        of 8 and 16 bits, float32 for fp8.  compute_dtype "tf32" lets float32 factors be rounded to the 11 significant
+        bits of tf32 before they are multiplied; "fast_float_for_fp8" leaves sums of fp8 products to the tensor cores,
+        some of which keep 14 bits, instead of adding them up in float32 after 128 products at most (default: what the
+        graph says).""",
     )
 )

@@ -1,7 +1,7 @@
 """Conversions between dtypes on reference arrays, with the meaning of ``convert`` in ``codegen/device/types.cuh``.
 
 A reference array of a float dtype is float64 and holds only values of that dtype; those of integers and bool are in
-their own NumPy dtype.
+their own NumPy dtype, those of integers of fewer than 8 bits in that of their carrier.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusegraph.dtypes import DType, float16, float32, float64
+from fusegraph.dtypes import DType, float4_e2m1, float16, float32, float64
 
 Array = np.ndarray[Any, Any]
 
 
 def to_reference(array: Array, dtype: DType) -> Array:
-    """An array of a dtype's values as a reference array: float64 for floats (exact), the dtype's own type otherwise."""
+    """An array of a dtype's values as a reference array: float64 for floats (exact), else see `reference_type`."""
     with np.errstate(invalid="ignore"):  # signalling NaNs
-        return np.asarray(array).astype(np.float64 if dtype.is_float else dtype.numpy, copy=False)
+        return np.asarray(array).astype(reference_type(dtype), copy=False)
+
+
+def reference_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type of reference arrays of a dtype."""
+    return np.dtype(np.float64) if dtype.is_float else (dtype.carrier or dtype).numpy
 
 
 def from_reference(array: Array, dtype: DType) -> Array:
@@ -30,8 +35,10 @@ def from_reference(array: Array, dtype: DType) -> Array:
 def round_to(array: Array, dtype: DType) -> Array:
     """float64 values rounded to nearest even in a float dtype, as float64.
 
-    Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  8-bit floats saturate,
-    infinity included; the others overflow to infinity.  NaN and the sign of zero stay.
+    Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
+    infinity, but the largest number in floats of 8 bits and fewer.  Infinity, NaN and the sign of zero stay; where a
+    dtype has no infinity, it becomes the largest number, and where zero has no sign -0 is 0.  NaN is -0 in float4_e2m1,
+    which has none.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -40,35 +47,72 @@ def round_to(array: Array, dtype: DType) -> Array:
         if dtype in (float32, float16):
             return array.astype(dtype.numpy).astype(np.float64)
         info = ml_dtypes.finfo(dtype.numpy)
-        # |array| < 2**exponent; a number of that size has its last place at 2**(exponent - 1 - nmant).
-        _, exponent = np.frexp(array)
-        last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
-        rounded = np.asarray(np.ldexp(np.rint(np.ldexp(array, -last_place)), last_place))
-        if dtype.itemsize == 1:
-            return np.asarray(np.clip(rounded, dtype.min, dtype.max))
+        rounded = _nearest(array, info)
+        if dtype.saturates:
+            clipped = np.asarray(np.clip(rounded, dtype.min, dtype.max))
+            clipped = clipped if dtype.has_negative_zero else clipped + 0.0
+            if dtype == float4_e2m1:
+                clipped = np.where(np.isnan(clipped), -0.0, clipped)
+            return np.where(np.isinf(array), array, clipped) if dtype.has_infinity else clipped
         return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
 
 
-def convert(array: Array, source: DType, target: DType) -> Array:
+def _nearest(array: Array, info: Any) -> Array:
+    """Rounded as if exponents had no upper bound."""
+    # |array| < 2**exponent; a number of that size has its last place at 2**(exponent - 1 - nmant).
+    _, exponent = np.frexp(array)
+    last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
+    return np.asarray(np.ldexp(np.rint(np.ldexp(array, -last_place)), last_place))
+
+
+def limited(array: Array, dtype: DType, *, saturate: bool) -> Array:
+    """float64 values as `round_to` rounds them for a cast to an 8-bit float that says what is to become of those that
+    the dtype does not hold.
+
+    Saturating (as casts to float4_e2m1 always are), infinity is the largest number; else whatever rounds to more than
+    that is infinity, or NaN where the dtype has none.
+    """
+    array = np.asarray(array, np.float64)
+    if not dtype.saturates:
+        return array
+    if saturate or dtype == float4_e2m1:
+        return np.asarray(np.clip(array, dtype.min, dtype.max))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        beyond = np.abs(_nearest(array, ml_dtypes.finfo(dtype.numpy))) > dtype.max
+    return np.where(beyond, np.copysign(np.inf if dtype.has_infinity else np.nan, array), array)
+
+
+def convert(array: Array, source: DType, target: DType, *, saturate: bool | None = None) -> Array:
     """A reference array of one dtype as a reference array of another.
 
-    To a float: rounds once to nearest even (see `round_to`).  Float to integer: truncates, saturates, NaN gives 0.
-    Integer to integer: wraps around.  To bool: x != 0, so NaN gives True.
+    To a float: rounds once to nearest even (see `round_to`; ``saturate`` is that of a cast, see `limited`).  Float to
+    integer: truncates, saturates, NaN gives 0.  Integer to integer: wraps around.  To bool: x != 0, so NaN gives True.
     """
     array = to_reference(array, source)
     if target.is_bool:
         return np.asarray(array != 0)
     if target.is_float:
-        return round_to(_integers_to_float64(array, target) if source.is_int else array, target)
+        wide = _integers_to_float64(array, target) if source.is_int else array
+        return round_to(wide if saturate is None else limited(wide, target, saturate=saturate), target)
     if not source.is_float:
-        return array.astype(target.numpy)
+        return _wrapped(array, target)
     low, high = int(target.min), int(target.max)
     whole = np.trunc(np.where(np.isnan(array), 0.0, array))
     inside = (whole >= float(low)) & (
         whole < float(high + 1)
     )  # the largest int64 is no float64, but the next number is
-    limit = np.where(whole < 0, np.array(low, target.numpy), np.array(high, target.numpy))
-    return np.where(inside, np.where(inside, whole, 0.0).astype(target.numpy), limit)
+    kind = reference_type(target)
+    limit = np.where(whole < 0, np.array(low, kind), np.array(high, kind))
+    return np.where(inside, np.where(inside, whole, 0.0).astype(kind), limit)
+
+
+def _wrapped(array: Array, target: DType) -> Array:
+    """Integers modulo 2 to the power of the target's bits, those that are kept."""
+    found = array.astype(reference_type(target))
+    if target.is_packed:
+        top = np.array(-int(target.min), found.dtype)
+        found = ((found & ((1 << target.bits) - 1)) ^ top) - top
+    return np.asarray(found)
 
 
 def _integers_to_float64(array: Array, target: DType) -> Array:

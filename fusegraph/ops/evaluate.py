@@ -9,7 +9,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.ops.base import Op, TensorType
-from fusegraph.ops.convert import convert, to_reference
+from fusegraph.ops.convert import convert, reference_type, to_reference
 
 Array = np.ndarray[Any, Any]
 
@@ -51,19 +51,21 @@ def evaluate_all(
             converted.append(convert(x, t.dtype, compute_dtype(d, real)) if t.dtype != d else x)
     found = op.reference(*converted, **attributes)
     values = found if isinstance(found, tuple) else (found,)
-    return tuple(_stored(op, np.asarray(v), op.promoted(types), d) for v, d in zip(values, results, strict=True))
+    return tuple(
+        _stored(op, np.asarray(v), op.promoted(types), d, attributes) for v, d in zip(values, results, strict=True)
+    )
 
 
-def _stored(op: Op, value: Array, produced: DType, result: DType) -> Array:
+def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Mapping[str, Any]) -> Array:
     """What a reference gave, computed in one dtype, as a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))
-        return value if exact else convert(value, produced, result)
+        return value if exact else convert(value, produced, result, saturate=attributes["saturate"])
     if result.is_float:
         return value.astype(np.float64)
     if value.dtype == np.float64:
         return convert(value, produced, result)
-    return value.astype(result.numpy)
+    return value.astype(reference_type(result))
 
 
 def widens(source: DType, target: DType) -> bool:
@@ -71,8 +73,4 @@ def widens(source: DType, target: DType) -> bool:
 
     That of a float which is still unrounded in its compute type leaves it so.
     """
-    if not target.is_float:
-        return False
-    if source.is_float:
-        return target.unit_roundoff <= source.unit_roundoff and target.max >= source.max
-    return max(-source.min, source.max) <= min(1 / target.unit_roundoff, target.max)
+    return target.is_float and target.holds(source)

@@ -15,7 +15,7 @@ import numpy as np
 from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import REQUIRED, TensorType
-from fusegraph.ops.composite import Array, Writing, composite, reduced
+from fusegraph.ops.composite import Array, Writing, averaged, composite, reduced
 
 #: Which axes a norm is along: from the rank of its operand and its attributes.
 Along = Callable[[int, Mapping[str, Any]], tuple[int, ...]]
@@ -53,10 +53,10 @@ def instance_axes(rank: int, _: Mapping[str, Any] | None = None) -> tuple[int, .
 
 
 def _centred_reference(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array, Array]:
-    mean = x.mean(axis=axes, keepdims=True)
-    variance = ((x - mean) ** 2).mean(axis=axes, keepdims=True)
+    middle = averaged(x, axes)
+    variance = averaged((x - middle) ** 2, axes)
     inverse = 1 / np.sqrt(variance + epsilon)
-    return (x - mean) * inverse, mean, variance, inverse
+    return (x - middle) * inverse, middle, variance, inverse
 
 
 def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any, Any]:
@@ -132,7 +132,7 @@ _layernorm(
 
 
 def _rmsnorm_reference(x: Array, scale: Array, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
-    inverse = 1 / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+    inverse = 1 / np.sqrt(averaged(x * x, axes) + epsilon)
     y = x * inverse * scale
     return (y, inverse) if norm_forward_phase == "training" else y
 

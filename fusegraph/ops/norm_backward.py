@@ -15,7 +15,7 @@ import numpy as np
 
 from fusegraph.errors import ShapeError
 from fusegraph.ops.base import REQUIRED, TensorType
-from fusegraph.ops.composite import Array, Writing, composite
+from fusegraph.ops.composite import Array, Writing, averaged, composite
 from fusegraph.ops.norm import (
     Along,
     batch_axes,
@@ -58,9 +58,9 @@ def _gradients_reference(
     loss: Array, normal: Array, scale: Array, inverse: Array, axes: tuple[int, ...], *, centred: bool
 ) -> tuple[Array, Array, Array]:
     g = loss * scale
-    inner = g - normal * (g * normal).mean(axis=axes, keepdims=True)
+    inner = g - normal * averaged(g * normal, axes)
     if centred:
-        inner = inner - g.mean(axis=axes, keepdims=True)
+        inner = inner - averaged(g, axes)
     return inner * inverse, _sum_reference(loss * normal, scale.shape), _sum_reference(loss, scale.shape)
 
 

@@ -73,6 +73,13 @@ def optional_dtype(name: str, value: Any, _: DType, __: tuple[int, ...]) -> DTyp
     return None if value is None else as_dtype(value)
 
 
+def flag(name: str, value: Any, _: DType, __: tuple[int, ...]) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise AttributeValueError(f"{name} is True or False, got {value!r}")
+    return bool(value)
+
+
 def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
     """An axis of the result, made non-negative."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -1,9 +1,15 @@
-"""Pointwise ops of integers: quotients, bits and shifts."""
+"""Pointwise ops of integers: quotients, bits and shifts, and numbers as other numbers of the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from fusegraph.dtypes import ALL, DType, as_dtype
+from fusegraph.errors import DTypeError
+from fusegraph.ops.convert import from_reference
 from fusegraph.ops.pointwise import Array, binary, unary
 
 
@@ -58,5 +64,37 @@ binary(
     _shift_right,
     "a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a.",
     int="math::shift_right({a}, {b})",
+    ulps=0,
+)
+
+
+def _of_these_bits(_: str, value: Any, source: DType, __: tuple[int, ...]) -> DType:
+    """A dtype of the operand's size, by default the unsigned integer."""
+    if value is None:
+        return next(d for d in ALL if d.is_int and d.min == 0 and d.bits == source.bits)
+    dtype = as_dtype(value)
+    if dtype.bits != source.bits or (dtype.is_bool and not source.is_bool):
+        raise DTypeError(f"the bits of {source} are none of {dtype}")
+    return dtype
+
+
+def _bitcast(x: Array, dtype: DType, source: DType) -> Array:
+    return from_reference(x, source).view(dtype.numpy)
+
+
+def _reinterpreted(values: Mapping[str, Any]) -> str:
+    return f"widen(reinterpret<{values['dtype'].ctype}>(convert<{values['source'].ctype}>({{x}})))"
+
+
+unary(
+    "bitcast",
+    _bitcast,
+    """The number of another dtype that has the same bits as x in its own: an unsigned integer unless dtype says other.
+
+    A NaN may become any NaN of its dtype before.  source is x's dtype, whatever is given.""",
+    attributes={"dtype": (None, _of_these_bits), "source": (None, lambda name, value, dtype, shape: dtype)},
+    float=_reinterpreted,
+    int=_reinterpreted,
+    bool=_reinterpreted,
     ulps=0,
 )

@@ -15,6 +15,7 @@ from fusegraph.ops.pointwise import (
     Array,
     axis,
     binary,
+    flag,
     optional_dtype,
     optional_number,
     pointwise,
@@ -183,7 +184,7 @@ unary(
 )
 
 
-def _same(x: Array, dtype: DType | None = None) -> Array:
+def _same(x: Array, dtype: DType | None = None, saturate: bool = True) -> Array:
     return x
 
 
@@ -192,8 +193,10 @@ unary(
     _same,
     """x, converted to dtype where one is given.
 
-    Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0; integers wrap around.""",
-    attributes={"dtype": (None, optional_dtype)},
+    Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0; integers wrap around.  What an
+    8-bit float does not hold, infinity included, becomes its largest number, as ONNX and cuDNN have it; with
+    saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
+    attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
     float="{x}",
     int="{x}",
     bool="{x}",

@@ -26,6 +26,9 @@ Attributes = Mapping[str, Any]
 #: The window along each axis that has one.
 Windows = dict[int, Window]
 
+#: Elements of a window along an axis: each of them is looked at, though it may be padding.
+MAX_WINDOW = 1 << 20
+
 SLIDING: dict[str, Any] = {"window": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
 _AVERAGE = {k: v for k, v in SLIDING.items() if k != "dilation"} | {"count_include_pad": True}
 
@@ -58,7 +61,7 @@ def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
     axes = result["axes"] = _axes(x, values["axes"])
     rank = len(axes)
     if "window" in values:
-        result["window"] = spread(values["window"], rank, "window", 1)
+        result["window"] = check_window(spread(values["window"], rank, "window", 1))
         stride = values["stride"]
         result["stride"] = result["window"] if stride is None else spread(stride, rank, "stride", 1)
         result["padding"] = spread_padding(values["padding"], rank)
@@ -74,6 +77,13 @@ def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
         if result["dtype"] not in (int32, int64):
             raise DTypeError(f"positions are int32 or int64, not {result['dtype']}")
     return result
+
+
+def check_window(window: tuple[int, ...]) -> tuple[int, ...]:
+    """A window as given.  Raises AttributeValueError for one that takes for ever."""
+    if max(window) > MAX_WINDOW:
+        raise AttributeValueError(f"window is an integer of at most {MAX_WINDOW} along an axis, got {max(window)}")
+    return window
 
 
 def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:

@@ -13,7 +13,7 @@ from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Expand, Writing, not_negative, reduced, single_axis
 from fusegraph.ops.convolution import spread
 from fusegraph.ops.pointwise import accepted_kinds, number
-from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, forward_windows, normal
+from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, check_window, forward_windows, normal
 
 Array = np.ndarray[Any, Any]
 Types = tuple[TensorType, ...]
@@ -168,10 +168,10 @@ def _local(
         result = dict(values)
         if axis:
             result["axis"] = single_axis(values["axis"], x.shape)
-            result["window"] = spread(values["window"], 1, "window", 1)[0]
+            result["window"] = check_window(spread(values["window"], 1, "window", 1))[0]
         else:
             result["axes"] = normal(x, {"axes": values["axes"]})["axes"]
-            result["window"] = spread(values["window"], len(result["axes"]), "window", 1)
+            result["window"] = check_window(spread(values["window"], len(result["axes"]), "window", 1))
         for key in ("alpha", "beta"):
             if key in values:
                 result[key] = float(number(key, values[key], x.dtype, x.shape))

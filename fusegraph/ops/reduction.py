@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, bool_, float32, int32, int64
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, int32, int64, sum_dtype
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 
@@ -61,8 +61,8 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     if not isinstance(attributes["keepdims"], (bool, np.bool_)):
         raise AttributeValueError(f"keepdims is True or False, got {attributes['keepdims']!r}")
     dtype, correction = attributes["dtype"], attributes["correction"]
-    if isinstance(correction, bool) or not isinstance(correction, (int, float, np.integer, np.floating)):
-        raise AttributeValueError(f"correction is a number, got {correction!r}")
+    if not isfinite(correction):
+        raise AttributeValueError(f"correction is a finite number, got {correction!r}")
     if correction and mode != "var":
         raise AttributeValueError(f"correction is for mode var, this is {mode}")
     axes = normal_axes(attributes["axes"], len(x.shape))
@@ -78,7 +78,9 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
 
 
 def result_dtype(x: TensorType, mode: str, dtype: DType | None) -> DType:
-    """The dtype of a result: the operand's, or that of the sum for operands of 8 bits, which would rarely hold it."""
+    """The dtype of a result: the operand's, or that of the sum for floats of 8 bits and integers of 8 and 16, which
+    would rarely hold it.
+    """
     if mode in TRUTHS:
         if dtype not in (None, bool_):
             raise DTypeError(f"{mode} is True or False; cast the result to {dtype}")
@@ -97,11 +99,18 @@ def result_dtype(x: TensorType, mode: str, dtype: DType | None) -> DType:
         if x.dtype.is_int and mode in EXTREMES and dtype != x.dtype:
             raise DTypeError(f"{mode} of {x.dtype} is {x.dtype}; cast the result to {dtype}")
         if dtype.is_int and dtype.itemsize < 4 and mode not in EXTREMES:
-            raise DTypeError(f"{mode} of integers is summed in int32 or int64; cast the result to {dtype}")
+            raise DTypeError(f"{mode} of integers is summed in 32 or 64 bits; cast the result to {dtype}")
         return dtype
-    if mode in EXTREMES or x.dtype.itemsize > 1:
+    if mode in EXTREMES:
         return x.dtype
-    return float32 if x.dtype.is_float else int32
+    return summed(x.dtype)
+
+
+def summed(dtype: DType) -> DType:
+    """The dtype of sums of a dtype that say no other: float32 for floats of 8 bits, int32 for integers of 8 and 16."""
+    if dtype.is_float:
+        return dtype if dtype.bits > 8 else float32
+    return dtype if dtype.bits >= 32 else int32
 
 
 def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
@@ -146,20 +155,18 @@ def _reference(
             return _composed_reference(x, mode, axes, keepdims, correction)
     before, combine, after = MODES[mode]
     with np.errstate(all="ignore"):
-        exact = x.astype(np.int64) if x.dtype.kind in "iu" and mode not in EXTREMES else x
+        integers = x.dtype.kind in "iu" and mode not in EXTREMES
+        exact = x.astype(f"{x.dtype.kind}8") if integers else x
         each = np.abs(exact) if before == "abs" else exact * exact if before == "square" else exact
         total = np.asarray(_COMBINE[combine](each, axis=axes, keepdims=keepdims))
         if after == "mean":
             total = total / np.float64(prod(x.shape[d] for d in axes))
         elif after == "sqrt":
             total = np.sqrt(total)
-        if x.dtype.kind in "iu" and mode not in EXTREMES and int64 not in (dtype, _named(x)):
-            total = np.asarray(total).astype(np.int32)
+        if integers:
+            source = BY_NUMPY[x.dtype]
+            total = np.asarray(total).astype(sum_dtype(source, dtype or source).numpy)
     return np.asarray(total)
-
-
-def _named(x: Array) -> DType | None:
-    return int64 if x.dtype == np.int64 else None
 
 
 def _position(write: Any, x: Any, axes: Sequence[int]) -> Any:
@@ -232,9 +239,9 @@ register(
         element is NaN.
 
         Floats are summed in float32, or float64 for float64 and graphs that compute in it.  Integers are exact: min,
-        max and amax (where -128 of int8 stays -128) in their own dtype; sums and products in int32, or int64 if the
-        operand or dtype is, wrapping around; avg, norm2 and var take floats only.  dtype is that of the result: by
-        default the operand's, but int32 for sums of 8-bit integers and float32 for those of fp8; int64 for argmin and
-        argmax, which may be int32; bool for any and all, which alone take bool.""",
+        max and amax (where -128 of int8 stays -128) in their own dtype; sums and products in 32 bits, or 64 if the
+        operand or dtype has as many, wrapping around; avg, norm2 and var take floats only.  dtype is that of the
+        result: by default the operand's, but int32 for sums of integers of 8 and 16 bits and float32 for those of fp8;
+        int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool.""",
     )
 )

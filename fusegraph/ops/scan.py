@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, as_dtype, int32, int64
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, int32, int64, sum_dtype, uint32
 from fusegraph.errors import AttributeValueError, DTypeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing, single_axis
@@ -69,7 +69,8 @@ def _register(name: str, doc: str) -> None:
     def reference(x: Array, axis: int, reverse: bool, dtype: DType | None = None) -> Array:
         whole = x.dtype.kind in "iu" and typed
         total = running.along(x.astype(np.int64) if whole else x, axis, reverse)
-        return total.astype(np.int32) if whole and dtype != int64 and x.dtype != np.int64 else total
+        source = BY_NUMPY[x.dtype]
+        return total.astype(sum_dtype(source, dtype or source).numpy) if whole else total
 
     register(
         Op(
@@ -119,9 +120,9 @@ def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
 def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
     """The largest of keys with the position behind the number, if both are 64 bits; else of positions of extremes."""
     position = write("gen_index", "position", x, axis=axis)
-    if x.dtype.is_int and x.dtype not in (int32, int64):
-        x = write("identity", "wide", x, dtype=int32 if x.dtype.itemsize < 4 else int64)
-    if x.dtype.itemsize <= 4:
+    if x.dtype.is_int and x.dtype.itemsize < 4:
+        x = write("identity", "wide", x, dtype=int32)
+    if x.dtype.itemsize <= 4 and x.dtype != uint32:
         number = write("add", "zero of one sign", x, 0) if x.dtype.is_float else x
         signed = write("bitwise_xor", "signed", write(ORDER, "order", number, down=down), -(2**31))
         upper = write("shift_left", "upper", write("identity", "wide order", signed, dtype=int64), 32)
@@ -147,8 +148,6 @@ def _register_index(name: str, down: bool) -> None:
     def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
         if types[0].dtype.is_bool:
             raise DTypeError(f"{name} does not take bool; cast to int32")
-        if types[0].dtype.is_int and types[0].dtype.max > int64.max:
-            raise DTypeError(f"{name} takes numbers that an int64 holds, got {types[0].dtype}")
         return TensorType(types[0].shape, normalize(types, attributes)["dtype"])
 
     kind, value = ("smallest", "cummin") if down else ("largest", "cummax")

@@ -21,9 +21,11 @@ from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
 from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
+from fusegraph.passes.attention_rows import rows_are_zero
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.speculation import LeftOut, Rewriting
 
 #: Those that may be linear in an operand.
 LINEAR = ("mul", "div", "binary_select")
@@ -59,8 +61,8 @@ class _Match:
     zero: bool
 
 
-def recognise(graph: Graph, options: Options) -> Recognised:
-    """Replaces what is attention by attention nodes."""
+def recognise(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
+    """Replaces what is attention by attention nodes, but for those left out."""
     if options.strict:  # scores and probabilities would have to be rounded as if they were stored
         return Recognised(same(graph), ())
     matches: dict[Node, tuple[_Match, Node]] = {}
@@ -82,10 +84,13 @@ def recognise(graph: Graph, options: Options) -> Recognised:
                 continue
             if match.members & taken:
                 raise No("part of it belongs to another attention")
+            reason = left_out.get((Rewriting.ATTENTION, match.out.name))
+            if reason is not None:
+                raise No(reason)
             made = _node(graph, match)
             attention.check(made, graph, options)
-        except (No, Refusal) as reason:
-            left(node, reason)
+        except (No, Refusal) as declined:
+            left(node, declined)
             continue
         matches[match.out] = match, made
         taken |= match.members
@@ -236,6 +241,7 @@ class Matcher:
             raise No("rows without keys are NaN in one place and 0 in another")
         product = self.product_of(score)
         stats = self._stats(whole, shift, zero)
+        zero = zero or rows_are_zero(self.graph, chain, score, product)
         values = node.inputs[1]
         weight = self._cast(node.inputs[0])
         self._let_go()
@@ -410,6 +416,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     score = Score(part.own, tuple(part.made[t] for t in (*product.inputs, *rest)), notes)
     weights, values = match.second.inputs
     attributes = {
+        "origin": match.out.name,
         "score": score,
         "probabilities": weights.name,
         "sink": match.sink is not None,

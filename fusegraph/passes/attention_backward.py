@@ -26,6 +26,7 @@ from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
+from fusegraph.passes.speculation import LeftOut, Rewriting
 
 #: Elements of a key and a value whose sums for one key are made by one kernel.
 MOST_TOGETHER = 256
@@ -57,8 +58,8 @@ def _narrows(node: Node) -> bool:
     return node.op.name == "identity" and before.is_float and after.is_float and after.itemsize < before.itemsize
 
 
-def recognise_backward(graph: Graph, options: Options) -> Recognised:
-    """Replaces what is the gradient of an attention by nodes of `ATTENTION_BACKWARD`."""
+def recognise_backward(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
+    """Replaces what is the gradient of an attention by nodes of `ATTENTION_BACKWARD`, but for those left out."""
     if options.strict:
         return Recognised(same(graph), ())
     matches: list[_Match] = []
@@ -70,11 +71,14 @@ def recognise_backward(graph: Graph, options: Options) -> Recognised:
             match = _Gradients(graph, node).gradients()
             if match is None:
                 continue
+            reason = left_out.get((Rewriting.GRADIENTS, node.name))
+            if reason is not None:
+                raise No(reason)
             for made in match.made:
                 _check_order(graph, made)
                 attention_backward.check(made, graph, options)
-        except (No, Refusal) as reason:
-            text = f"looks like the gradient of an attention and is left as it is: {reason}"
+        except (No, Refusal) as declined:
+            text = f"looks like the gradient of an attention and is left as it is: {declined}"
             decisions.append(Decision(node.inputs[0].name, node.name, False, text))
             continue
         matches.append(match)
@@ -209,6 +213,7 @@ class _Gradients(Matcher):
         lead = (*product.inputs, values, loss, stats, less.inputs[1])
         narrowed = [n.output for n in members if _narrows(n) and n.inputs[0].shape == space]
         common = {
+            "origin": exponential.name,
             "score": made_score,
             "weight": weight[0] if weight else None,
             "factor": factor,

@@ -26,6 +26,7 @@ from fusegraph.passes.attention_parts import Part
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, same
+from fusegraph.passes.speculation import LeftOut, Rewriting
 from fusegraph.passes.split_attention import best_parts
 
 OPERANDS = ("queries", "keys", "values")
@@ -38,9 +39,9 @@ MOST_KEYS = 512
 LARGE = 2
 
 
-def compute_in_front(graph: Graph, options: Options) -> Recognised:
-    """The graph with attention nodes that compute what they multiply, where that is worth it."""
-    found = {node: _fronts(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
+def compute_in_front(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
+    """The graph with attention nodes that compute what they multiply, where that is worth it and not left out."""
+    found = {node: _fronts(graph, node, options, left_out) for node in graph.nodes if node.kind is Kind.ATTENTION}
     if not any(x is not None for each in found.values() for x in each):
         return Recognised(same(graph), ())
     decisions = []
@@ -83,14 +84,18 @@ class _Found:
     reads: tuple[Tensor, ...]
 
 
-def _fronts(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
+def _fronts(graph: Graph, node: Node, options: Options, left_out: LeftOut) -> list[_Found | str | None]:
     """What is in front of each operand; why it stays there, or None where there is nothing."""
     result: list[_Found | str | None] = []
     for number in range(len(OPERANDS)):
         try:
-            result.append(_front(graph, node, number, options))
-        except Refusal as reason:
-            result.append(str(reason))
+            front = _front(graph, node, number, options)
+            reason = left_out.get((Rewriting.FRONT, node.attributes["origin"]))
+            if front is not None and reason is not None:
+                raise Refusal(reason)
+            result.append(front)
+        except Refusal as declined:
+            result.append(str(declined))
     return result
 
 

@@ -22,6 +22,7 @@ from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target, TooLarge
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
+from fusegraph.passes.speculation import LeftOut, NoKernel, Rewriting
 from fusegraph.passes.views import place_views
 
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
@@ -51,8 +52,9 @@ class _Quotient:
     """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches, by the bit of each
     (and of some that are none any more)."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, left_out: LeftOut) -> None:
         self.graph = graph
+        self.alone = {name: reason for (what, name), reason in left_out.items() if what is Rewriting.FUSION}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
@@ -230,21 +232,27 @@ class _Refused:
 
 
 def fuse(
-    graph: Graph, options: Options | None = None, *, enabled: bool = True, target: Target = lowering.KERNELS
+    graph: Graph,
+    options: Options | None = None,
+    *,
+    enabled: bool = True,
+    target: Target = lowering.KERNELS,
+    left_out: LeftOut | None = None,
 ) -> Partition:
     """The partition of a graph into groups that a target takes (default: the kernel families).
 
-    With ``enabled=False`` every node is a kernel of its own (to compare against).
+    With ``enabled=False`` every node is a kernel of its own (to compare against), as are those left out.
 
-    Raises Refusal if the target does not even take a single node.
+    Raises NoKernel if the target does not even take a single node.
     """
     options = options or Options()
-    quotient = _Quotient(graph)
+    quotient = _Quotient(graph, left_out or {})
     siblings: list[Decision] = []
     refused = _Refused(quotient)
     if enabled:
         siblings = _merge_all(quotient, options, target, refused)
-    groups = []
+    groups: list[Group] = []
+    without: list[tuple[Sequence[Node], str]] = []
     views = [quotient.view(g) for g in quotient.topological()]
     free: frozenset[Node] = frozenset()
     if enabled and target is lowering.KERNELS:
@@ -256,8 +264,9 @@ def fuse(
         try:
             groups.append(Group(view.nodes, target.lower(view, options)))
         except Refusal as reason:
-            node = view.nodes[0]
-            raise Refusal(f"{node.op.name} {node.name!r}: {reason}") from None
+            without.append((view.nodes, str(reason)))
+    if without:
+        raise NoKernel(without)
     decisions = _decisions(quotient, enabled, refused, free)
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
     partition.check()
@@ -265,8 +274,11 @@ def fuse(
 
 
 def _takes(target: Target, view: GroupView, options: Options) -> bool:
+    """Whether a group is one kernel with its tensors where they lie now, which for attention its lowering alone can
+    tell.
+    """
     try:
-        target.accept(view, options)
+        target.lower(view, options)
     except Refusal:
         return False
     return True
@@ -338,6 +350,9 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
 
 def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> Refusal | None:
     """Why two groups cannot be merged, None if they can."""
+    alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
+    if alone is not None:
+        return Refusal(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
     through = quotient.path_outside(a, b)
     if through is not None:
         return Refusal(f"would form a cycle: a path between them leaves through {through.name!r}")

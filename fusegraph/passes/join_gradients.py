@@ -7,7 +7,6 @@ such a kernel, and for what, is found when schedules are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from fusegraph.passes.attention import Recognised
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, intermediate, same
+from fusegraph.passes.speculation import LeftOut, Rewriting
 
 #: Queries of the smallest tile, for each of which blocks take turns.
 LEAST_QUERIES = 16
@@ -28,8 +28,8 @@ LEAST_QUERIES = 16
 LEAST_KEYS = 256
 
 
-def join_gradients(graph: Graph, options: Options, apart: Mapping[str, str]) -> Recognised:
-    """The graph with one node for both kernels of gradients; ``apart`` says by name of a result why some are two."""
+def join_gradients(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
+    """The graph with one node for both kernels of gradients, but for those left out."""
     pairs: dict[Node, Node] = {}
     decisions = []
     nodes = [n for n in graph.nodes if n.kind is Kind.ATTENTION_BACKWARD]
@@ -37,7 +37,7 @@ def join_gradients(graph: Graph, options: Options, apart: Mapping[str, str]) -> 
         keys = next((n for n in nodes if _together(queries, n)), None)
         if keys is None or queries.output.size * float32.itemsize > options.workspace:
             continue
-        reason = apart.get(keys.outputs[0].name)
+        reason = left_out.get((Rewriting.JOINED, keys.attributes["origin"]))
         text = f"two kernels, over queries and over keys: {reason}"
         if reason is None:
             pairs[queries] = keys

@@ -17,6 +17,7 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.partition import Group, Partition, edges
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate
+from fusegraph.passes.speculation import LeftOut
 
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
@@ -35,7 +36,7 @@ class Recomputed:
     copies: Mapping[Tensor, tuple[Tensor, ...]]
 
 
-def recompute(partition: Partition, options: Options) -> Recomputed:
+def recompute(partition: Partition, options: Options, left_out: LeftOut) -> Recomputed:
     """The partition with fewer bytes moved, or itself."""
     graph = partition.graph
     same = Recomputed(partition, {t: t for t in graph.tensors.values()}, {})
@@ -52,7 +53,7 @@ def recompute(partition: Partition, options: Options) -> Recomputed:
         return same
     rewriting = _Rewriting(graph, wanted, group_of)
     rewritten = rewriting.run()
-    again = fuse(rewritten.graph, options)
+    again = fuse(rewritten.graph, options, left_out=left_out)
     if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
         return same
     living = rewriting.living(rewritten.graph)

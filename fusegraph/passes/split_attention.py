@@ -16,7 +16,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.lowering.attention_front import multiplied
 from fusegraph.ops import TABLE
-from fusegraph.ops.attention_nodes import ATTENTION, Score
+from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
@@ -49,7 +49,7 @@ def best_parts(node: Node) -> int:
     score: Score = node.attributes["score"]
     space: tuple[int, ...] = score.anchor.output.shape
     *batch, rows, keys = space
-    if node.attributes["sink"] or not prod((*batch, rows, keys)):
+    if node.attributes["sink"] or not prod((*batch, rows, keys)) or _selects_nan(node):
         return 1
     if rows == 1 and batch and shares_keys(node):
         rows = batch.pop()
@@ -63,6 +63,18 @@ def best_parts(node: Node) -> int:
     counts = range(1, min(MOST_PARTS, tiles) + 1)
     best = min(counts, key=time)
     return best if MARGIN * time(best) <= time(1) else 1
+
+
+def _selects_nan(node: Node) -> bool:
+    """Whether zeros are chosen instead of probabilities that are NaN, as those of rows without keys are: combined, the
+    results of such rows are NaN.
+    """
+    weight: Weight | None = node.attributes["weight"]
+    return (
+        weight is not None
+        and not node.attributes["zero"]
+        and any(n.op.name == "binary_select" for n in weight.graph.nodes)
+    )
 
 
 def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Tensor], parts: int) -> None:

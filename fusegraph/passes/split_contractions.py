@@ -167,9 +167,9 @@ def _split(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor,
 def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:
     """Adds the node that sums up the parts of what a node makes."""
     common = _common(node)
-    dtype = compute_dtype(common, graph.compute_dtype) if common.is_float else int32
-    if int64 in (common, output.dtype):
-        dtype = int64
+    dtype = compute_dtype(common, graph.compute_dtype)
+    if not common.is_float:
+        dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
     shape = (parts, *output.shape)
     order = stride_order(output.shape, output.strides)
     if node.op.name == "conv_wgrad":  # filters are the columns of the product: neighbours are written together

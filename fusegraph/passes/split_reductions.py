@@ -13,7 +13,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from fusegraph.dtypes import DType, int32, int64
+from fusegraph.dtypes import DType, sum_dtype
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
@@ -243,4 +243,4 @@ def _accumulator(graph: Graph, mode: str, source: DType, result: DType) -> DType
         return compute_dtype(source, graph.compute_dtype)
     if mode in EXTREMES:
         return source
-    return int64 if int64 in (source, result) else int32
+    return sum_dtype(source, result)

@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from fusegraph.report.plot import PARTS
 from fusegraph.report.results import Row
 from fusegraph.report.time_limit import TooLong, time_limit
 from fusegraph.report.workload import Workload
-from fusegraph.runtime import driver, nvrtc
+from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.scratch import random_array
@@ -276,10 +275,11 @@ class Bench:
         return graph
 
     def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
-        folder = tempfile.TemporaryDirectory()  # empty: nothing that was built before is in it
+        held = temporary.folder()  # as long as `build`
+        folder = held.__enter__()  # empty: nothing that was built before is in it
 
-        def build() -> Any:
-            cache = DiskCache(Path(folder.name))
+        def build(_: Any = held) -> Any:
+            cache = DiskCache(folder)
             return compile_graph(
                 self._graph(workload), "cuda", device=self.device, cache=cache, autotune=self._autotune
             )

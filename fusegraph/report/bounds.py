@@ -9,15 +9,16 @@ sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from fusegraph.calls import Call
 from fusegraph.dtypes import DType, float32, float64
-from fusegraph.engines.reference import apply
+from fusegraph.engines.reference import apply, apply_all
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind
@@ -38,6 +39,9 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
+#: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
+#: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.
+PROBES, ROUNDINGS, SPREAD = 2, 8.0, 16.0
 #: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
 
@@ -66,15 +70,43 @@ class Rounding:
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
     """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
 
-    Those of a composite follow from the nodes that it is made of, whose names are those of `passes.decompose`.
+    The value of a composite, or of a function's call (`fusegraph.calls`), is its own NumPy meaning, which shares
+    nothing with the nodes that it is made of; the bound follows from these, whose names are those of
+    `passes.decompose`.  See `_meant`.
     """
+    rounding = replace(rounding, materialized=rounding.materialized - _too_narrow(graph))
     written_out = decompose(graph)
-    found = _every(written_out.graph, inputs, rounding)
+    found = _begun(written_out.graph, inputs)
+    for node in written_out.graph.nodes:
+        with np.errstate(all="ignore"):
+            found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
     counterpart = written_out.counterpart  # constants that add nothing have none
-    return {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
+    parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
+    if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
+        return parts
+    result = _begun(graph, inputs)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            call = graph.calls.get(node.output)
+            if call is not None or node.op.is_composite(node.attributes):
+                result |= _meant(node, call, result, parts)
+            else:
+                result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
+    return result
 
 
-def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
+def _too_narrow(graph: Graph) -> frozenset[str]:
+    """The tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
+    return frozenset(
+        t.name
+        for result, call in graph.calls.items()
+        for t in call.inner
+        if t.dtype.is_float and result.dtype.is_float and t.dtype.unit_roundoff > result.dtype.unit_roundoff
+    )
+
+
+def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
+    """Constants and inputs, which are exact."""
     result: dict[Tensor, tuple[Array, Array]] = {}
     for tensor in graph.tensors.values():
         if tensor.value is not None:
@@ -83,10 +115,77 @@ def _every(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dic
     for tensor in graph.inputs:
         value = to_reference(inputs[tensor.name], tensor.dtype)
         result[tensor] = value, np.zeros(value.shape)
-    for node in graph.nodes:
-        with np.errstate(all="ignore"):
-            result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
     return result
+
+
+def _meant(
+    node: Node,
+    call: Call | None,
+    known: Mapping[Tensor, tuple[Array, Array]],
+    parts: Mapping[Tensor, tuple[Array, Array]],
+) -> dict[Tensor, tuple[Array, Array]]:
+    """The results of a composite, or of a call that the node is the last of, and their bounds.
+
+    ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
+    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
+    nothing although their numbers are too small to overflow, as of elements at computed places, that is the bound, too.
+    """
+    operands = call.operands if call is not None else node.inputs
+
+    def results(values: Mapping[Tensor, Array]) -> tuple[Array, ...]:
+        if call is not None:
+            return call.results(node, values)
+        return apply_all(node, [values[t] for t in node.inputs])
+
+    values = {t: known[t][0] for t in operands}
+    exact = results(values)
+    size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
+    found = {}
+    for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
+        value = np.broadcast_to(value, tensor.shape)
+        if tensor not in parts:
+            found[tensor] = value, np.broadcast_to(spread, value.shape)
+            continue
+        other, error = parts[tensor]
+        other = np.broadcast_to(other, value.shape)
+        if node.op.weighs if call is None else call.weighs:
+            value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
+        apart = np.minimum(_distance(value, other), spread)
+        small = size**3 < tensor.dtype.max  # products of three numbers do not overflow
+        unknown = np.where(np.isnan(spread), np.inf, spread) if small else np.inf
+        found[tensor] = value, np.where(np.isfinite(error), error + apart, unknown)
+    return found
+
+
+def _spread(
+    results: Callable[[Mapping[Tensor, Array]], tuple[Array, ...]],
+    made: Sequence[Tensor],
+    exact: Sequence[Array],
+    operands: Sequence[Tensor],
+    known: Mapping[Tensor, tuple[Array, Array]],
+) -> list[Array]:
+    """How far results move, many times over, as operands of floats are rounded or move by their bounds: an estimate, by
+    a few random draws; infinite where one of these is not finite, or where an operand may be anything.
+    """
+    rng = np.random.default_rng(0)
+    moved = [np.zeros(np.shape(x)) for x in exact]
+    unknown = any(np.isinf(known[t][1]).any() for t in operands)
+    for _ in range(PROBES):
+        steps = {}
+        for t in operands:
+            value, error = known[t]
+            if t.dtype.is_float:
+                rounded = ROUNDINGS * t.dtype.unit_roundoff * np.where(np.isfinite(value), np.abs(value), 0.0)
+                steps[t] = rng.choice([-1.0, 1.0], value.shape) * (rounded + np.where(np.isfinite(error), error, 0.0))
+        for way in (-1, 1):  # both, as one of them crosses a discontinuity
+            values = {t: known[t][0] + way * steps[t] if t in steps else known[t][0] for t in operands}
+            moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
+    every = []
+    for t, x, m in zip(made, exact, moved):
+        size = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), 0.0)
+        unit = max(SPREAD * float32.unit_roundoff, 2 * t.dtype.unit_roundoff if t.dtype.is_float else 0.0)
+        every.append(np.where(unknown, np.inf, SPREAD * m + unit * size))
+    return every
 
 
 def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rounding: Rounding) -> tuple[Array, Array]:
@@ -101,6 +200,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
         error = scan(graph, node, operands[0])
+    elif node.kind is Kind.SORT:
+        error = _sort(node, operands[0])
     elif node.kind is Kind.SCATTER:
         error = scatter(graph, node, operands)
     elif node.kind is Kind.WINDOW:
@@ -318,6 +419,14 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     return error
 
 
+def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
+    """No element of sorted rows moves farther than the farthest of its row; positions are known if nothing moves."""
+    x, e = operand
+    e = np.broadcast_to(np.where(np.isnan(e), np.inf, e), x.shape)
+    most = np.broadcast_to(e.max(axis=node.attributes["axis"], keepdims=True, initial=0.0), node.output.shape)
+    return most if node.attributes.get("dtype") is None else np.where(most > 0, np.inf, 0.0)
+
+
 def _tf32_error(value: Array) -> Array:
     """How far a factor may be from its value in tf32: subnormal numbers may become 0, the largest ones infinite."""
     magnitude = np.where(np.isfinite(value), np.abs(value), 0.0)
@@ -357,6 +466,8 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     if node.op.name in _BITWISE:
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
+    if node.op.name == "bitcast":  # NaN has many patterns
+        total = np.where(np.isnan(values[0].astype(np.float64)), np.inf, total)
     return total
 
 
@@ -365,7 +476,7 @@ _OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
 #: Ops whose result may turn wherever both operands may be, not at their ends alone.
 _EQUALITIES = frozenset({"cmp_eq", "cmp_neq"})
 #: Ops whose results tell nothing of those for the next integers.
-_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left"})
+_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "bitcast"})
 
 
 def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:
@@ -398,8 +509,11 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         known = np.where(np.isinf(error), 0.0, v)  # nothing is known of the others, not even that they are infinite
         low, high = known - error, known + error
     else:
-        wide, step = v.astype(np.int64), np.minimum(error, 2.0**40).astype(np.int64)
-        low, high = (np.clip(wide + s, int(dtype.min), int(dtype.max)).astype(v.dtype) for s in (-step, step))
+        least, most = (np.array(n, v.dtype) for n in (dtype.min, dtype.max))
+        unsigned = f"u{v.dtype.itemsize}"  # in which the distances to both ends are what they are
+        step = np.minimum(error, min(2.0**40, 2.0**dtype.bits - 1)).astype(unsigned)
+        low = np.where((v - least).view(unsigned) > step, (v.view(unsigned) - step).view(v.dtype), least)
+        high = np.where((most - v).view(unsigned) > step, (v.view(unsigned) + step).view(v.dtype), most)
     result = [low, high]
     for target in targets:
         with np.errstate(all="ignore"):

@@ -24,6 +24,8 @@ from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
+from fusegraph.runtime.memory import check_room
+from fusegraph.runtime.packed import unpack
 from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
@@ -82,6 +84,8 @@ def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[
     special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
     """
     rng = np.random.default_rng(seed)
+    for t in graph.inputs:
+        check_room(8 * t.size, f"input {t.name!r} of graph {graph.name!r}, of float64 random numbers {list(t.shape)},")
     return {t.name: laid_out(random_values(rng, t, special), t) for t in graph.inputs}
 
 
@@ -91,8 +95,8 @@ def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0
     if dtype.is_bool:
         return rng.random(tensor.shape) < 0.5
     if dtype.is_int:
-        low = 0 if dtype.min == 0 else -9
-        return rng.integers(low, 10, tensor.shape).astype(dtype.numpy)
+        low, high = max(int(dtype.min), -9), min(int(dtype.max), 9)
+        return rng.integers(low, high + 1, tensor.shape).astype(dtype.numpy)
     values = rng.standard_normal(tensor.shape)
     if special:
         chosen = rng.choice(_specials(dtype), tensor.shape)
@@ -257,11 +261,17 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
     out = [_untouched(t) for t in executable.graph.outputs] if executable.engine == "cpu" else None
     results = executable(*(arrays[t.name] for t in executable.graph.inputs), out=out)
     results = results if isinstance(results, tuple) else (results,)
-    return {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
+    found = {t.name: to_numpy(a) for t, a in zip(executable.graph.outputs, results)}
+    for t in executable.graph.outputs:
+        if t.dtype.is_packed and found[t.name].dtype == np.uint8:
+            found[t.name] = unpack(found[t.name], t.dtype, t.shape, t.strides)
+    return found
 
 
 def _untouched(tensor: Tensor) -> Array:
     """An array for an output, every element all ones."""
+    if tensor.dtype.is_packed:
+        return np.full(tensor.dtype.nbytes(extent(tensor.shape, tensor.strides)), 0xFF, np.uint8)
     array = empty_numpy(tensor.shape, tensor.strides, tensor.dtype.numpy)
     array[...] = True if tensor.dtype.is_bool else np.frombuffer(b"\xff" * tensor.dtype.itemsize, tensor.dtype.numpy)[0]
     return array

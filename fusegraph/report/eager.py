@@ -21,6 +21,7 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.report.bounds import Rounding
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling
+from fusegraph.report.eager_sorting import sorting
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,7 @@ DTYPES = {
     "bfloat16": ("bfloat16", np.int16),
     "int8": ("int8", np.int8),
     "uint8": ("uint8", np.uint8),
+    "int16": ("int16", np.int16),
     "int32": ("int32", np.int32),
     "int64": ("int64", np.int64),
     "bool": ("bool", np.bool_),
@@ -329,12 +331,14 @@ class Eager:
             return self._reduction(node)
         if node.kind is Kind.SCAN:
             return self._scan(node)
+        if node.kind is Kind.SORT:
+            return sorting(self._torch, node)
         if node.kind is Kind.WINDOW or node.op.name in POOLING_COMPOSITES:
             return pooling(torch=self._torch, node=node)
         if node.kind is Kind.MOVEMENT:
             return movement(torch=self._torch)[node.op.name](node)
         if node.op.name == "identity":
-            return lambda x: self._cast(x, node.output.dtype)
+            return lambda x: self._cast(x, node.output.dtype, saturate=node.attributes["saturate"])
         if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):
             _check_last(node)
         if node.op.name in ("batchnorm", "batchnorm_backward", "groupnorm"):
@@ -466,10 +470,12 @@ class Eager:
 
         return run
 
-    def _cast(self, x: Any, target: DType) -> Any:
+    def _cast(self, x: Any, target: DType, *, saturate: bool = True) -> Any:
         """Floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
         if target.is_int and x.is_floating_point():
             x = x.nan_to_num(nan=0.0).clamp(float(target.min), float(target.max))
+        if target.saturates and saturate and x.dtype != self._dtypes[target]:
+            x = x.clamp(target.min, target.max)
         return x.to(self._dtypes[target])
 
     @contextlib.contextmanager

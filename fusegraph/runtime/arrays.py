@@ -18,7 +18,7 @@ from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.device_array import DeviceArray
 from fusegraph.runtime.streams import as_stream, current_stream
 from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, numpy_over, span
-from fusegraph.runtime.views import ArrayView, from_dlpack, torch_dtype, view
+from fusegraph.runtime.views import ArrayView, from_dlpack, refuse_gradient, torch_dtype, view
 
 __all__ = [
     "CPU",
@@ -32,6 +32,7 @@ __all__ = [
     "empty_like_framework",
     "from_dlpack",
     "hand_over",
+    "refuse_gradient",
     "to_device",
     "to_numpy",
     "torch_dtype",

@@ -25,7 +25,7 @@ import codegen
 from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules, target
 from codegen.anonymous import anonymous
 from codegen.spec import KernelSource
-from fusegraph.errors import CompileError, DeviceError, FusegraphError
+from fusegraph.errors import CompileError, DeviceError, FusegraphError, shown
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
 from fusegraph.plan import Choice, Chooser, by_cost_model
@@ -75,18 +75,21 @@ class Tuned:
         return Choice(self.schedule, f"tuned: {self.us:.1f} us, {beside}", self.us)
 
 
+def from_environment() -> bool | None:
+    """What ``FUSEGRAPH_AUTOTUNE`` says: 1 or 0, or None without it.  Raises FusegraphError if it is neither."""
+    text = os.environ.get("FUSEGRAPH_AUTOTUNE", "").strip()
+    if text not in ("", "0", "1"):
+        raise FusegraphError(f"FUSEGRAPH_AUTOTUNE is {shown(text)}; 1 times schedules, 0 ignores what was found before")
+    return text == "1" if text else None
+
+
 def wanted(autotune: bool | None) -> bool | None:
     """What a build does: True times candidates, None uses remembered winners, False the cost model alone.
 
     Where the caller leaves it open (None), ``FUSEGRAPH_AUTOTUNE`` decides: 1 or 0.  Raises FusegraphError if it is
     neither.
     """
-    text = os.environ.get("FUSEGRAPH_AUTOTUNE", "")
-    if autotune is not None or not text:
-        return autotune
-    if text not in ("0", "1"):
-        raise FusegraphError(f"FUSEGRAPH_AUTOTUNE is {text!r}; 1 times schedules, 0 ignores what was found before")
-    return text == "1"
+    return from_environment() if autotune is None else autotune
 
 
 def choosers(

@@ -9,10 +9,12 @@ the same key both build it; the later rename wins, and both hold the right bytes
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
 import re
+import stat
 import struct
 import tempfile
 import threading
@@ -22,10 +24,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from fusegraph.errors import CacheError
+from fusegraph.errors import CacheError, shown
 
 DEFAULT_LIMIT_BYTES = 512 * 10**6
 MEMO_LIMIT_BYTES = 32 * 10**6
+
+#: What opening says of something that is no entry, though it has the name of one: loops of links, sockets, what may not
+#: be read.  The next entry takes its place.
+_NO_ENTRY = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM})
 
 _MAGIC = b"FGCACHE1"
 _HEADER = struct.Struct("<8sQ16s")
@@ -66,6 +72,8 @@ def parse_bytes(text: str) -> int:
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is no number of bytes; write 512000000, 512MB or 0.5GiB")
+    if len(match[1]) > 30:
+        raise ValueError(f"{text[:40]!r}... is no number of bytes that a disk has")
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
@@ -88,16 +96,19 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = _environment_limit() if limit_bytes is None else limit_bytes
-        if self.limit_bytes < 0:
-            raise CacheError(f"a cache limit of {self.limit_bytes} bytes: give 0 for no cache on disk, or more")
+        if limit_bytes is not None and (not isinstance(limit_bytes, int) or limit_bytes < 0):
+            raise CacheError(f"a cache limit of {shown(limit_bytes)} bytes: give 0 for no cache on disk, or more")
+        self.limit_bytes = environment_limit() if limit_bytes is None else limit_bytes
         self.folder: Path | None
         if folder is not None:
-            self.folder = Path(os.path.abspath(folder))
+            try:
+                self.folder = Path(os.path.abspath(folder))
+            except (TypeError, ValueError):
+                raise CacheError(f"a cache folder is a path, got {shown(folder)}") from None
             if os.path.exists(self.folder) and not os.path.isdir(self.folder):
                 raise CacheError(f"the cache folder {self.folder} is a file; give a folder, or a path yet unused")
         else:
-            self.folder = _environment_folder()
+            self.folder = environment_folder()
         self._memo: OrderedDict[str, bytes] = OrderedDict()
         self._memo_bytes = 0
         self._lock = threading.Lock()
@@ -134,6 +145,8 @@ class DiskCache:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._write(key, path, data)
             self._evict_if_due(keep=path, written=len(data) + _HEADER.size)
+        except IsADirectoryError:  # in the place of this entry: the others are as good as before
+            return
         except OSError as error:
             self._writable = False
             _warn_unusable(path.parent, error)
@@ -171,23 +184,34 @@ class DiskCache:
 
     def _read(self, key: str, path: Path) -> bytes | None:
         try:
-            with open(path, "rb", buffering=0) as file:
-                raw = file.read()
-                if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCH_SECONDS:
-                    with contextlib.suppress(OSError):  # recency is a hint: a read-only folder still serves hits
-                        os.utime(file.fileno())
+            # Whatever is in the entry's place: opening a FIFO does not wait for a writer, nor a device for its line.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno not in _NO_ENTRY:
+                _warn_unusable(path.parent, error)
+            return None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                os.close(descriptor)
+                return None
+            with open(descriptor, "rb", buffering=0) as file:
+                head = file.read(_HEADER.size)
+                if head is None or len(head) < _HEADER.size:
+                    return None
+                magic, length, checksum = _HEADER.unpack(head)
+                if magic != _MAGIC or length != status.st_size - _HEADER.size:
+                    return None  # before it is read: it may be as long as it likes
+                data = file.read()
+                if time.time() - status.st_mtime > _TOUCH_SECONDS:
+                    with contextlib.suppress(OSError):  # recency is a hint: a read-only folder still serves hits
+                        os.utime(descriptor)
+        except OSError as error:
             _warn_unusable(path.parent, error)
             return None
-        if len(raw) < _HEADER.size:
-            return None
-        magic, length, checksum = _HEADER.unpack_from(raw)
-        data = raw[_HEADER.size :]
-        if magic != _MAGIC or length != len(data) or checksum != _checksum(key, data):
-            return None
-        return data
+        return data if len(data) == length and checksum == _checksum(key, data) else None
 
     def _write(self, key: str, path: Path, data: bytes) -> None:
         handle, temporary = tempfile.mkstemp(prefix=key + "-", suffix=_TEMPORARY, dir=path.parent)
@@ -272,7 +296,7 @@ def _unlink(entry: os.DirEntry[str]) -> None:
         os.unlink(entry.path)
 
 
-def _environment_limit() -> int:
+def environment_limit() -> int:
     text = os.environ.get("FUSEGRAPH_CACHE_LIMIT")
     if not text:
         return DEFAULT_LIMIT_BYTES
@@ -282,10 +306,13 @@ def _environment_limit() -> int:
         raise CacheError(f"FUSEGRAPH_CACHE_LIMIT: {error}") from None
 
 
-def _environment_folder() -> Path | None:
+def environment_folder() -> Path | None:
     """The folder the environment names; None, with a warning, where there is no home directory to put it in."""
     if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
-        return Path(os.path.abspath(os.path.expanduser(named)))
+        path = os.path.expanduser(named)
+        if path.startswith("~"):
+            raise CacheError(f"FUSEGRAPH_CACHE_DIR is {named!r}, but there is no such home directory; give a path")
+        return Path(os.path.abspath(path))
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):  # the XDG specification: a relative path is invalid and to be ignored
         return Path(base) / "fusegraph"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Self
 
-from fusegraph.dtypes import DType, as_dtype, bfloat16, float8_e4m3, float8_e5m2
+from fusegraph.dtypes import DType, as_dtype
 from fusegraph.runtime import dlpack, driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, span
@@ -77,7 +77,7 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3.  AttributeError for bfloat16 and 8-bit floats, so that consumers turn to DLPack."""
-        if self.dtype in (bfloat16, float8_e4m3, float8_e5m2):
+        if self.dtype.numpy.isbuiltin != 1:
             raise AttributeError(f"__cuda_array_interface__ cannot express {self.dtype}; use DLPack")
         return {
             "version": 3,

@@ -18,14 +18,20 @@ from fusegraph.dtypes import (
     bfloat16,
     bool_,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.strides import contiguous_strides, numpy_over
@@ -34,18 +40,25 @@ VERSION = (1, 1)  # the first with 8-bit floats
 K_CPU, K_CUDA, K_CUDA_HOST, K_CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY = 1
 
-# (type code, bits) of DLDataType; codes 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
+# (type code, bits) of DLDataType; codes 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 to 13 float8_e4m3fn,
+# float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz.
 CODES: dict[DType, tuple[int, int]] = {
     float64: (2, 64),
     float32: (2, 32),
     float16: (2, 16),
     bfloat16: (4, 16),
     float8_e4m3: (10, 8),
+    float8_e4m3fnuz: (11, 8),
     float8_e5m2: (12, 8),
+    float8_e5m2fnuz: (13, 8),
     int8: (0, 8),
     uint8: (1, 8),
+    int16: (0, 16),
+    uint16: (1, 16),
     int32: (0, 32),
+    uint32: (1, 32),
     int64: (0, 64),
+    uint64: (1, 64),
     bool_: (6, 8),
 }
 DTYPES: dict[tuple[int, int], DType] = {code: dtype for dtype, code in CODES.items()}

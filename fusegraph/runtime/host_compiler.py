@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,7 +30,8 @@ from typing import Any, Literal, Protocol, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
-from fusegraph.errors import CompileError, KernelError, ToolchainError
+from fusegraph.errors import CompileError, KernelError, ToolchainError, shown
+from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
@@ -141,8 +143,8 @@ def host_threads() -> int:
     value = os.environ.get("FUSEGRAPH_CPU_THREADS", "").strip()
     if not value:
         return os.cpu_count() or 1
-    if not value.isascii() or not value.isdigit() or not 0 < int(value) <= 65536:
-        raise ToolchainError(f"FUSEGRAPH_CPU_THREADS is {value!r}; an integer from 1 to 65536 is expected")
+    if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) <= 65536:
+        raise ToolchainError(f"FUSEGRAPH_CPU_THREADS is {shown(value)}; an integer from 1 to 65536 is expected")
     return int(value)
 
 
@@ -197,7 +199,7 @@ def _no_room(error: OSError) -> ToolchainError:
 def _compile_in_folder(
     compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str
 ) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fusegraph-") as folder:
+    with temporary.folder() as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
         command = [*compiler.command, *flags, str(unit), "-o", str(output), *libraries]
@@ -223,21 +225,21 @@ class _Library:
 
     def __init__(self, data: bytes, what: str) -> None:
         try:
-            descriptor, path = tempfile.mkstemp(prefix="fusegraph-", suffix=".so")
+            with temporary.file(data) as path:  # the mapping keeps its contents
+                self.cdll = _loaded(path, what)
         except OSError as error:
             raise _no_room(error) from None
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            self.cdll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        except OSError as error:
-            raise ToolchainError(
-                f"the library of {what} cannot be loaded from {os.path.dirname(path)}: {error}; where that folder is "
-                "mounted noexec, name another in TMPDIR"
-            ) from None
-        finally:
-            os.unlink(path)  # the mapping keeps the file's contents
         weakref.finalize(self, _dlclose, self.cdll._handle).atexit = False
+
+
+def _loaded(path: Path, what: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise ToolchainError(
+            f"the library of {what} cannot be loaded from {path.parent}: {error}; where that folder is mounted noexec, "
+            "name another in TMPDIR"
+        ) from None
 
 
 def _dlclose(handle: int) -> None:

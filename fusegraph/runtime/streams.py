@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fusegraph.errors import ArgumentError
+from fusegraph.errors import ArgumentError, shown
 from fusegraph.runtime.device import Device
 
 
@@ -19,28 +19,37 @@ def as_stream(stream: Any) -> int:
     """
     if stream is None:
         return 0
-    if hasattr(stream, "__index__") and not isinstance(stream, bool):
-        stream = operator.index(stream)
-        if stream < 0:
-            raise ArgumentError(f"a stream handle is 0 or more, not {stream}")
-        return int(stream)
+    try:
+        handle = stream if type(stream) is int else _handle(stream)
+    except Exception:  # of what the object answers
+        handle = None
+    if handle is None:
+        raise ArgumentError(
+            f"{shown(stream)} is not a CUDA stream; give an integer handle, a torch, CuPy or cuda.core stream, or an "
+            "object with __cuda_stream__"
+        )
+    if not 0 <= handle < 1 << 64:
+        raise ArgumentError(f"a stream handle is 0 or more, of at most 64 bits, not {shown(handle)}")
+    return handle
+
+
+def _handle(stream: Any) -> int | None:
+    """The handle of a stream that is an object; None if it is no stream."""
+    if isinstance(stream, bool):
+        return None
+    if hasattr(type(stream), "__index__"):
+        return operator.index(stream)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol  # a property in the protocol's first drafts
         version, handle = pair
-        if version != 0:
-            raise ArgumentError(f"{type(stream).__name__}.__cuda_stream__ has version {version}; 0 is understood")
-        return int(handle)
+        return int(handle) if version == 0 else None
     for attribute in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, attribute, None)
         if value is not None:
             return int(value)
-    if not isinstance(stream, bool) and type(stream).__module__.startswith("cuda."):
-        return int(stream)  # cuda.bindings CUstream
-    raise ArgumentError(
-        f"{stream!r} is not a CUDA stream; give an integer handle, a torch, CuPy or cuda.core stream, or an object "
-        "with __cuda_stream__"
-    )
+    # cuda.bindings CUstream
+    return int(stream) if type(stream).__module__.startswith("cuda.") else None
 
 
 def current_stream(framework: str, device: Device) -> int:

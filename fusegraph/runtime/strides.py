@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.runtime.memory import check_room
+
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -27,7 +29,8 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more)."""
+    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more).  Raises OutOfMemoryError."""
+    check_room(span(shape, strides) * dtype.itemsize, f"an array, {dtype} {list(shape)},")
     base = np.empty(span(shape, strides), dtype)
     if not base.size:
         return np.empty(shape, dtype)
@@ -45,3 +48,31 @@ def numpy_over(
     memory: Any = (ctypes.c_char * nbytes).from_address(pointer) if nbytes else (ctypes.c_char * 1)()
     memory.owner = owner
     return np.ndarray(shape, dtype, memory, strides=[stride * dtype.itemsize for stride in strides])
+
+
+#: Solutions of parts of the problem that `share_memory` looks at before it gives up: about a millisecond.
+MOST_WORK = 20_000
+#: Where the second of them is: any address, as nothing is read there.
+_PLACE = 1 << 44
+
+
+#: Shape, strides in elements, bytes of an element.
+Pattern = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def share_memory(first: Pattern, second: Pattern, apart: int) -> bool | None:
+    """Whether two strided arrays have a byte in common; None where that takes too long to find out.
+
+    apart  bytes from the first element of the second to that of the first.
+
+    Exact: whether a bounded linear Diophantine equation has a solution, which NumPy finds out.
+    """
+    one, other = (
+        numpy_over(_PLACE + start, shape, strides, np.dtype((np.void, itemsize)), None)
+        for start, (shape, strides, itemsize) in ((apart, first), (0, second))
+    )
+    try:
+        shares: Any = np.shares_memory  # whose stub has no bound but those of a constant
+        return bool(shares(one, other, max_work=MOST_WORK))
+    except np.exceptions.TooHardError:
+        return None

@@ -27,11 +27,17 @@ _DATA_TYPES = {
     "bfloat16": "BFLOAT16",
     "float8_e4m3": "UINT8",
     "float8_e5m2": "UINT8",
+    "float8_e4m3fnuz": "UINT8",
+    "float8_e5m2fnuz": "UINT8",
     "int8": "UINT8",
     "uint8": "UINT8",
     "bool": "UINT8",
+    "int16": "UINT16",
+    "uint16": "UINT16",
     "int32": "INT32",
+    "uint32": "UINT32",
     "int64": "INT64",
+    "uint64": "UINT64",
 }
 
 #: Types of which a copy does more than move them, as TensorMapFields has them: what an addition adds, or tf32.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from codegen.dtypes import BY_NAME, BY_NUMPY, DType
+from codegen.dtypes import ALL, BY_NAME, BY_NUMPY, DType
 from fusegraph.errors import ArgumentError
 from fusegraph.runtime import dlpack, driver, entry_points
 from fusegraph.runtime.device import CPU, Device, cuda_device
@@ -77,9 +77,9 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
             )
         if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
             viewer = from_dlpack_viewer("dlpack")
-        elif hasattr(x, "__cuda_array_interface__"):
+        elif _has(x, "__cuda_array_interface__"):
             viewer = _view_cuda_interface
-        elif hasattr(x, "__array_interface__"):
+        elif _has(x, "__array_interface__"):
             viewer = _view_array_interface
     if viewer is None:
         _refuse(
@@ -89,6 +89,14 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
         )
     _viewers[kind] = viewer
     return viewer
+
+
+def _has(x: Any, name: str) -> bool:
+    """Whether an object has an attribute, and does not fail when asked for it."""
+    try:
+        return getattr(x, name, None) is not None
+    except Exception:
+        return False
 
 
 # --- what every viewer checks --------------------------------------------------------------------------------------
@@ -187,7 +195,7 @@ def _torch_viewer(torch: Any) -> _Viewer:
     # set: only where a complex type has such a part.
     dtypes = {
         torch_dtype(torch, dtype): (dtype, dtype.itemsize - 1, dtype.name in ("float16", "float32", "float64"))
-        for dtype in BY_NAME.values()
+        for dtype in ALL
         if hasattr(torch, _torch_name(dtype))
     }
     devices = {torch.device("cpu"): CPU}
@@ -205,11 +213,35 @@ def _torch_viewer(torch: Any) -> _Viewer:
         if pointer & mask:
             _refuse_alignment(name, pointer, dtype)
         if not pointer and x.numel():
-            _refuse(name, f"is a {type(x).__name__} without memory of its own", "pass the plain tensor it wraps")
+            _refuse(
+                name,
+                f"is a {type(x).__name__} without memory of its own",
+                "pass the plain tensor it wraps, or one whose storage has not been freed",
+            )
         view: ArrayView = _new(ArrayView, (pointer, x.shape, strides, dtype, device, "torch", x, False))
         return view
 
     return view_torch
+
+
+def refuse_gradient(x: Any, name: str) -> None:
+    """Raises ArgumentError for a torch tensor whose gradient, or derivative forward, is recorded now: what fusegraph
+    computes of it would have none, and nobody would be told.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return
+    if x.requires_grad and torch.is_grad_enabled():
+        _refuse(
+            name,
+            "is a torch tensor that requires a gradient, which is not recorded here",
+            f"pass {name}.detach(), or call it under torch.no_grad()",
+        )
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+        _refuse(
+            name, "is a torch tensor with a tangent, which is not recorded here", f"pass unpack_dual({name}).primal"
+        )
 
 
 def _torch_name(dtype: DType) -> str:
@@ -223,6 +255,8 @@ def torch_dtype(torch: Any, dtype: DType) -> Any:
 
 def _refuse_torch(torch: Any, x: Any, name: str, failure: Exception) -> NoReturn:
     """Find out why a tensor could not be read."""
+    if x.is_nested:
+        _refuse(name, "is a nested torch tensor", "pass its parts one by one, or x.to_padded_tensor(0)")
     if x.layout is not torch.strided:
         _refuse(name, f"is a torch tensor of layout {x.layout}, without dense strides", "pass x.to_dense()")
     if x.is_quantized:

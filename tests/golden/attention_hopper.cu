@@ -1,5 +1,5 @@
 // causal_attention_o_kernel: 19 nodes in one kernel
-//     o products = matmul(o queries, o keys turned, dtype='float32')
+//     o products = matmul(o queries, o keys turned, dtype=float32)
 //     o scaled = mul(o products, 0.0883883461356163)
 //     o row = gen_index(o scaled, axis=3)
 //     o key = gen_index(o scaled, axis=4)

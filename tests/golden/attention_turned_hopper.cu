@@ -7,7 +7,7 @@
 //     mul_8 = mul(concatenate, sin)
 //     add = add(mul, mul_8)
 //     out0 queries = reshape(add, shape=(1, 4, 4, 2048, 64))
-//     out0 products = matmul(out0 queries, out0 keys turned, dtype='float32')
+//     out0 products = matmul(out0 queries, out0 keys turned, dtype=float32)
 //     out0 scaled = mul(out0 products, 0.125)
 //     out0 row = gen_index(out0 scaled, axis=3)
 //     out0 key = gen_index(out0 scaled, axis=4)

@@ -1,97 +1,133 @@
-"""cudnn-frontend's sdpa and sdpa_fp8 nodes as the ops of the table."""
+"""cudnn-frontend's sdpa and sdpa_fp8 nodes as the ops of the table, or written out where none of them does it all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import float32
-from fusegraph.errors import AttributeValueError, NotSupportedError
+from fusegraph.frontends.cudnn.attention_asked import FORWARD, Asked, asked_of
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
-from fusegraph.ops.attention_fp8 import SCALES
-from fusegraph.ops.attention_paged import TABLES
+from fusegraph.ops import attention as ops
+from fusegraph.ops import attention_fp8 as fp8
+from fusegraph.ops import attention_paged as paged
 
-#: cuDNN's words for the tables of pages -> ours.
-_TABLES = dict(zip(("paged_attention_k_table", "paged_attention_v_table"), TABLES))
-PORTS = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "sink_token", "attn_scale", *_TABLES)
-PORTS_FP8 = (*PORTS[: -len(_TABLES)], *SCALES)
-#: Those that say nothing about the result: which of cuDNN's kernels is meant, whether there are stats.
-_INDIFFERENT = ("implementation", "is_inference", "softmax_precision")
-PARAMS = (
-    "attn_scale",
-    "use_alibi_mask",
-    "use_padding_mask",
-    "use_causal_mask",
-    "use_causal_mask_bottom_right",
-    "sliding_window_length",
-    "diagonal_alignment",
-    "diagonal_band_left_bound",
-    "diagonal_band_right_bound",
-    "generate_stats",
-    "paged_attention_max_seq_len_kv",
-    *_INDIFFERENT,
-)
+PORTS = ("q", "k", "v", *FORWARD)
+PORTS_FP8 = (*PORTS, *fp8.SCALES)
+#: Outputs that the ops of the table do not have.
+_MORE = frozenset({"score_max", "score_sum_exp", "rng_dump", "Amax_S"})
 
 
 def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """O and, if the node has them, Stats."""
-    operands, values = _told(reading, node)
-    values["paged_attention_max_seq_len_kv"] = node.params.get("paged_attention_max_seq_len_kv")
-    stats = node.outputs.get("Stats") is not None
-    found: Any = reading.graph.sdpa(**operands, **values, generate_stats=stats)
-    return {"O": found[0], "Stats": found[1]} if stats else {"O": found}
+    """O and, if the node has them, Stats, score_max, score_sum_exp and rng_dump."""
+    asked, wanted = asked_of(reading, node), _wanted(reading, node)
+    if asked.plain and not wanted & _MORE:
+        stats = "Stats" in wanted
+        found: Any = reading.graph.sdpa(
+            **asked.operands,
+            **asked.scoring,
+            dropout_probability=asked.probability or 0.0,
+            paged_attention_max_seq_len_kv=asked.longest,
+            generate_stats=stats,
+        )
+        return {"O": found[0], "Stats": found[1]} if stats else {"O": found}
+    weighing, q = _Weighing(reading, asked, wanted), asked.operands["q"]
+    k, v = _in_order(reading, asked)
+    made = ops.attended(
+        reading.write,
+        *(q, k, v),
+        asked.given,
+        dtype=q.dtype,
+        weigh=weighing.weigh,
+        modify=asked.modify,
+        **asked.factors(reading),
+    )
+    return {"O": made.out, **_told(reading, made, wanted), **weighing.results}
 
 
 def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """O, Stats if the node has them, and Amax_O, the largest magnitude of O before it is multiplied with scale_o."""
-    operands, values = _told(reading, node)
-    graph, scale = reading.graph, operands["scale_o"]
-    wanted = {port for port, tensor in node.outputs.items() if tensor is not None and reading.is_wanted(tensor)}
-    if "Amax_S" in wanted:
-        raise NotSupportedError("Amax_S: no op has the largest of attention's probabilities")
-    stats, amax = "Stats" in wanted, "Amax_O" in wanted
-    if amax:
-        operands["scale_o"] = graph.constant(np.ones(scale.shape, np.float32))
-    dtype = float32 if amax else reading.dtype(node, "O")
-    found: Any = graph.sdpa_fp8(**operands, **values, generate_stats=stats, dtype=dtype)
-    out, *rest = found if stats else (found,)
-    results = dict(zip(("Stats",), rest))
+    """O and, if the node has them, Stats, score_max, score_sum_exp, rng_dump, Amax_S, the largest of the probabilities
+    after dropout and before they are scaled, and Amax_O, the largest magnitude of O before it is multiplied with
+    scale_o.
+    """
+    asked, wanted = asked_of(reading, node, fp8.SCALES), _wanted(reading, node)
+    graph, operands = reading.graph, asked.operands
+    scale, amax = operands["scale_o"], "Amax_O" in wanted
+    k, v = _in_order(reading, asked)
+    if asked.plain and not asked.dropout and not wanted & _MORE:
+        rest = {key: t for key, t in operands.items() if key not in paged.TABLES} | {"k": k, "v": v}
+        if amax:
+            rest["scale_o"] = graph.constant(np.ones(scale.shape, np.float32))
+        stats = "Stats" in wanted
+        dtype = float32 if amax else reading.dtype(node, "O")
+        found: Any = graph.sdpa_fp8(**rest, **asked.scoring, generate_stats=stats, dtype=dtype)
+        out, *more = found if stats else (found,)
+        results: dict[str, Tensor] = dict(zip(("Stats",), more))
+        if not amax:
+            return {"O": out, **results}
+    else:
+        weighing = _Weighing(reading, asked, wanted)
+        scales = [operands[key] for key in fp8.SCALES]
+        made, descale = fp8.attended(
+            reading.write,
+            *(operands["q"], k, v),
+            scales,
+            asked.given,
+            weigh=weighing.weigh,
+            modify=asked.modify,
+            **asked.factors(reading),
+        )
+        out = graph.mul(made.out, descale)
+        results = {**_told(reading, made, wanted), **weighing.results}
     if amax:
         results["Amax_O"] = graph.reduction(out, mode="amax")
-        out = graph.mul(out, scale)
-    return {"O": out, **results}
+    return {"O": graph.mul(out, scale), **results}
 
 
-def _told(reading: Reading, node: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The operands of attention by our names, and what its scores are told; lengths only where they count."""
-    given = node.params
-    padded = bool(given.get("use_padding_mask"))
-    operands = {
-        _TABLES.get(port, port): reading.operand(node, port)
-        for port in node.inputs
-        if port != "attn_scale" and (padded or not port.startswith("seq_len"))
-    }
-    values: dict[str, Any] = {**band(given), "use_alibi_mask": bool(given.get("use_alibi_mask"))}
-    scale = reading.number(node, "attn_scale") if "attn_scale" in node.inputs else given.get("attn_scale")
-    if isinstance(scale, Tensor):
-        raise AttributeValueError(
-            f"attn_scale is a number that is known when the graph is read: give {scale.name!r} in values="
-        )
-    values["attn_scale"] = 1.0 if scale is None else float(scale)
-    return operands, values
+def _wanted(reading: Reading, node: Any) -> set[str]:
+    """The results that anything takes."""
+    return {port for port, tensor in node.outputs.items() if tensor is not None and reading.is_wanted(tensor)}
 
 
-def band(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Which keys a query meets.  cuDNN's flags of causal masks come before its alignment and bounds."""
-    bottom = bool(given.get("use_causal_mask_bottom_right"))
-    causal = bottom or bool(given.get("use_causal_mask"))
-    alignment = getattr(given.get("diagonal_alignment"), "name", "TOP_LEFT")
-    left = given.get("diagonal_band_left_bound")
-    return {
-        "diagonal_alignment": ("BOTTOM_RIGHT" if bottom else "TOP_LEFT") if causal else alignment,
-        "diagonal_band_left_bound": given.get("sliding_window_length") if left is None else left,
-        "diagonal_band_right_bound": 0 if causal else given.get("diagonal_band_right_bound"),
-    }
+def _in_order(reading: Reading, asked: Asked) -> tuple[Tensor, Tensor]:
+    """Keys and values, those in pages one after the other."""
+    k, v = asked.operands["k"], asked.operands["v"]
+    return paged.written(reading.write, asked.operands, k, v, asked.longest)
+
+
+def _told(reading: Reading, made: ops.Attended, wanted: set[str]) -> dict[str, Tensor]:
+    """What is told of each query."""
+    found: dict[str, Tensor] = {}
+    if "Stats" in wanted:
+        found["Stats"] = made.stats(reading.write)
+    if "score_max" in wanted:
+        found["score_max"] = made.each(reading.write, "largest", made.softmax.largest, -inf)
+    if "score_sum_exp" in wanted:
+        found["score_sum_exp"] = made.each(reading.write, "sum", made.softmax.total, 0.0)
+    return found
+
+
+class _Weighing:
+    """What becomes of the probabilities; results are what is told of it."""
+
+    def __init__(self, reading: Reading, asked: Asked, wanted: set[str]) -> None:
+        self._reading, self._asked, self._wanted = reading, asked, wanted
+        self.results: dict[str, Tensor] = {}
+
+    def weigh(self, p: Tensor) -> Tensor:
+        """What the values are multiplied with, before it is scaled."""
+        asked, write = self._asked, self._reading.write
+        q = asked.operands["q"].shape
+        if "rng_dump" in self._wanted:
+            kept = asked.keep(self._reading, p) if asked.probability is not None else write("cmp_eq", "", p, p)
+            kept = self._reading.cast(kept, float32)
+            self.results["rng_dump"] = write("reshape", "", kept, shape=(*q[:3], p.shape[-1]))
+        p = asked.dropped(self._reading, p)
+        if "Amax_S" in self._wanted:
+            amax = write("reduction", "", p, mode="amax", axes=None)
+            self.results["Amax_S"] = write("reshape", "", amax, shape=(1, 1, 1, 1))
+        return p

@@ -1,47 +1,44 @@
-"""cudnn-frontend's sdpa_backward node as the op of the table."""
+"""cudnn-frontend's sdpa_backward node as the op of the table, or written out where it does not do it all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fusegraph.errors import AttributeValueError
-from fusegraph.frontends.cudnn.attention import band
+from fusegraph.frontends.cudnn import attention_asked
+from fusegraph.frontends.cudnn.attention_asked import asked_of
+from fusegraph.frontends.cudnn.attention_gradients import by_heads, by_queries, gradients, summed_to
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
 
-PORTS = ("q", "k", "v", "o", "dO", "stats", "bias", "seq_len_q", "seq_len_kv", "sink_token", "attn_scale")
+PORTS = ("q", "k", "v", "o", "dO", "stats", *attention_asked.PORTS)
 RESULTS = ("dQ", "dK", "dV", "dBias", "dSink_token")
-PARAMS = (
-    "attn_scale",
-    "use_alibi_mask",
-    "use_padding_mask",
-    "use_causal_mask",
-    "use_causal_mask_bottom_right",
-    "sliding_window_length",
-    "diagonal_alignment",
-    "diagonal_band_left_bound",
-    "diagonal_band_right_bound",
-    "use_deterministic_algorithm",  # they always are
-)
 
 
 def sdpa_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """dQ, dK, dV and, if the node has them, dBias and dSink_token.  stats know what else is needed of a sink_token."""
-    given = node.params
-    sunk = node.outputs.get("dSink_token") is not None
-    padded = bool(given.get("use_padding_mask"))
-    operands = {
-        port: reading.operand(node, port)
-        for port in node.inputs
-        if port != "attn_scale" and (sunk or port != "sink_token") and (padded or not port.startswith("seq_len"))
+    """dQ, dK, dV and, if the node has them, dBias, dSink_token and rng_dump.  stats know what else is needed of a
+    sink_token.
+    """
+    asked = asked_of(reading, node, ("o", "dO", "stats"))
+    operands, dumped = asked.operands, node.outputs.get("rng_dump") is not None
+    if asked.plain and asked.heads[0] == asked.heads[1] and not dumped:
+        sunk = node.outputs.get("dSink_token") is not None
+        told = {key: t for key, t in operands.items() if sunk or key != "sink_token"}
+        made = reading.graph.sdpa_backward(**told, **asked.scoring, dropout_probability=asked.probability or 0.0)
+        found = dict(zip(RESULTS, made))
+        return {name: t for name, t in found.items() if node.outputs.get(name) is not None}
+    parts = gradients(reading, asked, node)
+    q, loss = operands["q"], operands["dO"]
+    by_products, weights = reading.cast(parts.by_products, q.dtype), reading.cast(parts.weights, loss.dtype)
+    results = {
+        "dQ": by_queries(reading, asked, by_products),
+        "dK": by_heads(reading, by_products, q, asked.heads[0]),
+        "dV": by_heads(reading, weights, loss, asked.heads[1]),
     }
-    values: dict[str, Any] = {**band(given), "use_alibi_mask": bool(given.get("use_alibi_mask"))}
-    scale = reading.number(node, "attn_scale") if "attn_scale" in node.inputs else given.get("attn_scale")
-    if isinstance(scale, Tensor):
-        raise AttributeValueError(
-            f"attn_scale is a number that is known when the graph is read: give {scale.name!r} in values="
-        )
-    values["attn_scale"] = 1.0 if scale is None else float(scale)
-    found = dict(zip(RESULTS, reading.graph.sdpa_backward(**operands, **values)))
-    return {name: t for name, t in found.items() if node.outputs.get(name) is not None}
+    if node.outputs.get("dBias") is not None:
+        results["dBias"] = summed_to(reading, parts.by_scores, operands["bias"])
+    if node.outputs.get("dSink_token") is not None and parts.by_sink is not None:
+        results["dSink_token"] = summed_to(reading, parts.by_sink, operands["sink_token"])
+    if dumped and asked.probability is not None:
+        results["rng_dump"] = reading.cast(asked.keep(reading, parts.weights), reading.dtype(node, "rng_dump"))
+    return results

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fusegraph.dtypes import uint8
 from fusegraph.engines.base import Executable
 from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
+from fusegraph.frontends.cudnn.put import Put
+from fusegraph.frontends.cudnn.rows import Rows
+from fusegraph.frontends.cudnn.shapes import Shapes, told
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn import frontend
@@ -18,6 +22,8 @@ from fusegraph.runtime.strides import numpy_over
 
 #: How many values of scalars that were given on the host are kept on the GPU.
 _KEPT = 64
+#: Addresses have 64 bits.
+_LAST_ADDRESS = 1 << 64
 
 
 class CudnnGraph(Graph):
@@ -37,6 +43,18 @@ class CudnnGraph(Graph):
         self.by_value: set[Tensor] = set()
         #: Arrays that came with the graph, for the calls that give no others.
         self.bound: dict[Tensor, Any] = {}
+        #: Inputs and outputs that are the rows of ragged tensors.
+        self.ragged: dict[Tensor, Rows] = {}
+        #: Such outputs -> the output that says which of the rows are to be written.
+        self.owned: dict[Tensor, Tensor] = {}
+        #: Reads the graph again, for other sizes of the memory of ragged tensors, by uid.
+        self.of_sizes: Callable[[Mapping[int, int]], CudnnGraph] | None = None
+        self._sized: dict[tuple[tuple[int, int], ...], CudnnGraph] = {}
+        #: Reads the graph again, for other shapes, if it was made for that.
+        self.of_shapes: Callable[[Shapes], CudnnGraph] | None = None
+        self._shaped: dict[tuple[Any, ...], CudnnGraph] = {}
+        self._built: tuple[str | None, dict[str, Any]] = (None, {})
+        self.selects: dict[tuple[Tensor, int], Executable] = {}
         self._executable: Executable | None = None
         self._scalars: dict[tuple[Tensor, bytes], Any] = {}
 
@@ -64,24 +82,46 @@ class CudnnGraph(Graph):
         """
         if self._executable is None or engine is not None or options:
             self._executable = self.compile(engine, **options)
+            self._built = engine, options
             self._scalars.clear()
+            self._sized.clear()
+            self._shaped.clear()
         return self._executable
 
     def get_workspace_size(self) -> int:
         """0: `execute` needs no memory of the caller's."""
         return 0
 
-    def execute(self, variant_pack: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
+    def execute(
+        self,
+        variant_pack: Mapping[Any, Any],
+        workspace: Any = None,
+        handle: Any = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
 
-        An array is of the tensor's dtype and holds its elements where the tensor's strides say: its own shape may lack
-        or have dimensions of size 1, or be another one of as many elements without gaps.  Scalars that cuDNN reads on
-        the host may be numbers.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on the
-        stream of a handle of cuDNN's, if one is given, else on the framework's current one.
+        An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
+        tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
+        without gaps.  Scalars that cuDNN reads on the host may be numbers; any other integer is the address of the
+        tensor's memory, on the GPU, or on the host for engines that run there; of a ragged tensor's, as much as its
+        sequences need without gaps.  Arrays for other uids are ignored, as is the workspace.  The kernels are queued on
+        the stream of a handle of cuDNN's, if one is given, else on the framework's current one.
 
-        Raises ArgumentError (an array is missing or does not fit), DeviceError.
+        Where override_uids, override_shapes and override_strides name tensors with other shapes than they have, the
+        graph of those is read and compiled, once for all calls with the same; cuDNN's has is_override_shape_enabled.
+
+        Raises ArgumentError (an array is missing or does not fit), DeviceError; what `from_cudnn` does.
         """
-        executable = self.build()
+        if override_uids is not None:
+            other = self._of_shapes(told(override_uids, override_shapes, override_strides))
+            uids = {t: uid for uid, t in self.uids.items()}
+            keys = {key: self._meant(key) if isinstance(key, (str, Tensor)) else None for key in variant_pack}
+            pack = {uids[t] if (t := keys[key]) is not None else key: array for key, array in variant_pack.items()}
+            other.execute(pack, workspace, handle)
+            return
         given = dict(self.bound)
         for key, array in variant_pack.items():
             tensor = None if key is None else self._meant(key)
@@ -89,22 +129,65 @@ class CudnnGraph(Graph):
                 self._check_constant(tensor, array)
             elif tensor is not None:
                 given[tensor] = array
-        wanted = (*self.inputs, *self.outputs)
+        wanted = [t for t in (*self.inputs, *self.outputs) if t not in self.owned.values()]
         for tensor in wanted:
             if given.get(tensor) is None:
                 uid = next((str(u) for u, t in self.uids.items() if t is tensor), "none")
                 raise ArgumentError(f"graph {self.name!r} needs an array for {tensor.name!r} (uid {uid})")
-        leader = next((t for t in wanted if t not in self.by_value), wanted[0])
+        fitting = self._fitting(given)
+        if fitting is not self:
+            fitting.execute({uid: given[t] for uid, t in self.uids.items() if t in given}, workspace, handle)
+            return
+        executable = self.build()
+        device = executable.device
         if handle is not None:
             stream = frontend().get_stream(handle)
         else:
-            stream = current_stream(framework_of(type(given[leader])), executable.device)
-        arrays = [
-            _as_declared(t, self._staged(t, given[t], executable.device) if t in self.by_value else given[t], stream)
-            for t in wanted
-        ]
-        inputs, outputs = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
+            held = (given[t] for t in wanted if t not in self.by_value and not _is_address(given[t]))
+            stream = current_stream(framework_of(type(next(held, None))), device)
+        for tensor in self.by_value & given.keys():
+            given[tensor] = self._staged(tensor, given[tensor], device)
+        arrays = {t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged) for t in wanted}
+        inputs, put = [arrays[t] for t in self.inputs], Put(self, device, stream)
+        outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
+        put.done(arrays)
+
+    def _of_shapes(self, shapes: Shapes) -> CudnnGraph:
+        """The graph with other shapes, compiled as this one is."""
+        if self.of_shapes is None:
+            raise ArgumentError(f"graph {self.name!r} has its shapes; others need is_override_shape_enabled=True")
+        key = tuple(sorted(shapes.items()))
+        if key not in self._shaped:
+            if len(self._shaped) >= _KEPT:
+                self._shaped.clear()
+            self._shaped[key] = self.of_shapes(shapes)
+            engine, options = self._built
+            self._shaped[key].build(engine=engine, **options)
+        return self._shaped[key]
+
+    def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
+        """The graph for arrays of these sizes: itself unless ragged tensors have other ones."""
+        if self.of_sizes is None:
+            return self
+        uids = {t: uid for uid, t in self.uids.items()}
+        sizes = {}
+        for tensor in self.ragged:
+            if _is_address(given[tensor]):
+                sizes[uids[tensor]] = self.ragged[tensor].elements
+                continue
+            seen = view(given[tensor], name=tensor.name)
+            sizes[uids[tensor]] = extent(seen.shape, seen.strides)
+        if all(sizes[uids[t]] == rows.elements for t, rows in self.ragged.items()):
+            return self
+        key = tuple(sorted(sizes.items()))
+        if key not in self._sized:
+            if len(self._sized) >= _KEPT:
+                self._sized.clear()
+            self._sized[key] = self.of_sizes(sizes)
+            engine, options = self._built
+            self._sized[key].build(engine=engine, **options)
+        return self._sized[key]
 
     # ---- what is given
 
@@ -156,38 +239,67 @@ class CudnnGraph(Graph):
         return self._scalars[key]
 
 
-def _as_declared(tensor: Tensor, array: Any, stream: int) -> Any:
-    """An array in the shape of a tensor, on the memory that it has.  Raises ArgumentError.
+def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, any_size: bool = False) -> Any:
+    """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
+    to be enough.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
+    what = f"{tensor.name!r} of graph {tensor.graph.name!r}"
+    if _is_address(array):
+        return _over(tensor, _address(what, tensor, int(array)), device, None, stream)
     seen = view(array, name=tensor.name, stream=stream)
-    if tuple(seen.shape) == tensor.shape:
+    bytes_of_truth = tensor.dtype.is_bool and seen.dtype == uint8
+    if tuple(seen.shape) == tensor.shape and not bytes_of_truth and not any_size:
         return array  # the executable says what is wrong
-    if seen.dtype != tensor.dtype:
-        raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has dtype {tensor.dtype}, got {seen.dtype}"
-        )
+    if seen.dtype != tensor.dtype and not bytes_of_truth:
+        raise ArgumentError(f"{what} has dtype {tensor.dtype}, got {seen.dtype}")
     held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
     room = extent(seen.shape, seen.strides)
-    if alike and held != wanted:
+    if alike and held != wanted and not any_size:
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(tensor.shape)} and strides "
-            f"{list(tensor.strides)}, got {list(seen.shape)} with strides {list(seen.strides)}"
+            f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
+            f"got {list(seen.shape)} with strides {list(seen.strides)}"
         )
-    if not alike and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
+    if not alike and not any_size and (room != _count(seen.shape) or room != extent(tensor.shape, tensor.strides)):
         raise ArgumentError(
-            f"{tensor.name!r} of graph {tensor.graph.name!r} lies in {extent(tensor.shape, tensor.strides)} elements "
+            f"{what} lies in {extent(tensor.shape, tensor.strides)} elements "
             f"of memory ({list(tensor.shape)}, strides {list(tensor.strides)}), got {list(seen.shape)} with strides "
             f"{list(seen.strides)}"
         )
-    if seen.device.is_cuda:
-        return DeviceArray(seen.pointer, tensor.shape, tensor.strides, tensor.dtype, seen.device, array, stream)
-    found = numpy_over(seen.pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, seen.owner)
-    found.flags.writeable = not seen.readonly
+    found = _over(tensor, seen.pointer, seen.device, array if seen.device.is_cuda else seen.owner, stream)
+    if not seen.device.is_cuda:
+        found.flags.writeable = not seen.readonly
     return found
+
+
+def _is_address(array: Any) -> bool:
+    return isinstance(array, (int, np.integer)) and not isinstance(array, bool)
+
+
+def _address(what: str, tensor: Tensor, address: int) -> int:
+    """An address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
+    ArgumentError."""
+    nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
+    if not nbytes:
+        return address
+    if not 0 < address <= _LAST_ADDRESS - nbytes:
+        raise ArgumentError(f"{what} is {nbytes} bytes of memory, which {address} is no address of")
+    if address % tensor.dtype.itemsize:
+        raise ArgumentError(
+            f"{what} has dtype {tensor.dtype}, whose addresses are multiples of {tensor.dtype.itemsize}; "
+            f"got 0x{address:x}"
+        )
+    return address
+
+
+def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int) -> Any:
+    """Memory as an array of a tensor's shape, strides and dtype."""
+    if device.is_cuda:
+        return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
+    return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)
 
 
 def _count(shape: tuple[int, ...]) -> int:

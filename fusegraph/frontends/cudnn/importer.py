@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
@@ -10,7 +10,9 @@ from fusegraph.dtypes import float64
 from fusegraph.errors import DTypeError, FusegraphError, GraphError, NotSupportedError
 from fusegraph.frontends.cudnn.graph import CudnnGraph
 from fusegraph.frontends.cudnn.nodes import RULES, Rule, pointwise_op
-from fusegraph.frontends.cudnn.reading import Reading
+from fusegraph.frontends.cudnn.ragged import LENGTHS
+from fusegraph.frontends.cudnn.reading import Reading, tensors_of
+from fusegraph.frontends.cudnn.shapes import Shapes, reshaped
 from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 
 
@@ -34,28 +36,55 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
             ``tensor_scalar``, or given as arrays when the node was made, are known already.
     tf32    lets products of float32 be rounded to tf32, as cuDNN does unless it is told otherwise.
 
+    A ragged tensor is rows of the memory that it lies in, as much as sequences without gaps need; `CudnnGraph.execute`
+    takes as much as it is given.  Of an output the rows that are written are an output as well.
+
+    Shapes of a call's own (``is_override_shape_enabled``) are read and compiled when they first come.
+
     The result runs as the pygraph does (`CudnnGraph.execute`) and is a `Graph` for everything else.
 
     Raises NotSupportedError naming all nodes that there is nothing for, or everything of a node that is not
     understood; GraphError (ShapeError, ...) naming the node whose tensors do not fit.
     """
+    return _read(pygraph, values, tf32, {}, {})
+
+
+def _read(
+    pygraph: Any, values: Mapping[Any, Any] | None, tf32: bool, elements: Mapping[int, int], shapes: Shapes
+) -> CudnnGraph:
+    """`from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids, and other shapes."""
     if not is_pygraph(pygraph):
         raise GraphError(f"from_cudnn takes a cudnn.pygraph, got {type(pygraph).__module__}.{type(pygraph).__name__}")
     if not isinstance(getattr(pygraph, "nodes", None), list):
         raise GraphError(
             "this cudnn-frontend does not show the nodes of its graphs; install nvidia-cudnn-frontend>=1.32"
         )
-    nodes = pygraph.nodes
-    label = label_of(getattr(pygraph, "_cpp_graph_kwargs", {}).get("name")) or "cudnn_graph"
+    settings = getattr(pygraph, "_cpp_graph_kwargs", {})
+    source = reshaped(pygraph, shapes) if shapes else pygraph
+    nodes, label = source.nodes, label_of(settings.get("name")) or "cudnn_graph"
     if not nodes:
         raise GraphError(f"pygraph {label!r} has no nodes; one that was deserialized cannot be read")
-    lacking = [reason for node in nodes for reason in _lacking(node)]
-    if lacking:
-        raise NotSupportedError(f"pygraph {label!r} cannot be read: {'; '.join(dict.fromkeys(lacking))}")
+    _check(label, nodes)
     doubles = any(computed(n.compute_data_type) == float64 for n in nodes)
     compute = float64 if doubles else "tf32" if tf32 else "float32"
     graph = CudnnGraph(label, dtype_of(pygraph.context.io_data_type) or "float32", compute)
-    reading = Reading(pygraph, graph, {_uid(pygraph, key): value for key, value in (values or {}).items()})
+    known = {_uid(source, key): value for key, value in (values or {}).items()}
+    _add(Reading(source, graph, known, elements, _add), nodes)
+    if not graph.outputs:
+        raise GraphError(f"pygraph {label!r} has no output; mark one with set_output(True)")
+    names = [(str(t.name), uid) for uid, t in tensors_of(source).items() if uid in graph.uids]
+    graph.labels = {name: uid for name, uid in names if sum(n == name for n, _ in names) == 1}
+    if graph.ragged:
+        graph.of_sizes = lambda sizes: _read(pygraph, values, tf32, sizes, shapes)
+    if settings.get("is_override_shape_enabled"):
+        graph.of_shapes = lambda others: _read(pygraph, values, tf32, elements, others)
+    return graph
+
+
+def _add(reading: Reading, nodes: Sequence[Any]) -> None:
+    """Adds nodes of cuDNN's to the graph.  Raises what `from_cudnn` says."""
+    label = reading.graph.name
+    _check(label, nodes)
     for node in nodes:
         try:
             results = RULES[node.node_type.name].make(reading, node)
@@ -70,22 +99,11 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             told = f"{error}; it was told {dict(node.params)}"
             raise GraphError(f"pygraph {label!r}, {_called(node)}: a parameter is of a wrong kind: {told}") from None
-    if not graph.outputs:
-        raise GraphError(f"pygraph {label!r} has no output; mark one with set_output(True)")
-    names = [(str(t.name), uid) for uid, t in _tensors(pygraph).items() if uid in graph.uids]
-    graph.labels = {name: uid for name, uid in names if sum(n == name for n, _ in names) == 1}
-    return graph
-
-
-def _tensors(pygraph: Any) -> dict[int, Any]:
-    """All tensors that nodes take or make, by uid."""
-    every = (t for n in pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values()) if t is not None)
-    return {t.uid: t for t in every}
 
 
 def _uid(pygraph: Any, key: Any) -> int:
     """The uid that a key of ``values`` means.  Raises GraphError for one that no node takes."""
-    every = _tensors(pygraph)
+    every = tensors_of(pygraph)
     if isinstance(key, str):
         named = [uid for uid, t in every.items() if t.name == key]
         if len(named) != 1:
@@ -102,6 +120,13 @@ def _uid(pygraph: Any, key: Any) -> int:
 # ---- what there is nothing for
 
 
+def _check(label: str, nodes: Sequence[Any]) -> None:
+    """Raises NotSupportedError naming everything of some nodes that is not known."""
+    lacking = [reason for node in nodes for reason in _lacking(node)]
+    if lacking:
+        raise NotSupportedError(f"pygraph {label!r} cannot be read: {'; '.join(dict.fromkeys(lacking))}")
+
+
 def _called(node: Any) -> str:
     kind = node.params.get("mode") if node.node_type.name == "POINTWISE" else node.node_type.name.lower()
     return f"{kind} {node.name!r}"
@@ -114,7 +139,7 @@ def _lacking(node: Any) -> list[str]:
         return [f"there is no op for {_called(node)}"]
     found = [f"{_called(node)}: {port}" for port in node.inputs if not _known(rule, port)]
     found += [f"{_called(node)}: {key}" for key, v in node.params.items() if key not in rule.params and _set(v)]
-    for tensor in (*node.inputs.values(), *node.outputs.values()):
+    for port, tensor in (*node.inputs.items(), *node.outputs.items()):
         if tensor is None:
             continue
         what = f"tensor {tensor.name!r} (uid {tensor.uid})"
@@ -123,7 +148,7 @@ def _lacking(node: Any) -> list[str]:
             dtype_of(tensor.data_type)
         except DTypeError as error:
             found.append(f"{what}: {error}")
-        if tensor.ragged_offset is not None:
+        if tensor.ragged_offset is not None and not (rule.ragged and port in LENGTHS):
             found.append(f"{what}: ragged_offset")
         if tensor.reordering_type is not None:
             found.append(f"{what}: reordering_type {getattr(tensor.reordering_type, 'name', tensor.reordering_type)}")

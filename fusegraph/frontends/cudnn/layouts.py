@@ -34,8 +34,10 @@ def result_strides(
     """The strides cuDNN gives a result of a shape; operands are the (shape, strides) of the node's, in order."""
     if kind in _CHANNELS_LAST:
         return channels_last(shape)
-    if kind in ("MATMUL", "SDPA", "SDPA_FP8") or not operands:
+    if kind in ("MATMUL", "MOE_GROUPED_MATMUL", "SDPA", "SDPA_FP8") or not operands:
         return packed_strides(shape)
+    if kind == "MOE_GROUPED_MATMUL_BWD":
+        return packed_strides(shape, (0, 2, 1))
     first, strides = operands[0]
     if kind == "RESHAPE":
         return packed_strides(shape) if is_logical(params) else channels_last(shape)

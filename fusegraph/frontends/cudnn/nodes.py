@@ -12,7 +12,8 @@ from typing import Any
 
 from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
 from fusegraph.errors import ShapeError
-from fusegraph.frontends.cudnn import attention, attention_backward
+from fusegraph.frontends.cudnn import attention, attention_backward, attention_backward_fp8, experts
+from fusegraph.frontends.cudnn.attention_asked import PARAMS
 from fusegraph.frontends.cudnn.layouts import is_logical
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
@@ -28,11 +29,12 @@ Results = Mapping[str, Tensor]
 @dataclass(frozen=True)
 class Rule:
     """ports: those a node may have (``inputs_*`` stands for inputs_0, inputs_1, ...); params: those that are known, the
-    others must not be set."""
+    others must not be set; ragged: whether tensors may be."""
 
     make: Callable[[Reading, Any], Results]
     ports: tuple[str, ...]
     params: tuple[str, ...] = ()
+    ragged: bool = False
 
 
 # ---- pointwise
@@ -299,8 +301,11 @@ RULES: dict[str, Rule] = {
     "RESHAPE": Rule(_reshape, ("input",), ("reshape_mode",)),
     "TRANSPOSE": Rule(_transpose, ("input",), ("permutation",)),
     "SLICE": Rule(_slice, ("input",), ("slices",)),
-    "SDPA": Rule(attention.sdpa, attention.PORTS, attention.PARAMS),
-    "SDPA_FP8": Rule(attention.sdpa_fp8, attention.PORTS_FP8, attention.PARAMS),
-    "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, attention_backward.PARAMS),
+    "SDPA": Rule(attention.sdpa, attention.PORTS, PARAMS, ragged=True),
+    "SDPA_FP8": Rule(attention.sdpa_fp8, attention.PORTS_FP8, PARAMS, ragged=True),
+    "SDPA_BWD": Rule(attention_backward.sdpa_backward, attention_backward.PORTS, PARAMS, ragged=True),
+    "SDPA_FP8_BWD": Rule(attention_backward_fp8.sdpa_fp8_backward, attention_backward_fp8.PORTS, PARAMS, ragged=True),
+    "MOE_GROUPED_MATMUL": Rule(experts.moe_grouped_matmul, experts.PORTS, experts.PARAMS),
+    "MOE_GROUPED_MATMUL_BWD": Rule(experts.moe_grouped_matmul_bwd, experts.PORTS_BACKWARD),
     "CONCATENATE": Rule(_concatenate, ("inputs_*",), ("axis", "in_place_index", "_n_inputs")),
 }

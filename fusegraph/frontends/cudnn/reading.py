@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -10,11 +10,14 @@ import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64, int32, int64
 from fusegraph.errors import DTypeError, GraphError, ShapeError
+from fusegraph.frontends.cudnn import ragged
 from fusegraph.frontends.cudnn.graph import CudnnGraph
 from fusegraph.frontends.cudnn.layouts import result_strides
+from fusegraph.frontends.cudnn.rows import Rows, rows_of
 from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 from fusegraph.graph import Tensor
 from fusegraph.layout import packed_strides
+from fusegraph.lowering.cudnn import DATA_TYPES, frontend
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op
 
@@ -22,15 +25,34 @@ from fusegraph.ops.base import Op
 _MOVEMENT = frozenset({"RESHAPE", "TRANSPOSE", "SLICE", "CONCATENATE"})
 
 
+def tensors_of(pygraph: Any) -> dict[int, Any]:
+    """All tensors of a pygraph that nodes take or make, or that have a name of their own, by uid."""
+    return {t.uid: t for t in _every(pygraph)}
+
+
+def _every(pygraph: Any) -> list[Any]:
+    found = [t for n in pygraph.nodes for t in (*n.inputs.values(), *n.outputs.values()) if t is not None]
+    return [*pygraph.tensors.values(), *found, *(t.ragged_offset for t in found if t.ragged_offset is not None)]
+
+
 class Reading:
     """Builds a `CudnnGraph`.
 
-    values  numbers for scalars that cuDNN reads on the host, by uid: they become part of the graph.
+    values    numbers for scalars that cuDNN reads on the host, by uid: they become part of the graph.
+    elements  how much memory ragged tensors have, by uid.
+    read      adds nodes of cuDNN's to the graph.
     """
 
-    def __init__(self, pygraph: Any, graph: CudnnGraph, values: Mapping[int, Any]) -> None:
-        self.graph = graph
-        self._context, self._values = pygraph.context, values
+    def __init__(
+        self,
+        pygraph: Any,
+        graph: CudnnGraph,
+        values: Mapping[int, Any],
+        elements: Mapping[int, int],
+        read: Callable[[Reading, Sequence[Any]], None],
+    ) -> None:
+        self.graph, self.pygraph = graph, pygraph
+        self._context, self._values, self._elements, self._read = pygraph.context, values, elements, read
         self._arrays: Mapping[int, Any] = getattr(pygraph, "_data_bindings", {})
         #: Once cuDNN has inferred what was not set, what the Python graph shows is what it is.
         self._inferred = bool(getattr(pygraph, "_cpp_bog_done", False))
@@ -42,13 +64,57 @@ class Reading:
     # ---- what cuDNN's graph says
 
     def operand(self, node: Any, port: str) -> Tensor:
-        """What a node takes; an input is added to the graph when it is first taken."""
+        """What a node takes, with padding if it is ragged."""
         if port not in node.inputs:
             raise GraphError(f"{port} is missing")
         tensor = node.inputs[port]
+        made = self.taken(tensor)
+        return ragged.padded(self, tensor, made, self.lengths(node, port)) if made in self.graph.ragged else made
+
+    def taken(self, tensor: Any) -> Tensor:
+        """What stands for a tensor of cuDNN's; an input is added to the graph when it is first taken."""
         if tensor.uid not in self.graph.uids:
             self._keep(tensor, self._input(tensor))
         return self.graph.uids[tensor.uid]
+
+    def lengths(self, node: Any, port: str) -> Tensor:
+        """How many tokens each batch of a ragged operand has, (B, 1, 1, 1)."""
+        tensor = node.inputs[port]
+        return self._lengths(node, port, tensor, self.graph.ragged[self.taken(tensor)])
+
+    def _lengths(self, node: Any, port: str, tensor: Any, memory: Rows) -> Tensor:
+        """What the node is told of lengths, else how many tokens are between offsets."""
+        key = ragged.LENGTHS[port]
+        return self.taken(node.inputs[key]) if key in node.inputs else ragged.between(self, tensor, memory)
+
+    def modified(self, function: Callable[[Any, Any], Any], x: Tensor) -> Tensor:
+        """What a function that takes a pygraph and one of its tensors, and adds nodes, makes of a tensor.  It is given
+        a pygraph of its own; tensors of the one that is read may be taken besides.
+        """
+        known = self.pygraph
+        own = type(known)(
+            io_data_type=known.context.io_data_type,
+            intermediate_data_type=known.context.intermediate_data_type,
+            compute_data_type=known.context.compute_data_type,
+        )
+        kind = getattr(frontend().data_type, DATA_TYPES[x.dtype.name])
+        first = own.tensor(dim=list(x.shape), data_type=kind, is_virtual=True, name="scores")
+        last = function(own, first)
+        every = [first, *_every(own)]  # with uids of their own, maybe those of others of the graph that is read
+        if not any(last is t for t in every):
+            raise GraphError(f"a function that modifies scores returns what it made of them, got {last!r}")
+        uid = max(*self.graph.uids, *tensors_of(known), *(t.uid for t in every))
+        for tensor in dict.fromkeys(every):
+            if tensor.owner is not None and tensor.owner() is own:
+                uid += 1
+                tensor.set_uid(uid)
+        self._arrays = {**self._arrays, **getattr(own, "_data_bindings", {})}
+        self.graph.uids[first.uid] = x
+        self._strides[first.uid] = x.strides
+        self._producer |= {t.uid: (n, port) for n in own.nodes for port, t in n.outputs.items() if t is not None}
+        self._taken |= {t.uid for n in own.nodes for t in n.inputs.values() if t is not None} | {last.uid}
+        self._read(self, own.nodes)
+        return self.graph.uids[last.uid]
 
     def dtype(self, node: Any, port: str) -> DType:
         """That of a result of a node: float32, as cuDNN's, where neither it nor the graph says."""
@@ -119,13 +185,14 @@ class Reading:
         if not any(isinstance(v, Tensor) for v in values.values()):
             return self.graph.apply_node(op, operands, values).outputs
         assert op.expand is not None
-
-        def write(name: str, part: str, *parts: Any, **attributes: Any) -> Tensor:
-            return self.graph.apply(TABLE[name], parts, attributes)
-
         widest = float64 if any(t.dtype == float64 for t in operands) else float32
-        found = op.expand(write, *(self.cast(t, widest) for t in operands), **{**op.attributes, **values})
+        found = op.expand(self.write, *(self.cast(t, widest) for t in operands), **{**op.attributes, **values})
         return found if isinstance(found, tuple) else (found,)
+
+    def write(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
+        """Adds a node of a composite that is written out (`ops.composite.Writing`); nothing is named after it."""
+        chosen = op if isinstance(op, Op) else TABLE["identity" if op == "narrow" else op]
+        return self.graph.apply(chosen, operands, attributes)
 
     def finish(self, node: Any, port: str, result: Tensor) -> None:
         """A node's result as cuDNN has it: its dtype, shape and name; an output if it is not virtual."""
@@ -137,10 +204,19 @@ class Reading:
             if np.broadcast_shapes(shape, (1,)) != shape or _misfit(result.shape, shape):
                 raise ShapeError(f"{port} was set to {list(shape)}, but is {list(result.shape)}")
             result = self.graph.broadcast(result, shape=shape)
+        is_ragged = tensor.ragged_offset is not None and not tensor.is_virtual
+        if is_ragged:
+            self.graph.uids[tensor.uid] = result
+            memory = rows_of(result.shape, self.strides(tensor), self._elements.get(tensor.uid))
+            result, owned = ragged.stored(self, tensor, memory, result, self._lengths(node, port, tensor, memory))
+            self.graph.ragged[result] = memory
         if result in self.graph.uids.values():  # one that has a name already
             result = self.graph.identity(result)
         self._keep(tensor, result)
-        if not tensor.is_virtual:
+        if is_ragged:
+            self.graph.output(result, strides=(memory.unit, 1))
+            self.graph.owned[result] = self.graph.output(owned, self._free(f"{result.name[:170]} rows"))
+        elif not tensor.is_virtual:
             self.graph.output(result, strides=self.strides(tensor))
 
     def _keep(self, tensor: Any, made: Tensor) -> None:
@@ -173,7 +249,13 @@ class Reading:
             return self.graph.constant(np.full(shape, number[0]), name=name, dtype=kind)
         if dtype is None:
             raise DTypeError(f"input {tensor.name!r} (uid {tensor.uid}) has no data type")
-        made = self.graph.tensor(name, shape, dtype, strides=self.strides(tensor) or packed_strides(shape))
+        strides = self.strides(tensor) or packed_strides(shape)
+        if tensor.ragged_offset is not None:
+            memory = rows_of(shape, strides, self._elements.get(tensor.uid))
+            shape, strides = (memory.count, shape[3]), (memory.unit, 1)
+        made = self.graph.tensor(name, shape, dtype, strides=strides)
+        if tensor.ragged_offset is not None:
+            self.graph.ragged[made] = memory
         if by_value:
             self.graph.by_value.add(made)
         if bound is not None:

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto
 
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError, ModelError, UnsupportedModelError
+from fusegraph.frontends.onnx.arguments import Array, array_of, instance, named, wrong
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device, to_numpy
@@ -22,6 +23,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
     """A model, compiled anew for each combination of shapes, and of values that shapes follow from."""
 
     def __init__(self, model: ModelProto, engine: str, options: Mapping[str, Any]) -> None:
+        instance("model", model, ModelProto)
         self._model, self._engine, self._options = model, engine, dict(options)
         self._names = [v.name for v in model.graph.input if v.name not in {t.name for t in model.graph.initializer}]
         #: Inputs whose values decide on shapes, as far as they are known.
@@ -46,11 +48,16 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
     def _arrays(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
         if not isinstance(inputs, Mapping):
-            given = inputs if isinstance(inputs, Sequence) else [inputs]
+            given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
             if len(given) > len(self._names):
                 raise ArgumentError(f"the model has {len(self._names)} inputs, got {len(given)}")
             inputs = dict(zip(self._names, given))
-        return {name: np.asarray(x) for name, x in inputs.items() if not isinstance(x, list | tuple | None)}
+        every = named("inputs", inputs, "names to arrays")
+        return {
+            name: array_of(f"input {name[:80]!r}", x)
+            for name, x in every.items()
+            if not isinstance(x, list | tuple | None)
+        }
 
     def _built(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Model, Executable]:
         while True:
@@ -95,13 +102,19 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
     def run_node(
         cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **options: Any
     ) -> tuple[Any, ...]:
-        """The outputs of one node of the newest operator set, or of that of ``opset_version=``."""
-        version = options.pop("opset_version", onnx.defs.onnx_opset_version())
-        arrays = dict(zip((name for name in node.input if name), map(np.asarray, inputs)))
-        given = [
-            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in arrays.items()
-        ]
+        """The outputs of one node of the newest operator set, or of that of ``opset_version=``.  Raises ArgumentError
+        for what is no node, version or array, and what `run_model` raises.
+        """
+        instance("node", node, NodeProto)
+        newest = onnx.defs.onnx_opset_version()
+        version = options.pop("opset_version", newest)
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= newest:
+            raise wrong("opset_version", version, f"an integer from 1 to {newest}")
+        if not isinstance(inputs, list | tuple):
+            raise wrong("inputs", inputs, "a list of arrays")
+        names = [name for name in node.input if name]
+        arrays = {name: array_of(f"input {name[:80]!r}", x) for name, x in zip(names, inputs)}
+        given = [onnx.helper.make_tensor_value_info(n, _element(n, x), x.shape) for n, x in arrays.items()]
         made = [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
         graph = onnx.helper.make_graph([node], "node", given, made)
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)])
@@ -109,7 +122,10 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **_: Any) -> bool:
-        """Whether there is something for every operator and type of a model, as far as is known without its inputs."""
+        """Whether there is something for every operator and type of a model, as far as is known without its inputs.
+        Raises ArgumentError for what is no model.
+        """
+        _device(device)
         try:
             from_proto(model)
         except UnsupportedModelError:
@@ -128,8 +144,17 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
         return kind == "CPU" or index < driver.device_count()
 
 
+def _element(name: str, array: Array) -> int:
+    """ONNX's element type of an array."""
+    try:
+        return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+    except ValueError:
+        raise wrong(f"input {name[:80]!r}", array, "an array of a type that ONNX has") from None
+
+
 def _device(name: str) -> tuple[str, int]:
     """The kind and the number of a device as ONNX names them; CPUs have the number 0."""
+    instance("device", name, str)
     found = re.fullmatch(r"(CPU|CUDA)(?::(\d{1,9}))?", name, re.ASCII)
     if found is None:
         raise ArgumentError(f"device {name[:100]!r} is none of CPU, CUDA, CUDA:1, and so on")

@@ -50,12 +50,38 @@ def loop(call: Call, body: Body, count: Tensor | None = None, condition: Tensor 
 
 def scan(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
     """The body for each element of the scanned inputs along an axis; its results are joined along another."""
+    return _batched(call, body, *inputs) if call.version < 9 else _scanned(call, body, *inputs)
+
+
+def _batched(call: Call, body: Body, lengths: Tensor | None, *inputs: Tensor) -> list[Tensor]:
+    """Scan as it was before version 9: of each sample of a batch by itself, of a length of its own."""
+    graph = call.graph
+    batches = {x.shape[0] if x.rank else 0 for x in inputs}
+    steps = {x.shape[1] if x.rank > 1 else 0 for x in inputs[-call["num_scan_inputs"] :]}
+    if len(batches) != 1 or len(steps) != 1 or not min(batches) or not min(steps):
+        raise ModelError("its inputs have no batch of one size, or its sequences not one length")
+    (batch,), (length,) = batches, steps
+    counts = [length] * batch if lengths is None else call.integers(lengths, "the lengths of sequences")
+    if len(counts) != batch or not all(1 <= n <= length for n in counts):
+        raise ModelError(f"lengths {counts[:8]} are not {batch} numbers from 1 to {length}")
+    samples = []
+    for number, count in enumerate(counts):
+        own = [x[number] for x in inputs]
+        first = len(own) - call["num_scan_inputs"]
+        results = _scanned(call, body, *own[:first], *(x[:count] for x in own[first:]))
+        padded = (graph.pad(x, [(0, length - count)] + [(0, 0)] * (x.rank - 1)) for x in results[first:])
+        samples.append([*results[:first], *padded])
+    return [graph.concatenate(*(graph.unsqueeze(x, 0) for x in every), axis=0) for every in zip(*samples)]
+
+
+def _scanned(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
     graph, scanned = call.graph, call["num_scan_inputs"]
     if not 1 <= scanned <= len(inputs):
         raise ModelError(f"num_scan_inputs is {scanned}, there are {len(inputs)} inputs")
     states, sequences = list(inputs[:-scanned]), inputs[-scanned:]
     results = len(call["body"].output) - len(states)
-    axes, backwards = (_each(call, f"scan_input_{name}", scanned) for name in ("axes", "directions"))
+    axes = _each(call, "scan_input_axes", scanned)
+    backwards = _each(call, "directions" if call.version < 9 else "scan_input_directions", scanned)
     into, turned = (_each(call, f"scan_output_{name}", results) for name in ("axes", "directions"))
     along = [normal_axes(axis, x.rank)[0] for axis, x in zip(axes, sequences)]
     lengths = {x.shape[axis] for axis, x in zip(along, sequences)}

@@ -17,7 +17,23 @@ from fusegraph.graph import Tensor
 #: The operator set whose operators, and all newer ones, the table's functions take.
 OLDEST = 11
 #: Operators -> the version since which they differ in nothing that the table's functions do not take.
-_SINCE = {"Constant": 1, "Dropout": 7, "GRU": 7, "If": 1, "LSTM": 7, "Loop": 1, "RNN": 7, "Scan": 9, "Scatter": 9}
+_SINCE = {
+    "ArrayFeatureExtractor": 1,
+    "Adagrad": 1,
+    "Adam": 1,
+    "Binarizer": 1,
+    "Constant": 1,
+    "Dropout": 7,
+    "GRU": 7,
+    "If": 1,
+    "LSTM": 7,
+    "Loop": 1,
+    "Momentum": 1,
+    "RNN": 7,
+    "Scan": 8,
+    "Scatter": 9,
+    "Upsample": 7,
+}
 _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 

@@ -79,9 +79,13 @@ class Scope:
 
 
 class Importer:
-    """Writes bodies to a graph; ``functions`` are the model's own, ``folder`` is where its external data is."""
+    """Writes bodies to a graph; ``functions`` are the model's own, ``folder`` is where its external data is, ``shapes``
+    has those of results whose sizes depend on values.
+    """
 
-    def __init__(self, graph: Graph, functions: Iterable[FunctionProto], folder: Path | None) -> None:
+    def __init__(
+        self, graph: Graph, functions: Iterable[FunctionProto], folder: Path | None, shapes: Mapping[str, Any]
+    ) -> None:
         functions = list(functions)
         check_text(*(text for f in functions for text in (f.name, f.domain, f.overload, *f.input, *f.output)))
         self.graph = graph
@@ -92,6 +96,7 @@ class Importer:
         self.unknown: dict[str, tuple[str, ...]] = {}
         self._functions = {(domain_of(f.domain), f.name, f.overload): f for f in functions}
         self._folder = folder
+        self._shapes = shapes
         self._nodes = 0
         self._names: set[str] = set()
 
@@ -199,7 +204,7 @@ class Importer:
             raise Unsupported(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
         attributes = self._attributes(node, schema)
         functions.check_counts(node, schema, wanted)
-        call = Call(self.graph, node, version, attributes, wanted, self.values)
+        call = Call(self.graph, node, version, attributes, wanted, self.values, self._shapes)
         if domain == "" and node.op_type in CONTROL:
             return self._checked(self._control(call, inputs, scope))
         handler = TABLE.get((domain, node.op_type))

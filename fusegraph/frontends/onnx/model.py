@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, ValueInfoProto
@@ -16,6 +15,7 @@ from onnx import ModelProto, ValueInfoProto
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
+from fusegraph.frontends.onnx.arguments import Array, arrays_of, instance, path_of, sizes_of
 from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, domain_of, short
 from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
@@ -23,8 +23,10 @@ from fusegraph.graph import Graph, Tensor
 #: Protocol buffers are not larger.
 MAX_BYTES = 2**31 - 1
 
-#: Sizes of dimensions by their names, or shapes of inputs by theirs.
+#: Sizes of dimensions by their names, or shapes of inputs, and of results that are `SELECTED`, by theirs.
 Shapes = Mapping[str, int | Sequence[int]]
+#: Operators of which the size of the result depends on values.
+SELECTED = frozenset({"NonZero", "Unique", "NonMaxSuppression"})
 
 
 class InputValueError(ModelError):
@@ -63,20 +65,22 @@ def load(
 ) -> Model:
     """The model in a file.
 
-    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.
+    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs; and of results
+                   of NonZero, Unique and NonMaxSuppression, whose sizes depend on values.  They are cut off then, or
+                   filled up: with -1 where they are positions, with the last element and counts of 0 of Unique.
     values         arrays for inputs that the graph is built for, as shapes and axes are: they become constants.
     compute_dtype  of the graph: float32, float64 or tf32.
 
     Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, or dimensions without a size;
-    UnsupportedModelError, which lists all operators and types that there is nothing for.  No data outside of the
-    file's folder is read.
+    UnsupportedModelError, which lists all operators and types that there is nothing for; ArgumentError for arguments of
+    other types.  No data outside of the file's folder is read.
     """
-    file = Path(os.path.abspath(path))
-    if not file.is_file():
-        raise ModelError(f"{file} is {'a folder' if file.is_dir() else 'no file'}; give an ONNX model")
-    if file.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{file} has {file.stat().st_size} bytes; an ONNX model has at most {MAX_BYTES}")
+    file = path_of("path", path)
     try:
+        if not file.is_file():
+            raise ModelError(f"{file} is {'a folder' if file.is_dir() else 'no file'}; give an ONNX model")
+        if file.stat().st_size > MAX_BYTES:
+            raise ModelError(f"{file} has {file.stat().st_size} bytes; an ONNX model has at most {MAX_BYTES}")
         text = file.read_bytes()
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -95,7 +99,7 @@ def from_proto(
     shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     *,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     where: str = "the model",
     name: str | None = None,
     compute_dtype: Any = "float32",
@@ -103,8 +107,13 @@ def from_proto(
     """A model that is in memory.  folder is where its external data is, where names it in errors, name the graph; the
     rest is as for `load`.
     """
+    instance("model", model, ModelProto)
+    instance("where", where, str)
+    name = None if name is None else instance("name", name, str)
+    folder = None if folder is None else path_of("folder", folder)
+    sizes, arrays = sizes_of(shapes), arrays_of(values)
     try:
-        return _Building(model, shapes or {}, values or {}, folder, name, compute_dtype).built()
+        return _Building(model, sizes, arrays, folder, name, compute_dtype).built()
     except InputValueError as error:
         raise InputValueError(f"{where}: {error}", error.inputs) from None
     except UnsupportedModelError as error:
@@ -119,8 +128,8 @@ class _Building:
     def __init__(
         self,
         model: ModelProto,
-        shapes: Shapes,
-        values: Mapping[str, Any],
+        shapes: Mapping[str, int | tuple[int, ...]],
+        values: Mapping[str, Array],
         folder: Path | None,
         name: str | None,
         compute_dtype: Any,
@@ -131,7 +140,7 @@ class _Building:
         domains = (opset.domain for opset in model.opset_import)
         check_text(model.graph.name, *(value.name for value in every), *dims, *domains)
         self._graph = Graph("model", compute_dtype=compute_dtype)
-        self._importer = Importer(self._graph, model.functions, folder)
+        self._importer = Importer(self._graph, model.functions, folder, shapes)
         self._graph.name = self._importer.free_name(name or model.graph.name or "model").replace("/", "_")
 
     def built(self) -> Model:
@@ -190,6 +199,7 @@ class _Building:
                 "...)}; on the command line model.onnx:dimension=8,input=1x3x224x224"
             )
         named = {v.name for v in declared} | {d.dim_param for v in declared for d in v.type.tensor_type.shape.dim}
+        named |= {name for n in self._model.graph.node if n.op_type in SELECTED for name in n.output[:1]}
         for key in (*self._shapes, *self._values):
             if key not in named:
                 raise ModelError(f"it has no input and no dimension {short(str(key))}")
@@ -214,15 +224,15 @@ class _Building:
         has_shape = value.type.tensor_type.HasField("shape")
         given = self._shapes.get(value.name)
         if given is None and value.name in self._values:
-            given = np.shape(self._values[value.name])
+            given = self._values[value.name].shape
         if given is not None:
             sizes: list[int | None] = list(checked_shape(what, [given] if isinstance(given, int) else given))
             if has_shape and len(sizes) != len(dims):
                 raise ModelError(f"{what} has {len(dims)} dimensions, the shape given has {len(sizes)}")
-            for d, (dim, size) in enumerate(zip(dims, sizes)):
-                fixed = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param, size)
-                if fixed != size:
-                    raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {size}")
+            for d, (dim, wanted) in enumerate(zip(dims, sizes)):
+                fixed = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param, wanted)
+                if fixed != wanted:
+                    raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {wanted}")
             return sizes
         if not has_shape:
             unsized.append(f"input {short(value.name)}, which has no shape")
@@ -231,8 +241,8 @@ class _Building:
         for d, dim in enumerate(dims):
             if dim.HasField("dim_value"):
                 found.append(dim.dim_value)
-            elif dim.dim_param and isinstance(self._shapes.get(dim.dim_param), int):
-                found.append(int(self._shapes[dim.dim_param]))  # type: ignore[arg-type]
+            elif dim.dim_param and isinstance(size := self._shapes.get(dim.dim_param), int):
+                found.append(size)
             else:
                 found.append(None)
                 unsized.append(
@@ -245,7 +255,7 @@ class _Building:
 
     def _given(self, name: str, dtype: DType, shape: Sequence[int | None]) -> Tensor:
         """An input whose value was given, as a constant."""
-        array = np.asarray(self._values[name])
+        array = self._values[name]
         if array.dtype != dtype.numpy:
             raise ModelError(f"input {short(name)} is {dtype}, the value given {array.dtype}")
         return self._graph.constant(array, name=self._importer.free_name(name))

@@ -11,14 +11,14 @@ the last that it has may be left out.  What it does not have it refuses with `Ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.tensors import DTYPES, type_name
+from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
 
@@ -68,6 +68,7 @@ class Call:
     node        the node; its attributes are those of ``attributes``, defaults of the operator's schema included.
     version     of the operator set that it is of.
     wanted      how many outputs are named, up to the last of them.
+    shapes      of results whose sizes depend on values, as far as they were given, by name.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Call:
     attributes: Mapping[str, Any]
     wanted: int
     values: Values
+    shapes: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, attribute: str) -> Any:
         """An attribute's value, None if it is absent and has no default."""
@@ -96,6 +98,21 @@ class Call:
         if found is None:
             raise Unknown(f"{self.node.op_type}: {what} must be known", self.values.roots(tensor))
         return found
+
+    def given_size(self, shape: Sequence[int | None]) -> int | None:
+        """The one size of the first output that depends on values, None in its shape, where it was given.
+
+        Raises ModelError if the shape that was given is another one.
+        """
+        name = self.node.output[0] if self.node.output else ""
+        if name not in self.shapes:
+            return None
+        sizes = self.shapes[name]
+        found = checked_shape(f"output {name[:80]!r}", [sizes] if isinstance(sizes, int) else sizes)
+        if len(found) != len(shape) or any(b not in (None, a) for a, b in zip(found, shape)):
+            wanted = ["any" if n is None else n for n in shape]
+            raise ModelError(f"output {name[:80]!r} has the shape {wanted}, the one given is {list(found)}")
+        return found[list(shape).index(None)]
 
     def integers(self, tensor: Tensor, what: str) -> list[int]:
         """A known tensor of integers, of one dimension at most, as a list."""

@@ -11,37 +11,49 @@ import numpy as np
 from onnx import TensorProto
 
 from fusegraph.dtypes import (
+    ALL,
+    PACKED,
     DType,
     bfloat16,
     bool_,
+    float4_e2m1,
     float8_e4m3,
+    float8_e4m3fnuz,
     float8_e5m2,
+    float8_e5m2fnuz,
     float16,
     float32,
     float64,
     int8,
+    int16,
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from fusegraph.errors import ModelError
+from fusegraph.layout import packed_strides
+from fusegraph.runtime.packed import unpack
 
 Array = np.ndarray[Any, Any]
 
-#: ONNX's element type -> ours.  Others have none.
-DTYPES: dict[int, DType] = {
-    TensorProto.FLOAT: float32,
-    TensorProto.DOUBLE: float64,
-    TensorProto.FLOAT16: float16,
-    TensorProto.BFLOAT16: bfloat16,
-    TensorProto.FLOAT8E4M3FN: float8_e4m3,
-    TensorProto.FLOAT8E5M2: float8_e5m2,
-    TensorProto.INT8: int8,
-    TensorProto.UINT8: uint8,
-    TensorProto.INT32: int32,
-    TensorProto.INT64: int64,
-    TensorProto.BOOL: bool_,
+_NAMES: dict[str, DType] = {
+    "FLOAT": float32,
+    "DOUBLE": float64,
+    "FLOAT16": float16,
+    "BFLOAT16": bfloat16,
+    "FLOAT8E4M3FN": float8_e4m3,
+    "FLOAT8E4M3FNUZ": float8_e4m3fnuz,
+    "FLOAT8E5M2": float8_e5m2,
+    "FLOAT8E5M2FNUZ": float8_e5m2fnuz,
+    "FLOAT4E2M1": float4_e2m1,
+    "BOOL": bool_,
+    **{dtype.name.upper(): dtype for dtype in (*ALL, *PACKED) if dtype.is_int},
 }
+#: ONNX's element type -> ours.  Others have none; older versions of ONNX have fewer.
+DTYPES: dict[int, DType] = {element: _NAMES[name] for name, element in TensorProto.DataType.items() if name in _NAMES}
 #: NumPy keeps no more dimensions.
 MAX_RANK = 64
 #: Our dtype -> the field that has its values where there are no raw bytes, and how NumPy reads one of the field.
@@ -49,7 +61,10 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
     float32: ("float_data", np.float32),
     float64: ("double_data", np.float64),
     int64: ("int64_data", np.int64),
-    **dict.fromkeys((int32, int8, uint8, bool_, float16, bfloat16, float8_e4m3, float8_e5m2), ("int32_data", np.int32)),
+    **dict.fromkeys((uint32, uint64), ("uint64_data", np.uint64)),
+    **dict.fromkeys((int8, uint8, int16, uint16, int32, bool_), ("int32_data", np.int32)),
+    **dict.fromkeys((float16, bfloat16, *(d for d in ALL if d.saturates)), ("int32_data", np.int32)),
+    **dict.fromkeys(PACKED, ("int32_data", np.int32)),  # a byte each
 }
 
 
@@ -81,22 +96,27 @@ def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is stored in segments, which no version of ONNX defines")
     if tensor.data_location == TensorProto.EXTERNAL:
-        raw: bytes | None = external(tensor, what, folder, count * dtype.itemsize)
+        raw: bytes | None = external(tensor, what, folder, dtype.nbytes(count))
     else:
         raw = tensor.raw_data if tensor.HasField("raw_data") else None
     if raw is not None:
-        if len(raw) != count * dtype.itemsize:
-            raise ModelError(f"{what} {list(shape)} of {dtype} has {len(raw)} bytes, not {count * dtype.itemsize}")
+        if len(raw) != dtype.nbytes(count):
+            raise ModelError(f"{what} {list(shape)} of {dtype} has {len(raw)} bytes, not {dtype.nbytes(count)}")
+        if dtype.is_packed:
+            return unpack(np.frombuffer(raw, np.uint8), dtype, shape, packed_strides(shape))
         if dtype.is_bool:
             return np.asarray(np.frombuffer(raw, np.uint8) != 0).reshape(shape)
         little = np.frombuffer(raw, dtype.numpy.newbyteorder("<"))
         return little.astype(dtype.numpy, copy=False).reshape(shape)
     field, stored = _FIELDS[dtype]
     values = getattr(tensor, field)
-    if len(values) != count:
-        raise ModelError(f"{what} {list(shape)} of {dtype} has {len(values)} elements, not {count}")
-    array = np.fromiter(values, stored, count)
-    if dtype in (float16, bfloat16, float8_e4m3, float8_e5m2):  # their bits, each in an integer
+    expected = dtype.nbytes(count) if dtype.is_packed else count
+    if len(values) != expected:
+        raise ModelError(f"{what} {list(shape)} of {dtype} has {len(values)} elements, not {expected}")
+    array = np.fromiter(values, stored, expected)
+    if dtype.is_packed:
+        return unpack(array.astype(np.uint8), dtype, shape, packed_strides(shape))
+    if dtype.is_float and field == "int32_data":  # their bits, each in an integer
         return array.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
     return array.astype(dtype.numpy).reshape(shape)
 

@@ -20,17 +20,19 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
     attention_backward,
     contraction,
+    diagonal,
     indices,
     movement,
     norm,
     pointwise,
     reduction,
+    sorting,
     window,
 )
 from fusegraph.frontends.torch.build import build
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
 from fusegraph.frontends.torch.decompositions import decompositions
-from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, symbols
+from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, measures, symbols
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
@@ -114,14 +116,14 @@ def _boxed(program: Program) -> Program:
 
 
 def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
-    """What computes a traced graph; one with symbolic sizes is compiled for each choice of them when it comes."""
+    """What computes a traced graph; one with symbols is compiled for each choice of them when it comes."""
     graph = module.graph
     if not is_symbolic(graph):
         return compile_program(graph, forms_of(graph, {}), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
 
     def program(arguments: list[Any]) -> Sequence[Any]:
-        key = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in arguments])
+        key = tuple([measures(x) for x in arguments])
         found = known.get(key)
         if found is None:
             forms = forms_of(graph, symbols(graph, arguments))

@@ -25,6 +25,16 @@ def decompositions() -> Mapping[Any, Any]:
         aten.native_dropout.default: _dropout,
         aten._native_multi_head_attention.default: _attention,
         aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+        aten.native_batch_norm_backward.default: _batch_norm_backward,
+        aten.batch_norm_backward.default: _batch_norm_backward_of_either,
+        aten._batch_norm_with_update_functional.default: _batch_norm_training,
+        aten._batch_norm_no_update.default: _batch_norm_evaluating,
+        aten.addmv.default: _addmv,
+        aten.addbmm.default: _addbmm,
+        aten.linspace.default: functools.partial(_linspace, rules.pop(aten.linspace.default, None)),
+        aten.take.default: lambda x, index: aten.index.Tensor(x.flatten(), [index]),
+        aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length).clone(),
+        aten._assert_tensor_metadata.default: lambda *_, **__: None,  # it is about what tracing has fixed
     }
 
 
@@ -39,6 +49,87 @@ def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
     room = torch.empty([x.shape[d] for d in order], dtype=torch.bool, device=x.device)
     mask = torch.bernoulli(room, 1 - probability).permute([order.index(d) for d in range(x.dim())])
     return x * mask * (1 / (1 - probability)), mask
+
+
+def _batch_norm_backward(
+    loss: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    variance: Any,
+    saved_mean: Any,
+    saved_inverse: Any,
+    train: bool,
+    epsilon: float,
+    mask: list[bool],
+) -> Any:
+    """native_batch_norm_backward with known statistics, of which nothing need be kept from the forward pass."""
+    if train or saved_mean is None:
+        return NotImplemented
+    return torch.ops.aten.native_batch_norm_backward(loss, x, scale, mean, variance, None, None, train, epsilon, mask)
+
+
+def _batch_norm_backward_of_either(
+    loss: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    variance: Any,
+    saved_mean: Any,
+    saved_inverse: Any,
+    train: bool,
+    epsilon: float,
+    mask: list[bool],
+    reserve: Any,
+) -> Any:
+    """batch_norm_backward, whose last argument is for one of torch's libraries."""
+    saved = (saved_mean, saved_inverse) if train else (None, None)
+    return torch.ops.aten.native_batch_norm_backward(loss, x, scale, mean, variance, *saved, train, epsilon, mask)
+
+
+def _batch_norm_training(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, momentum: float, epsilon: float
+) -> tuple[Any, ...]:
+    """_batch_norm_with_update_functional, with an empty reserve for the gradient."""
+    y, saved_mean, saved_inverse, *running = torch.ops.aten._native_batch_norm_legit_functional(
+        x, scale, bias, mean, variance, True, momentum, epsilon
+    )
+    return y, saved_mean, saved_inverse, x.new_empty(0, dtype=torch.uint8), *running
+
+
+def _batch_norm_evaluating(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, momentum: float, epsilon: float
+) -> tuple[Any, ...]:
+    """_batch_norm_no_update, with an empty reserve for the gradient."""
+    results = torch.ops.aten._native_batch_norm_legit_no_training(x, scale, bias, mean, variance, momentum, epsilon)
+    return *results, x.new_empty(0, dtype=torch.uint8)
+
+
+def _linspace(rule: Any, *args: Any, dtype: Any = None, **how: Any) -> Any:
+    """linspace by torch's rule, but for integers, which that rounds otherwise than the operator does."""
+    if rule is None or (dtype is not None and not dtype.is_floating_point):
+        return NotImplemented
+    return rule(*args, dtype=dtype, **how)
+
+
+def _addmv(x: Any, matrix: Any, vector: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return _added(x, torch.mv(matrix, vector), beta, alpha)
+
+
+def _addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """The products of a batch are one, along the batch too."""
+    rows, columns = (t.flatten(0, 1) for t in (a.transpose(1, 2), b))
+    return _added(x, rows.t() @ columns, beta, alpha)
+
+
+def _added(x: Any, product: Any, beta: float, alpha: float) -> Any:
+    """beta x + alpha product; among integers the factors are integers."""
+    if not (x.is_floating_point() or x.is_complex()):
+        beta, alpha = int(beta), int(alpha)
+    product = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return product  # x counts for nothing, NaN or not
+    return (x if beta == 1 else x * beta) + product
 
 
 def _attention(

@@ -14,7 +14,7 @@ from fusegraph.engines.cuda import DEFAULT_ARCH
 from fusegraph.frontends.torch.backend import in_pieces
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
 from fusegraph.frontends.torch.decompositions import decompositions
-from fusegraph.frontends.torch.forms import forms_of
+from fusegraph.frontends.torch.forms import SYMBOLIC, forms_of, measures
 from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph
 from fusegraph.plan import by_cost_model, plan
@@ -74,13 +74,11 @@ def explain(module: Any, *inputs: Any, arch: str = DEFAULT_ARCH) -> FunctionRepo
     return FunctionReport(name, tuple(reports), left, time.perf_counter() - began)
 
 
-def _hints(graph: Any) -> dict[Any, int]:
-    """Each symbol's value in the example."""
-    found: dict[Any, int] = {}
+def _hints(graph: Any) -> dict[Any, Any]:
+    """What symbols, and expressions of them, are in the example."""
+    found: dict[Any, Any] = {}
     for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            for size in value.shape:
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
-                    found[size.node.expr] = int(size.node.hint)
+        for measure in measures(node.meta.get("val")) if node.op == "placeholder" else ():
+            if isinstance(measure, SYMBOLIC) and measure.node.has_hint():
+                found.setdefault(measure.node.expr, measure.node.hint)
     return found

@@ -24,10 +24,16 @@ _DTYPES: dict[Any, DType] = {
         "float64": "float64",
         "float8_e4m3fn": "float8_e4m3",
         "float8_e5m2": "float8_e5m2",
+        "float8_e4m3fnuz": "float8_e4m3fnuz",
+        "float8_e5m2fnuz": "float8_e5m2fnuz",
         "int8": "int8",
         "uint8": "uint8",
+        "int16": "int16",
+        "uint16": "uint16",
         "int32": "int32",
+        "uint32": "uint32",
         "int64": "int64",
+        "uint64": "uint64",
         "bool": "bool",
     }.items()
     if hasattr(torch, name)
@@ -53,46 +59,47 @@ class Forms:
         return known[0] if known is not None and len(known) == 1 else None
 
 
+#: What torch has in the place of a number that differs between calls.
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def measures(value: Any) -> tuple[Any, ...]:
+    """The numbers that tell a value from others of its kind: a tensor's sizes and strides, or a number itself.  Of
+    anything else, such as the tokens that order effects, which are None in a call, there are none.
+    """
+    if isinstance(value, torch.Tensor):
+        return (*value.shape, *(value.stride() if value.layout is torch.strided else ()))
+    return (value,) if isinstance(value, (*SYMBOLIC, int, float)) else ()
+
+
 def is_symbolic(graph: Any) -> bool:
-    """Whether sizes of a graph's inputs are symbols."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and (
-            isinstance(value, torch.SymInt)
-            or (isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape))
-        ):
-            return True
-    return False
+    """Whether a graph was traced for more than one choice of its inputs' sizes, strides and numbers."""
+    inputs = (n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
+    return any(isinstance(measure, SYMBOLIC) for value in inputs for measure in measures(value))
 
 
-def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, int]:
-    """The values of a graph's symbols for the arguments of a call."""
-    found: dict[Any, int] = {}
+def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
+    """What a graph's symbols, and expressions of them that its inputs are described by, are in a call."""
+    found: dict[Any, Any] = {}
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for node, argument in zip(placeholders, arguments):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            pairs: list[tuple[Any, int]] = [(value, int(argument))]
-        elif isinstance(value, torch.Tensor):
-            pairs = [*zip(value.shape, argument.shape), *zip(value.stride(), argument.stride())]
-        else:
-            continue
-        for size, number in pairs:
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                found.setdefault(size.node.expr, int(number))
+        for measure, number in zip(measures(node.meta.get("val")), measures(argument)):
+            if isinstance(measure, SYMBOLIC):
+                found.setdefault(measure.node.expr, number)
     return found
 
 
-def forms_of(graph: Any, values: Mapping[Any, int]) -> Forms:
-    """The forms of a graph's nodes, its symbols having these values."""
-    known: dict[Any, int | float | bool] = {}
+def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
+    """The forms of a graph's nodes, its symbols (and expressions of them) having these values."""
+    known: dict[Any, int | float | bool] = dict(values)
+    single = {expression: value for expression, value in values.items() if expression.is_Symbol}
 
     def number(size: Any) -> Any:
-        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if not isinstance(size, SYMBOLIC):
             return size
         expression = size.node.expr
         if expression not in known:
-            result = expression.subs(values) if hasattr(expression, "subs") else expression
+            result = expression.subs(single) if hasattr(expression, "subs") else expression
             if getattr(result, "free_symbols", None):
                 raise UnknownSizeError
             kind = int if isinstance(size, torch.SymInt) else float if isinstance(size, torch.SymFloat) else bool
@@ -110,7 +117,7 @@ def forms_of(graph: Any, values: Mapping[Any, int]) -> Forms:
     for node in graph.nodes:
         value = node.meta.get("val")
         try:
-            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+            if isinstance(value, (*SYMBOLIC, int, float)):
                 numbers[node] = number(value)
             elif isinstance(value, tuple | list):
                 forms[node] = tuple(form(v) for v in value)

@@ -102,17 +102,6 @@ def _select(c: Call, x: Tensor, dim: int, index: int) -> Tensor:
     return _part(x, dim, at, at + 1).reshape(c.form.shape)
 
 
-@free("diagonal.default")
-def _diagonal(c: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Every (columns + 1)-th element of rows behind one another."""
-    row, column = dim1 % x.rank, dim2 % x.rank
-    others = [d for d in range(x.rank) if d not in (row, column)]
-    rows, columns, count = x.shape[row], x.shape[column], c.form.shape[-1]
-    line = x.transpose([*others, row, column]).reshape([*(x.shape[d] for d in others), rows * columns])
-    first = max(offset, 0) + max(-offset, 0) * columns
-    return _part(line, -1, first, first + (count - 1) * (columns + 1) + 1 if count else first, columns + 1)
-
-
 @free("split_with_sizes.default", "split.Tensor")
 def _split(c: Call, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
     sizes = [form.shape[dim] for form in c.forms if form is not None]
@@ -122,6 +111,18 @@ def _split(c: Call, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
 @free("unbind.int")
 def _unbind(c: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(_part(x, dim, at, at + 1).reshape(c.form.shape) for at in range(x.shape[dim]))
+
+
+@free("unfold.default")
+def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Windows along an axis, which may overlap: each of their elements is looked up."""
+    if not x.rank:
+        return x.reshape(c.form.shape)
+    dim, count = dim % x.rank, c.form.shape[dim]
+    places = (np.arange(count)[:, None] * step + np.arange(size)).astype(np.int32)
+    windows = c.graph.gather(x, c.graph.constant(places.ravel()), axis=dim)
+    apart = windows.reshape((*x.shape[:dim], count, size, *x.shape[dim + 1 :]))
+    return apart.transpose([*(d for d in range(apart.rank) if d != dim + 1), dim + 1])
 
 
 # ---- known without computing

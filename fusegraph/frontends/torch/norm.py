@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fusegraph.frontends.torch.table import Call, aten
@@ -102,15 +102,22 @@ def _batch_norm_inference(
 ) -> tuple[Tensor | None, ...]:
     layer = Layer(scale, bias, mean, variance, epsilon)
     factor, term = c.lines.get(layer) or line(c.graph, layer)
-    return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), _none(c, 1), _none(c, 2)
+    return c.cast(x * _column(factor, x.rank) + _column(term, x.rank)), *_known(c, mean, variance, epsilon)
 
 
-def _none(c: Call, number: int) -> Tensor | None:
-    """A result of no elements, as torch has for statistics that it does not compute, where something takes it."""
-    form = c.forms[number]
-    if number not in c.used or form is None or form.dtype is None or 0 not in form.shape:
-        return None
-    return c.graph.broadcast(c.graph.constant(0, dtype=form.dtype), form.shape)
+def _known(c: Call, mean: Tensor, variance: Tensor, epsilon: float) -> Iterator[Tensor | None]:
+    """Statistics that were known before, as torch gives them back where something takes them: none of them on a CPU,
+    those that were given elsewhere.
+    """
+    for number in (1, 2):
+        form = c.forms[number]
+        if number not in c.used or form is None or form.dtype is None:
+            yield None
+        elif 0 in form.shape:
+            yield c.graph.broadcast(c.graph.constant(0, dtype=form.dtype), form.shape)
+        else:
+            value = c.graph.identity(mean) if number == 1 else c.graph.rsqrt(variance + epsilon)
+            yield c.cast(value, form.dtype)
 
 
 @aten("_native_batch_norm_legit_functional.default")
@@ -126,8 +133,8 @@ def _batch_norm(
     epsilon: float,
 ) -> tuple[Tensor | None, ...]:
     if not training:
-        y, *_ = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
-        return y, _none(c, 1), _none(c, 2), c.graph.identity(mean), c.graph.identity(variance)
+        results = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
+        return *results, c.graph.identity(mean), c.graph.identity(variance)
     results = c.graph.batchnorm(
         x,
         *(_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x), mean, variance)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
 from fusegraph.dtypes import bool_, float32, int64
@@ -227,6 +228,29 @@ def _softplus(c: Call, x: Tensor, beta: float = 1, threshold: float = 20) -> Ten
     if threshold < 20:  # above it torch's is the identity, which ours equals to the last digit from 20 on
         raise NotSupportedError(f"softplus with a threshold of {threshold}")
     return c.apply("softplus", x, beta=beta)
+
+
+@aten("log10.default")
+def _log10(c: Call, x: Tensor) -> Tensor:
+    wide = float32 if c.dtype.itemsize < 4 else c.dtype
+    return c.cast(c.graph.mul(c.graph.log(c.cast(x, wide)), c.number(1 / log(10), wide)))
+
+
+def _beside_nan(op: str) -> Any:
+    """The larger or smaller of two elements, of which one may be NaN."""
+
+    def handler(c: Call, a: Tensor, b: Tensor) -> Tensor:
+        if not c.dtype.is_float:
+            return c.apply(op, a, b)
+        a, b = (c.cast(x) for x in (a, b))
+        either = c.graph.binary_select(a, c.apply(op, a, b), c.graph.isnan(b))
+        return c.cast(c.graph.binary_select(b, either, c.graph.isnan(a)))
+
+    return handler
+
+
+HANDLERS["aten.fmax.default"] = _beside_nan("max")
+HANDLERS["aten.fmin.default"] = _beside_nan("min")
 
 
 # ---- truth

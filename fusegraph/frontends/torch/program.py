@@ -9,6 +9,7 @@ import torch
 
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
 from fusegraph.frontends.torch.forms import is_projection
+from fusegraph.runtime.arrays import torch_dtype
 
 #: Takes the list of all arguments, which it empties, and returns the list of all results.
 Program = Callable[[list[Any]], Sequence[Any]]
@@ -87,16 +88,19 @@ class _Writer:
         self._lines.append((text, (*piece.inputs, *piece.outputs)))
 
     def _torch(self, node: Any) -> None:
-        """A call of torch's own; the strides of its result are seen to be what the next piece was built for."""
+        """A call of torch's own."""
         args = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
         target = f"op{len(self._scope)}"
         self._scope[target] = node.target
         call = f"{target}({', '.join(args)})"
-        if any(node in piece.inputs for piece in self._cut.pieces):
-            form = self._analysis.forms.of(node)
-            assert form is not None
-            call = f"as_declared({call}, {form.strides!r})"
-        self._line(f"{self._name(node)} = {call}", [node])
+        self._line(f"{self._name(node)} = {self._declared(node, call)}", [node])
+
+    def _declared(self, node: Any, call: str) -> str:
+        """What torch computes, seen to be what the pieces that take it were built for."""
+        form = self._analysis.forms.of(node)
+        if form is None or form.dtype is None or not any(node in piece.inputs for piece in self._cut.pieces):
+            return call
+        return f"as_declared({call}, {form.strides!r}, {self._literal(torch_dtype(torch, form.dtype))})"
 
     def _made(self, node: Any) -> str:
         """A node's value, made now if it is a view, a constant or one of several results."""
@@ -106,10 +110,7 @@ class _Writer:
             if is_projection(node):
                 source = self._made(node.args[0])
                 call = f"{source}[{node.args[1]}]"
-                form = self._analysis.forms.of(node)
-                if form is not None and any(node in piece.inputs for piece in self._cut.pieces):
-                    call = f"as_declared({call}, {form.strides!r})"
-                self._line(f"{self._name(node)} = {call}", [node])
+                self._line(f"{self._name(node)} = {self._declared(node, call)}", [node])
             else:
                 self._torch(node)
         return self._names[node]
@@ -139,8 +140,10 @@ def _attribute(owner: Any, path: str) -> Any:
     return owner
 
 
-def _as_declared(x: Any, strides: tuple[int, ...]) -> Any:
-    """A tensor with the strides that a piece was built for, as torch's operators promise but do not always keep."""
-    if x.stride() == strides or x.numel() == 0:
+def _as_declared(x: Any, strides: tuple[int, ...], dtype: Any) -> Any:
+    """A tensor with the strides and the dtype that a piece was built for, as torch's operators promise but do not
+    always keep.
+    """
+    if x.dtype is dtype and (x.stride() == strides or x.numel() == 0):
         return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device).copy_(x)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import int32, int64
-from fusegraph.errors import NotSupportedError
+from fusegraph.dtypes import float32, int32, int64
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
 from fusegraph.graph import Tensor
 
@@ -61,9 +60,17 @@ _NORMS = {1: "norm1", 2: "norm2", float("inf"): "amax"}
 def _vector_norm(
     c: Call, x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    if order not in _NORMS:
-        raise NotSupportedError(f"the norm of order {order}")
-    return c.cast(_reduce(c, x if x.dtype.itemsize >= c.dtype.itemsize else c.cast(x), _NORMS[order], dim, keepdim))
+    x = x if x.dtype.itemsize >= c.dtype.itemsize else c.cast(x)
+    if order in _NORMS:
+        return c.cast(_reduce(c, x, _NORMS[order], dim, keepdim))
+    if order == -float("inf"):
+        return c.cast(_reduce(c, c.graph.abs(x), "min", dim, keepdim))
+    if order == 0:
+        return c.cast(_reduce(c, c.graph.cast(c.graph.cmp_neq(x, 0), x.dtype), "add", dim, keepdim))
+    wide = c.graph.cast(x, float32) if x.dtype.itemsize < 4 else x
+    powers = c.graph.pow(c.graph.abs(wide), c.number(order, wide.dtype))
+    total = _reduce(c, powers, "add", dim, keepdim)
+    return c.cast(c.graph.pow(total, c.number(1 / order, wide.dtype)))
 
 
 @aten("any.dim", "any.dims", "any.default")
@@ -88,12 +95,18 @@ def _argmin(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -
 
 @aten("max.dim")
 def _max(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _reduce(c, x, "max", dim, keepdim), _reduce(c, x, "argmax", dim, keepdim)
+    return _extreme(c, x, "max", dim, keepdim)
 
 
 @aten("min.dim")
 def _min(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _reduce(c, x, "min", dim, keepdim), _reduce(c, x, "argmin", dim, keepdim)
+    return _extreme(c, x, "min", dim, keepdim)
+
+
+def _extreme(c: Call, x: Tensor, mode: str, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The largest or smallest of each row, and where it is first."""
+    numbers = c.cast(x, int32) if x.dtype.is_bool else x
+    return _reduce(c, x, mode, dim, keepdim), _reduce(c, numbers, f"arg{mode}", dim, keepdim)
 
 
 @aten("var.correction")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
-from fusegraph.dtypes import DType, float32, int64
+from fusegraph.dtypes import DType, float32, int64, uint32, uint64
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
@@ -116,18 +118,20 @@ class Call:
         return self.form.dtype
 
     def cast(self, x: Tensor, dtype: DType | None = None) -> Tensor:
-        """x in a dtype, by default that of the first result."""
+        """x in a dtype, by default that of the first result; 8-bit floats overflow as torch's do."""
         wanted = dtype or self.dtype
-        return x if x.dtype == wanted else self.graph.cast(x, wanted)
+        return x if x.dtype == wanted else self.graph.cast(x, wanted, saturate=saturates(wanted))
 
     def converted(self, x: Tensor) -> Tensor:
         """x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap around in
-        integers of 8 bits, where ours saturate.
+        integers narrower than a processor converts to, and negative ones in unsigned ones, where ours saturate.
         """
         if self.dtype.is_bool and not x.dtype.is_bool:
             return self.graph.cmp_neq(x, 0)
-        if x.dtype.is_float and self.dtype.is_int and self.dtype.itemsize == 1:
+        if x.dtype.is_float and self.dtype.is_int and (self.dtype.bits < 32 or self.dtype == uint32):
             x = self.graph.cast(x, int64)
+        if x.dtype.is_float and self.dtype == uint64:
+            return self.graph.binary_select(self.cast(self.graph.cast(x, int64)), self.cast(x), x < 0)
         return self.cast(x)
 
     def number(self, value: bool | int | float, like: DType) -> Tensor:
@@ -154,6 +158,15 @@ class Call:
         """An op of the table on operands of the result's kind; the result has the dtype that torch says."""
         given = [self.operand(x, self.dtype) for x in operands]
         return self.cast(getattr(self.graph, op)(*given, **attributes))
+
+
+@cache
+def saturates(dtype: DType) -> bool:
+    """Whether infinity becomes the largest number in torch's casts to a dtype, which depends on torch's version."""
+    if not dtype.saturates:
+        return False
+    kind = getattr(torch, dtype.numpy.name)
+    return bool(torch.tensor(float("inf")).to(kind).to(torch.float32).isfinite())
 
 
 def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:

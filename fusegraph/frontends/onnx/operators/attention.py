@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
@@ -31,8 +33,12 @@ def attention(
         k, v = graph.concatenate(past_key, k, axis=2), graph.concatenate(past_value, v, axis=2)
     given = {} if lengths is None else {"seq_len_kv": lengths}
     if mask is not None:
-        if mask.rank > 4 or (mask.rank and mask.shape[-1] not in (1, k.shape[2])):
-            raise call.refuse("a mask of fewer keys")
+        missing = k.shape[2] - mask.shape[-1] if mask.rank else 0
+        if mask.rank > 4 or missing < 0:
+            raise ModelError(f"a mask {list(mask.shape)} is not one of {k.shape[2]} keys")
+        if missing:  # keys that it does not have are masked
+            padding = [(0, 0)] * (mask.rank - 1) + [(0, missing)]
+            mask = graph.pad(mask, padding, value=False if mask.dtype.is_bool else -inf)
         given["mask" if mask.dtype.is_bool else "bias"] = mask
     # Positions count behind those of the past, or so that those of the last query and the last key are equal.
     bounds = {"diagonal_band_right_bound": 0 if call["is_causal"] else _bound(call, "right_window_size")}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial, reduce
 from math import inf
 
-from onnx import TensorProto
-
-from fusegraph.dtypes import float64
+from fusegraph.dtypes import DType, float64, int32
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, Handler, operator
 from fusegraph.graph import Tensor
@@ -242,18 +240,24 @@ def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor
 
 # ---- casts
 
-_EIGHT_BITS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
+
+def _cast(call: Call, x: Tensor, dtype: DType) -> Tensor:
+    """Floats that an integer of fewer than 8 bits does not hold wrap around in it, as in ONNX's own evaluator."""
+    if x.dtype.is_float and dtype.is_int and dtype.is_packed:
+        x = call.graph.cast(x, int32)
+    return call.graph.cast(x, dtype, saturate=call["saturate"] != 0)
 
 
 @operator("Cast")
 def cast(call: Call, x: Tensor) -> Tensor:
-    if call["to"] in _EIGHT_BITS and call["saturate"] == 0:
-        raise call.refuse("saturate 0")
-    return call.graph.cast(x, call.dtype(call["to"]))
+    return _cast(call, x, call.dtype(call["to"]))
+
+
+@operator("BitCast")
+def bitcast(call: Call, x: Tensor) -> Tensor:
+    return call.graph.bitcast(x, dtype=call.dtype(call["to"]))
 
 
 @operator("CastLike")
 def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
-    if like.dtype.is_float and like.dtype.itemsize == 1 and call["saturate"] == 0:
-        raise call.refuse("saturate 0")
-    return call.graph.cast(x, like.dtype)
+    return _cast(call, x, like.dtype)

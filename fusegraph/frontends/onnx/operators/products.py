@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
@@ -57,6 +58,31 @@ def _factor(call: Call, name: str, x: Tensor) -> float:
     if value != int(value):
         raise call.refuse(f"{name} {value} of {x.dtype}")
     return int(value)
+
+
+@operator("Det")
+def determinant(call: Call, x: Tensor) -> Tensor:
+    """The product of the pivots of Gauss's elimination: row by row, the one of the largest first element in front."""
+    graph = call.graph
+    if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.dtype.is_float:
+        raise ModelError(f"square matrices of floats are wanted, got {x.dtype} {list(x.shape)}")
+    call.check_size(20 * x.shape[-1])
+    a = graph.reshape(
+        graph.cast(x, "float64" if x.dtype.itemsize == 8 else "float32"), [prod(x.shape[:-2]), *x.shape[-2:]]
+    )
+    y = graph.broadcast(graph.constant(1, dtype=a.dtype), [a.shape[0], 1, 1])
+    while a.shape[-1] > 1:
+        column = a[:, :, :1]
+        place = graph.reduction(graph.abs(column), "argmax", 1)  # (batch, 1, 1)
+        pivot = graph.take_along_axis(a, graph.broadcast(place, [a.shape[0], 1, a.shape[2]]), 1)
+        first = pivot[:, :, :1]
+        y = graph.mul(y, graph.binary_select(first, graph.neg(first), graph.cmp_eq(place, 0)))
+        # The first row takes the place of the pivot's.
+        rest = graph.binary_select(a[:, :1], a, graph.cmp_eq(graph.gen_index(a, 1), place))[:, 1:]
+        share = graph.div(rest[:, :, :1], graph.binary_select(1.0, first, graph.cmp_eq(first, 0.0)))
+        a = graph.sub(rest[:, :, 1:], graph.mul(share, pivot[:, :, 1:]))
+    y = graph.mul(y, a) if a.shape[-1] else y
+    return graph.reshape(graph.cast(y, x.dtype), x.shape[:-2])
 
 
 # ---- windows of convolutions and pooling

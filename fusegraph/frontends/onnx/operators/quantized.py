@@ -34,14 +34,16 @@ def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
     return graph.slice(whole, None, x.shape)
 
 
-def _quantized(call: Call, x: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
-    """Numbers in units of the scale, rounded and shifted; what the dtype does not hold is its end."""
+def _quantized(call: Call, x: Tensor, zero: Tensor | None, dtype: DType, *, saturate: bool = True) -> Tensor:
+    """Numbers in units of the scale, rounded and shifted; what the dtype does not hold is its end, or for 8-bit floats
+    infinite or NaN if ``saturate`` is not set.
+    """
     graph = call.graph
     if dtype.is_int:
         x = graph.round(x)
     if zero is not None:
         x = graph.add(x, graph.cast(zero, float32))
-    return graph.cast(x, dtype)
+    return graph.cast(x, dtype, saturate=saturate)
 
 
 @operator("QuantizeLinear")
@@ -49,10 +51,9 @@ def quantize_linear(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = 
     graph = call.graph
     given = call["output_dtype"]
     dtype = zero.dtype if zero is not None else call.dtype(given) if given else uint8
-    if not dtype.is_int and call["saturate"] == 0:
-        raise call.refuse("saturate 0")
     units = graph.div(graph.cast(x, float32), graph.cast(_spread(call, x, scale), float32))
-    return _quantized(call, units, None if zero is None else _spread(call, x, zero), dtype)
+    spread = None if zero is None else _spread(call, x, zero)
+    return _quantized(call, units, spread, dtype, saturate=call["saturate"] != 0)
 
 
 @operator("DequantizeLinear")

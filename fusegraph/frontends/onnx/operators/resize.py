@@ -56,6 +56,30 @@ def resize(
     return graph.cast(y, x.dtype)
 
 
+@operator("Upsample")
+def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
+    """Resize as it was before operator set 10: scales are an attribute before version 9."""
+    factors = call["scales"] if scales is None else [float(v) for v in call.known(scales, "scales").reshape(-1)]
+    if len(factors) != x.rank or not all(1 <= f < 2**31 for f in factors):
+        raise ModelError(f"scales {factors[:8]} are not numbers of at least 1 for {list(x.shape)}")
+    mode = {"bilinear": "linear"}.get(call["mode"], call["mode"])
+    if mode not in ("nearest", "linear"):
+        raise ModelError(f"mode is nearest or linear, got {mode[:40]!r}")
+    y = x if mode == "nearest" or x.dtype.is_float else call.graph.cast(x, "float32")
+    for axis, (old, factor) in enumerate(zip(x.shape, factors)):
+        count = int(np.floor(old * factor))
+        if factor == 1:
+            continue
+        if not old or count > MAX_TABLE:
+            raise ModelError(f"axis {axis} of {list(x.shape)} cannot be resized to {count} elements")
+        places = _positions("asymmetric", old, count, factor, 0, 1)
+        if mode == "nearest":
+            y = call.graph.resample(y, axis, np.clip(np.floor(places), 0, old - 1).astype(np.int64))
+        else:
+            y = call.graph.resample(y, axis, *interpolation(places, old, mode))
+    return call.graph.cast(y, x.dtype)
+
+
 def _scaled(
     call: Call, old: Sequence[int], scales: Tensor | None, sizes: Tensor | None
 ) -> tuple[list[float], list[int]]:

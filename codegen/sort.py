@@ -1,0 +1,341 @@
+"""The sort family: rows sorted along one dimension, with pointwise work before and after.
+
+Elements are words of a key and a position (`device/sort.cuh`).  The threads of a row sort some of them each, in
+registers, and merge what they have in shared memory.  Rows that are longer than a block of threads takes are sorted in
+runs, which further kernels merge, two at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.arch import Arch
+from codegen.dtypes import SIZE_OF
+from codegen.expr import Emitter, Index, Load, Reduced, Result, Store, Value, ctype_of
+from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
+from codegen.naming import Names, Writer
+from codegen.spec import KernelSource, SortSpec
+
+#: Words that a thread sorts by itself, and threads that merge two runs.
+ITEMS, MERGING = 8, 256
+#: Threads of a block that has several rows, and bytes of words that a block sorts at most.
+THREADS, MOST_BYTES = 256, 32 << 10
+_TAKEN = (
+    "row", "lane", "own", "words", "first", "count", "entry", "at", "rank", "e", "inside", "part", "tile", "word",
+    "bounds", "middle", "last", "begin", "end", "i", "sort", "math",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SortSchedule:
+    """How a sort is mapped to threads.
+
+    items  elements that a thread sorts by itself, or merges.
+    lanes  threads of a run, a power of two; of a block if runs are merged.
+    itype  C type of positions and offsets.
+    """
+
+    items: int
+    lanes: int
+    itype: str
+
+    @property
+    def rows(self) -> int:
+        """Runs that a block sorts."""
+        return max(1, THREADS // self.lanes)
+
+
+def word_bytes(ctype: str) -> int:
+    """Bytes of a word whose key is made of a compute type."""
+    return 16 if SIZE_OF.get(ctype, 1) > 4 else 8
+
+
+def longest(ctype: str) -> int:
+    """The most elements of a compute type that one block sorts."""
+    return MOST_BYTES // word_bytes(ctype)
+
+
+def normalize(spec: SortSpec) -> SortSpec:
+    """The spec with neighbouring outer dimensions merged, in memory order."""
+    program, n = spec.program, len(spec.outer)
+    extra = () if spec.order is None else (spec.order.strides,)
+    every = [*(op.strides for op in program.operands), *program.indices, *extra]
+    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
+    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
+    strides = [(*a, b[n]) for a, b in zip(outside, every)]
+    loads, stores = len(program.loads), len(program.stores)
+    after = loads + stores + len(program.indices)
+    stored = zip(program.stores, strides[loads : loads + stores])
+    program = replace(
+        program,
+        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
+        stores=tuple(Store(replace(store.operand, strides=s), store.value) for store, s in stored),
+        indices=tuple(strides[loads + stores : after]),
+    )
+    order = None if spec.order is None else replace(spec.order, strides=strides[after])
+    return replace(spec, outer=outer, program=program, order=order)
+
+
+def schedules(spec: SortSpec, arch: Arch) -> Iterator[SortSchedule]:
+    """Schedules worth trying, best guess first."""
+    space = normalize(spec)
+    operands = [*space.program.operands, *([] if space.order is None else [space.order])]
+    itype = index_type(*bounds(operands, (*space.outer, max(space.length, space.count))))
+    if spec.merged:
+        yield SortSchedule(ITEMS, MERGING, itype)
+        return
+    size = min(spec.run, spec.count)
+    most = min(ITEMS, 1 << (max(size, 1) - 1).bit_length())
+    for items in (most, max(1, most // 2)):
+        needed = max(1, -(-size // items))
+        lanes = 1 << (needed - 1).bit_length()
+        if lanes <= 1024:  # threads of a block
+            yield SortSchedule(items, lanes, itype)
+
+
+def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Renderer:
+    def __init__(self, spec: SortSpec, schedule: SortSchedule) -> None:
+        self.spec, self.s = normalize(spec), schedule
+        self.program = self.spec.program
+        #: what rows are sorted by
+        self.key = self.program.reductions[0].value
+        dims = range(len(self.spec.outer))
+        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.pointers = Pointers(self.program, self.names)
+        self.order = None if spec.order is None else self.names.unique(spec.order.name)
+        self.emitter = Emitter(self.program, self.names)
+        #: writes what a sorted element is made of, beside what else is made there
+        self.again = Emitter(self.program, self.names)
+        self.w = Writer()
+        self.before = self._needed([self.key])
+        self.after = self._needed([store.value for store in self.program.stores])
+        self.word = "sort::Wide" if word_bytes(ctype_of(self.program, self.key)) == 16 else "uint64"
+
+    def _needed(self, ends: list[Value]) -> set[Value]:
+        """What values are made of, as far as what is sorted."""
+        found: set[Value] = set()
+        stack = list(ends)
+        while stack:
+            value = stack.pop()
+            if value not in found:
+                found.add(value)
+                if isinstance(value, Result):
+                    stack += self.program.instructions[value.instruction].args
+        return found
+
+    # ---- the kernel
+
+    def render(self) -> KernelSource:
+        w, s, spec, program = self.w, self.s, self.spec, self.program
+        rows, threads = prod(spec.outer), s.lanes if spec.merged else s.lanes * s.rows
+        many = f"{len(program.notes)} nodes in one kernel" if len(program.notes) != 1 else "node"
+        title = f"{spec.name}: {many}"
+        heading(w, title, program, headers(program, "memory.cuh", "sort.cuh"), [self._detail(rows)])
+        signature(w, spec.name, threads, self._parameters())
+        blocks = self._merged(rows) if spec.merged else self._sorted(rows)
+        w.close()
+        if not spec.keep:
+            blocks = 0
+        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (threads, 1, 1), 0, s.lanes > 1)
+
+    def _detail(self, rows: int) -> str:
+        spec, s = self.spec, self.s
+        which = "largest" if spec.descending else "smallest"
+        kept = f", the {spec.keep} {which} of each kept" if spec.keep < spec.run else f", the {which} first"
+        runs = f" in runs of {spec.run}" if spec.runs > 1 else ""
+        how = "merged" if spec.merged else "sorted"
+        return f"{rows} rows of {spec.count} elements, {how}{runs}{kept}; {s.items} elements a thread"
+
+    def _parameters(self) -> list[str]:
+        found = self.pointers.parameters()
+        if self.spec.order is not None and self.order is not None:  # behind what else is read
+            at = len(found) - len(self.program.stores)
+            found.insert(at, parameter(self.spec.order, self.order))
+        return found
+
+    def _words(self, count: int) -> None:
+        self.w.line(f"__shared__ {self.word} words[{count + count // 16}];")
+
+    def _block(self) -> str:
+        return "blockIdx.x" if self.s.itype == "uint32" else "uint64(blockIdx.x)"
+
+    def _row_dimensions(self) -> None:
+        """Coordinates of the row."""
+        self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        operands = [*self.program.operands, *([] if self.spec.order is None else [self.spec.order])]
+        every = [*(op.strides for op in operands), *self.program.indices]
+        for d in range(len(self.spec.outer)):  # here, and not where one is first needed: that is within a loop
+            if any(strides[d] for strides in every):
+                _ = self.rows[d]
+
+    # ---- runs that a block sorts
+
+    def _sorted(self, rows: int) -> int:
+        w, s, spec = self.w, self.s, self.spec
+        total = rows * spec.runs
+        itype, several = s.itype, spec.runs > 1
+        threads = s.lanes * s.rows
+        self._words(threads * s.items)
+        number = self._block()
+        if s.rows > 1:
+            number = f"{number} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
+        name = "part" if several else "row"
+        ragged = total % s.rows != 0
+        if ragged:
+            # A thread without a run goes along with the last one, for the others of its block wait for it.
+            w.line(f"const bool inside = {number} < {total};")
+            number = f"inside ? {number} : {total - 1}"
+        w.line(f"const {itype} {name} = {number};")
+        if several:
+            w.line(f"const {itype} row = part / {spec.runs};")
+        if s.lanes > 1:
+            w.line(f"const uint32 lane = threadIdx.x{f' % {s.lanes}' if s.rows > 1 else ''};")
+        self._row_dimensions()
+        count = str(spec.count)
+        if several:
+            w.line(f"const {itype} first = part % {spec.runs} * {spec.run};")
+            count = str(spec.run)
+            if spec.count % spec.run:
+                w.line(f"const {itype} count = min({itype}({spec.run}), {spec.count} - first);")
+                count = "count"
+        self._read(count)
+        kept = str(min(spec.keep, spec.run, spec.count))
+        w.line(f"sort::lanes<{s.lanes}>(own, words, {kept});")
+        if count == "count":
+            kept = f"min({itype}({kept}), count)" if int(kept) > spec.count % spec.run else kept
+        if ragged:
+            w.open("if (inside)")
+        start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
+        w.open(f"for ({itype} rank = {start}; rank < {kept}; {step})")
+        mine = ""
+        if s.rows > 1:
+            mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
+        w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
+        self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
+        w.close()
+        if ragged:
+            w.close()
+        return -(-total // s.rows)
+
+    def _read(self, count: str) -> None:
+        """The thread's words; those behind the end of a run come last."""
+        w, s, spec = self.w, self.s, self.spec
+        w.line(f"{self.word} own[{s.items}];")
+        w.line("#pragma unroll")
+        w.open(f"for (int e = 0; e < {s.items}; ++e)")
+        name = "i" if spec.runs > 1 or spec.order is not None else "at"
+        w.line(f"const {s.itype} {name} = e{f' * {s.lanes} + lane' if s.lanes > 1 else ''};")
+        whole = count.isdigit() and int(count) == s.items * s.lanes
+        if not whole:
+            w.line(f"own[e] = sort::last<{self.word}>();")
+            w.open(f"if ({name} < {count})")
+        w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
+        if not whole:
+            w.close()
+        w.close()
+
+    def _word(self, entry: str) -> str:
+        """Reads what an element's word is made of; returns the C expression."""
+        if self.spec.order is not None:
+            entry = f"{self.order}[{self._offset(self.spec.order.strides, entry)}]"
+        if entry != "at":
+            self.w.line(f"const {self.s.itype} at = {entry};")
+        key = f"sort::key({self._value(self.emitter, 'at')})"
+        return f"sort::word({'~' if self.spec.descending else ''}{key}, at)"
+
+    # ---- runs that are merged
+
+    def _merged(self, rows: int) -> int:
+        w, s, spec = self.w, self.s, self.spec
+        itype, size = s.itype, s.lanes * s.items
+        kept = min(spec.keep, spec.run)
+        tiles, runs, half = -(-kept // size), spec.runs, spec.run // 2
+        self._words(size)
+        w.line("__shared__ uint32 bounds[2];")
+        locate(w, itype, [("row", rows, 1), ("part", runs, 1), ("tile", tiles, 1)])
+        self._row_dimensions()
+        given = ["0", str(half), str(spec.count)]
+        if runs > 1:
+            w.line(f"const {itype} first = part * {spec.run};")
+            w.line(f"const {itype} middle = min(first + {half}, {itype}({spec.count}));")
+            w.line(f"const {itype} last = min(first + {spec.run}, {itype}({spec.count}));")
+            given = ["first", "middle", "last"]
+        made = f"min(last - first, {itype}({kept}))" if runs > 1 else f"{itype}({kept})"
+        begin = f"tile * {size}" if tiles > 1 else "0"
+        w.line(f"const {itype} begin = {begin}, end = min(begin + {size}, {made});")
+        if runs > 1:
+            w.line("if (begin >= end) return;")
+        w.open(f"const auto word = [&]({itype} entry)")
+        w.line(f"return {self._word('entry')};")
+        w.close("};")
+        w.line(f"sort::runs<{s.lanes}, {s.items}>(words, bounds, word, {', '.join(given)}, begin, end);")
+        w.open(f"for ({itype} i = threadIdx.x; i < end - begin; i += {s.lanes})")
+        w.line(f"const {itype} at = sort::position(words[sort::place(i)]);")
+        self._results(f"part * {kept} + begin + i" if runs > 1 else "begin + i")
+        w.close()
+        return rows * tiles * runs
+
+    # ---- elements
+
+    def _results(self, rank: str) -> None:
+        """Computes and writes what follows from the element that is the rank-th of its row."""
+        w = self.w
+        if not rank.isidentifier():
+            w.line(f"const {self.s.itype} rank{'' if self.spec.merged else '_'} = {rank};")
+            rank = "rank" if self.spec.merged else "rank_"
+        terms = self._terms(self.after, rank)
+        computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
+        computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
+        for k, reduction in enumerate(self.program.reductions):
+            if reduction.combine == "position":
+                terms[Reduced(k)] = "int32(at)"
+            elif Reduced(k) in computed:
+                terms[Reduced(k)] = self._value(self.again, "at", "_at")
+        self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
+        for store, pointer in zip(self.program.stores, self.pointers.stores):
+            if self._is_copied(store) and isinstance(self.key, Load):
+                offset = self._offset(self.program.loads[self.key.operand].strides, "at")
+                text = f"{self.pointers.loads[self.key.operand]}[{offset}]"
+            else:
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+            w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
+
+    def _is_copied(self, store: Store) -> bool:
+        """Whether elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
+        if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
+            return False
+        reduction = self.program.reductions[store.value.reduction]
+        return reduction.combine == "sorted" and self.program.loads[self.key.operand].dtype == store.operand.dtype
+
+    def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
+        """Computes what rows are sorted by, of the element at a position; returns the C expression."""
+        terms = self._terms(self.before, position, suffix)
+        emitter.statements(self.w, terms, lambda k: Result(k) in self.before)
+        return emitter.term(self.key, terms)
+
+    def _terms(self, needed: set[Value], position: str, suffix: str = "_r") -> dict[Value, str]:
+        """Reads one element of each load that is needed; returns the C expressions."""
+        terms: dict[Value, str] = {}
+        for k, operand in enumerate(self.program.loads):
+            if Load(k) in needed:
+                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
+                name = self.names.unique(operand.name, suffix)
+                ctype = ctype_of(self.program, Load(k))
+                self.w.line(f"const {ctype} {name} = {converted(operand, text, self.program.real)};")
+                terms[Load(k)] = name
+        for k, strides in enumerate(self.program.indices):
+            terms[Index(k)] = f"int32({self._offset(strides, position)})"
+        return terms
+
+    def _offset(self, strides: tuple[int, ...], position: str) -> str:
+        """The C expression of an offset; ``position`` is that along the row."""
+        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
+        return linear([*terms, (position, strides[-1])])

@@ -1,0 +1,79 @@
+"""cudnn-frontend's moe_grouped_matmul and its gradient: groups of consecutive rows, each with an expert's weights.
+
+How long the groups are is known when the graph runs.  Every token is multiplied with every expert's weights, and all
+but its own result is dropped: a product is as fast as another, there are as many as experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import float32
+from fusegraph.errors import NotSupportedError, ShapeError
+from fusegraph.frontends.cudnn.reading import Reading
+from fusegraph.graph import Tensor
+
+PORTS = ("token", "weight", "first_token_offset", "token_index")
+PARAMS = ("mode", "top_k")
+PORTS_BACKWARD = ("doutput", "token", "first_token_offset")
+
+
+def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
+    """Rows of tokens (1, T, H), or those that token_index names, times their expert's of weights (E, H, N)."""
+    graph, mode = reading.graph, getattr(node.params.get("mode"), "name", "NONE")
+    if mode not in ("NONE", "GATHER"):
+        raise NotSupportedError(f"mode {mode}")
+    token, weight = reading.operand(node, "token"), reading.operand(node, "weight")
+    _check_ranks(token, weight)
+    if mode == "GATHER":
+        rows = reading.operand(node, "token_index")
+        token = graph.gather(token, graph.reshape(rows, shape=(rows.size,)), axis=1)
+    experts, wanted = weight.shape[0], reading.dtype(node, "OUT_0")
+    if not (token.dtype.is_float and weight.dtype.is_float):
+        wanted = float32 if wanted.is_float else wanted
+    own = _membership(reading, node, experts, token.shape[1])
+    every = graph.matmul(token, weight, dtype=wanted)
+    nothing = graph.constant(np.zeros((1, 1, 1)), dtype=every.dtype)
+    kept = graph.binary_select(every, nothing, own)
+    # One expert's result and zeros: the sum is exact.
+    return {"OUT_0": graph.reduction(kept, mode="add", axes=(0,), dtype=every.dtype)}
+
+
+def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
+    """The gradient by the weights (E, H, N): each expert's tokens (1, T, H), transposed, times their loss (1, T, N)."""
+    graph = reading.graph
+    loss, token = reading.operand(node, "doutput"), reading.operand(node, "token")
+    _check_ranks(loss, token)
+    shape = reading.shape(node, "dweight")
+    boundaries = reading.operand(node, "first_token_offset").size
+    own = _membership(reading, node, shape[0] if shape else boundaries, token.shape[1])
+    factors = []
+    for tensor in (token, loss):  # both: a product with 0 is not always 0
+        nothing = graph.constant(np.zeros((1, 1, 1)), dtype=tensor.dtype)
+        factors.append(graph.binary_select(tensor, nothing, own))
+    turned = graph.transpose(factors[0], perm=(0, 2, 1))
+    return {"dweight": graph.matmul(turned, factors[1], dtype=reading.dtype(node, "dweight"))}
+
+
+def _check_ranks(*operands: Tensor) -> None:
+    for t in operands:
+        if t.rank != 3:
+            raise ShapeError(f"{t.name!r} {list(t.shape)} has three dimensions: experts or 1, rows, columns")
+
+
+def _membership(reading: Reading, node: Any, experts: int, rows: int) -> Tensor:
+    """Which rows are whose, (E, T, 1): from its offset to the next one; the last one's end may be left out."""
+    graph, offsets = reading.graph, reading.operand(node, "first_token_offset")
+    if offsets.size not in (experts, experts + 1):
+        raise NotSupportedError(f"first_token_offset {list(offsets.shape)} for {experts} experts")
+    flat = graph.reshape(offsets, shape=(offsets.size, 1, 1))
+    if offsets.size == experts:
+        flat = graph.concatenate([flat, graph.constant(np.full((1, 1, 1), rows), dtype=flat.dtype)], axis=0)
+    first, end = (graph.slice(flat, (n, 0, 0), (n + experts, 1, 1)) for n in (0, 1))
+    one = graph.constant(np.zeros((1, 1, 1)), dtype=float32)
+    row = graph.gen_index(graph.broadcast(one, shape=(1, rows, 1)), axis=1)
+    found: Tensor = graph.logical_and(graph.cmp_ge(row, first), graph.cmp_lt(row, end))
+    return found

@@ -1,0 +1,73 @@
+"""``sorted_runs`` and ``merged_runs``: the steps in which rows are sorted that are too long for one block of threads.
+
+A run is a piece of a row whose elements are in order.  Both ops give positions in the row, or the elements themselves:
+of every run the first ``keep``, one run behind the other.  The first takes the elements in runs of ``run``, of the row
+or of the positions that an ``order`` names (each once); the second merges every two neighbouring runs of an ``order``.
+They are not in the op table: users write sorts, `passes.split_sorts` writes these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fusegraph.dtypes import DType, int32
+from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.sort import positions
+
+Array = np.ndarray[Any, Any]
+
+
+def left(length: int, run: int, keep: int) -> int:
+    """How many elements of a row are left of runs of ``run``, the last of what there is, if ``keep`` of each are."""
+    whole, rest = divmod(length, run)
+    return whole * min(run, keep) + min(rest, keep)
+
+
+def entries(types: tuple[TensorType, ...], axis: int) -> int:
+    """The elements of a row that are sorted: those of x, or those that an order names."""
+    return types[-1].shape[axis]
+
+
+def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    x, axis = types[0], attributes["axis"]
+    size = left(entries(types, axis), attributes["run"], attributes["keep"])
+    return TensorType((*x.shape[:axis], size, *x.shape[axis + 1 :]), attributes["dtype"] or x.dtype)
+
+
+def _reference(
+    x: Array, order: Array | None = None, *, axis: int, descending: bool, run: int, keep: int, dtype: DType | None
+) -> Array:
+    if order is None:
+        order = np.broadcast_to(np.arange(x.shape[axis]).reshape([-1] + [1] * (x.ndim - 1 - axis)), x.shape)
+    parts = []
+    for first in range(0, order.shape[axis], run):
+        piece = np.sort(np.take(order, np.arange(first, min(first + run, order.shape[axis])), axis), axis)
+        values = np.take_along_axis(x, piece, axis)
+        found = np.take_along_axis(piece, positions(values, axis, descending), axis)
+        parts.append(np.take(found, np.arange(min(keep, found.shape[axis])), axis))
+    found = np.concatenate(parts, axis)
+    return found if dtype is not None else np.take_along_axis(x, found, axis)
+
+
+def _op(name: str, optional: int) -> Op:
+    return Op(
+        name=name,
+        kind=Kind.SORT,
+        operands=("x", "order"),
+        optional=optional,
+        integers=("order",),
+        attributes={"axis": REQUIRED, "descending": REQUIRED, "run": REQUIRED, "keep": REQUIRED, "dtype": int32},
+        infer=_infer,
+        reference=_reference,
+        keeps_layout=True,
+        ulps=0,
+    )
+
+
+#: ``run`` elements are sorted by one block.  dtype: that of positions; None: the elements are the result.
+SORTED_RUNS = _op("sorted_runs", 1)
+#: ``run`` elements are those of a result: twice as many as a run of the operand has.
+MERGED_RUNS = _op("merged_runs", 0)

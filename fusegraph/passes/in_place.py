@@ -1,0 +1,110 @@
+"""Results in the memory of an input: which kernels of a plan allow it.
+
+A kernel whose result lies in the memory of an input overwrites it.  That changes nothing where all kernels that read
+the input come before it (one kernel begins when those before it have ended, see `codegen.kernel.in_sequence`), and
+where it reads each element in the thread that writes that element, before it does.  The second follows from how the
+families go through memory:
+
+- *pointwise*: a thread, or the block of a tile between two barriers, reads all that it writes before it writes.
+- *rows*: the same threads have the same elements of a row in every loop over it.  An element that has been written may
+  not be read by a later loop, as where a row is read again from memory.  What there is once a row is read by all its
+  threads, but before the first reduction, and written by one of them, after a reduction that waited for all.
+- *contraction*: what the program on the results reads is read by the block that writes the same tile, element by
+  element.  The factors are read by many blocks.
+
+Other families, and other coordinates than those that are written, are refused.  Such a kernel may not promise by
+``__restrict__`` that its pointers lead to different memory: `codegen.kernel.sharing` takes that back, so that the
+compiler neither moves a read behind a write nor reads by ``ld.global.nc``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.expr import Load
+from codegen.kernel import sharing
+from codegen.pointwise.schedule import PointwiseSchedule
+from codegen.pointwise.tiling import TilesSchedule
+from codegen.rows.schedule import RowsSchedule
+from codegen.rows.space import normalize
+from codegen.rows.stages import Stages, stages_along
+from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec
+from fusegraph.graph import Tensor
+from fusegraph.layout import same_strides
+from fusegraph.plan import Kernel, Plan
+
+#: (number of an input, number of the output that lies in its memory)
+Pairs = frozenset[tuple[int, int]]
+
+
+def refusal(plan: Plan, pairs: Pairs) -> str | None:
+    """Why outputs of a plan cannot lie in the memory of inputs of their shape, strides and dtype; None if they can."""
+    for number, result in sorted(pairs):
+        source, target = plan.simplified.inputs[number], plan.simplified.outputs[result]
+        written = ""
+        for kernel in plan.kernels:
+            if 0 in kernel.source.grid:
+                continue
+            reads = any(t.base is source for t in kernel.group.reads)
+            writes = any(t.base is target for t in kernel.group.writes)
+            if reads and written:
+                return f"kernel {kernel.name!r} reads {source.name!r} after kernel {written!r} has written over it"
+            if reads and writes and (reason := _crossing(kernel, source, target)) is not None:
+                return f"kernel {kernel.name!r} {reason}"
+            if writes:
+                written = kernel.name
+    return None
+
+
+def shared(plan: Plan, pairs: Pairs) -> Plan:
+    """The plan with kernels that know of outputs in the memory of inputs."""
+    every = [(plan.simplified.inputs[i], plan.simplified.outputs[o]) for i, o in pairs]
+    names = {k.name for k in plan.kernels for i, o in every if {i, o} <= {t.base for t in k.arguments}}
+    kernels = [replace(k, source=sharing(k.source)) if k.name in names else k for k in plan.kernels]
+    return replace(plan, kernels=tuple(kernels))
+
+
+def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
+    """Why a kernel cannot write a result over an input that it reads; None if it can."""
+    spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
+    first = 0
+    if isinstance(spec, PointwiseSpec) and isinstance(schedule, PointwiseSchedule | TilesSchedule):
+        space = spec.shape
+    elif isinstance(spec, RowsSpec) and spec.walk is None and spec.segments is None:
+        space = (*spec.outer, *spec.row)
+    elif isinstance(spec, ContractionSpec) and not spec.partials:
+        space, first = spec.space, len(spec.arguments)
+    else:
+        return f"({kernel.group.family}) reads {source.name!r} in other threads than write {target.name!r}"
+    program = spec.program
+    other = f"reads elements of {source.name!r} in other threads than write those of {target.name!r}"
+    # The operands of a program are a kernel's arguments in order; behind the loads come tables, read anywhere.
+    reads = [(n - first, t) for n, t in enumerate(kernel.group.reads) if t.base is source]
+    writes = [(n, t) for n, t in enumerate(kernel.group.writes) if t.base is target]
+    for load, tensor in reads:
+        if not 0 <= load < len(program.loads):
+            return other
+        for store, result in writes:
+            strides = program.loads[load].strides, program.stores[store].operand.strides
+            if tensor.start != result.start or not same_strides(space, *strides):
+                return other
+            if (
+                isinstance(spec, RowsSpec)
+                and isinstance(schedule, RowsSchedule)
+                and _read_again(spec, schedule, load, store)
+            ):
+                return f"reads rows of {source.name!r} again after it has written those of {target.name!r}"
+    return None
+
+
+def _read_again(spec: RowsSpec, schedule: RowsSchedule, load: int, store: int) -> bool:
+    """Whether a loop over a row reads a load after an earlier one has written the store."""
+    space = normalize(spec)
+    if not space.varies(space.program.loads[load]):
+        return False
+    across = schedule.across
+    stages = Stages(space) if across else stages_along(space, schedule.form, schedule.vector)
+    if schedule.form != "memory" and load in stages.kept(schedule.form):
+        return False
+    written = stages.stage(space.program.stores[store].value)
+    return any(Load(load) in stages.needed(stage) for stage in range(written + 1, stages.last + 1))

@@ -1,0 +1,89 @@
+"""Splitting sorts: rows that are too long for one block of threads are sorted in runs, which are merged two at a time.
+
+Of the k largest or smallest elements of a row, if they are few, those of each run are taken, and again of what is left
+until it is one run.  These steps hand on positions in the row (`ops.sort_runs`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusegraph.dtypes import int32
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.sort import longest_row
+from fusegraph.ops.base import Kind, Op, TensorType
+from fusegraph.ops.sort import Order, order_of
+from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS
+from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+
+#: One step: the op, its operands and attributes.
+_Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
+
+#: The k first of a row are taken of runs that are at least so many times as long.
+SELECTION = 4
+
+
+def split_sorts(graph: Graph) -> Simplified:
+    """The graph with sorts of long rows in steps, or itself if there are none."""
+    long = {node for node in graph.nodes if _is_long(graph, node)}
+    if not long:
+        return same(graph)
+    rewrite = Rewrite(graph)
+    writer = _Writer(rewrite.graph)
+    for node in graph.nodes:
+        if node in long:
+            writer.write(node, rewrite.new[node.inputs[0]], rewrite.result(node.output))
+        else:
+            rewrite.take_over(node)
+    return rewrite.done()
+
+
+def _is_long(graph: Graph, node: Node) -> bool:
+    if node.kind is not Kind.SORT or not node.output.size:
+        return False
+    x = node.inputs[0]
+    length: int = x.shape[node.attributes["axis"]]
+    return length > longest_row(x.dtype, graph)
+
+
+class _Writer:
+    """Adds the steps of sorts; those of one tensor in the same order share them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._steps: dict[tuple[Tensor, Order], _Step] = {}
+
+    def write(self, node: Node, x: Tensor, result: Tensor) -> None:
+        """The result of a sort: what its last step makes, positions or the elements that are there."""
+        how = order_of(x.type, node.attributes)
+        if (x, how) not in self._steps:
+            self._steps[x, how] = self._before_the_last(node.name, x, how)
+        op, inputs, attributes = self._steps[x, how]
+        dtype = node.attributes.get("dtype")
+        self._graph.add_node(Node(op, inputs, {**attributes, "dtype": dtype}, result))
+
+    def _before_the_last(self, name: str, x: Tensor, how: Order) -> _Step:
+        """Adds all steps but the last, and returns that."""
+        run = longest_row(x.dtype, self._graph)
+        held = min(run, how.keep)  # elements of a run that are in order
+        few = held * SELECTION <= run
+        step = _step(SORTED_RUNS, (x,), how, run, held)
+        while _length(step) > held:  # of several runs
+            order = named(self._graph.apply(*step), name, "order")
+            if not few:
+                run, held = 2 * held, min(2 * held, how.keep)
+            step = _step(SORTED_RUNS if few else MERGED_RUNS, (x, order), how, run, held)
+        return step
+
+
+def _step(op: Op, inputs: tuple[Tensor, ...], how: Order, run: int, keep: int) -> _Step:
+    attributes = {"axis": how.axis, "descending": how.descending, "run": run, "keep": keep, "dtype": int32}
+    return op, inputs, attributes
+
+
+def _length(step: _Step) -> int:
+    """The elements of a row that a step leaves."""
+    op, inputs, attributes = step
+    found = op.infer(tuple(t.type for t in inputs), attributes)
+    assert isinstance(found, TensorType)
+    return found.shape[attributes["axis"]]

@@ -1,0 +1,55 @@
+"""How much memory the host has, and what needs more than that.
+
+A system that promises more memory than it has ends the process that uses it: what is larger than all there is had
+better not be asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fusegraph.errors import OutOfMemoryError
+
+#: What takes less is asked for without looking.
+SMALL = 1 << 28
+
+
+def check_room(nbytes: int, what: str) -> None:
+    """Raises OutOfMemoryError where so many bytes are more than the host has."""
+    if nbytes > SMALL and nbytes > host_bytes():
+        raise no_room(nbytes, what)
+
+
+def no_room(nbytes: int, what: str) -> OutOfMemoryError:
+    """The error for what takes so many bytes."""
+    return OutOfMemoryError(f"{what} takes {size_text(nbytes)}; a process has at most {size_text(host_bytes())} here")
+
+
+def host_bytes() -> int:
+    """Bytes that a process may have at most: those of the machine, with what it swaps, or of the process's group."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(limit).read_text("ascii")))
+        except (OSError, ValueError):  # no such group, or one without a limit
+            continue
+    return total
+
+
+def _swap() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes with their unit: ``4.0 TiB (4398046511104 bytes)``."""
+    value, unit = float(nbytes), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit} ({nbytes} bytes)"
