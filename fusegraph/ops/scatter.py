@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import int32, int64
+from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Kind, Op, TensorType, register
@@ -51,8 +51,6 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
         raise DTypeError(f"updates have the dtype of x, {x.dtype}, got {updates.dtype}")
     if attributes["reduction"] == "mean" and not x.dtype.is_float:
         raise DTypeError(f"the mean of {x.dtype} is not exact; cast to a float")
-    if attributes["reduction"] in ("max", "min") and x.dtype.is_int and x.dtype.max > int64.max:
-        raise DTypeError(f"the largest and smallest are of numbers that an int64 holds, got {x.dtype}")
     if not len(x.shape) == len(index.shape) == len(updates.shape):
         raise ShapeError(f"x, index and updates have one rank, got {list(x.shape)}, {list(index.shape)} and more")
     for d, (n, i, u) in enumerate(zip(x.shape, index.shape, updates.shape)):
@@ -118,11 +116,15 @@ def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reducti
     if not dtype.is_float and dtype not in (int32, int64):
         wide = int32 if dtype.itemsize < 4 else int64
         x, updates = write("identity", "in", x, dtype=wide), write("identity", "put", updates, dtype=wide)
+        if dtype == uint64 and reduction in ("max", "min"):  # signed numbers in the order of the unsigned ones
+            x, updates = (write("bitwise_xor", "signed", t, int(int64.min)) for t in (x, updates))
         if dtype.is_bool:
             reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
     found = _Put(write, x, index, updates, axis, reduction, include_self).result()
     if dtype.is_bool:
         return write("cmp_neq", "", found, 0)
+    if dtype == uint64 and reduction in ("max", "min"):
+        found = write("bitwise_xor", "unsigned", found, int(int64.min))
     return found if found.dtype == dtype else write("identity", "", found, dtype=dtype)
 
 
