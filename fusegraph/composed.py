@@ -237,7 +237,7 @@ def scatter_nd(
 
 def position_inside(graph: Graph, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is outside."""
-    wide = int64 if prod(sizes) > int32.max or any(p.dtype == int64 for p in positions) else int32
+    wide = int64 if prod(sizes) > int32.max or any(p.dtype.max > int32.max for p in positions) else int32
     total = inside = None
     for position, size in zip(positions, sizes):
         own = position if position.dtype == wide else graph.cast(position, wide)

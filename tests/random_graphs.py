@@ -72,7 +72,8 @@ class GraphAuthor(NodeAuthor):
             if self.chance(50):
                 self.sort(x, axis)
                 return
-            self.define(f"g.cumsum({x}, {axis}, reverse={self.chance(50)}{self.name_argument()})")
+            op = self.draw.pick(("cumsum", "cumprod", "cummax", "cummin"))
+            self.define(f"g.{op}({x}, {axis}, reverse={self.chance(50)}{self.name_argument()})")
             return
         axes = tuple(d for d in range(tensor.rank) if self.draw.integer(0, 1))
         modes = ("add", "max", "min", "amax", "norm1", "any", "all", "argmin", "argmax", "mul_no_zeros")

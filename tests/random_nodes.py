@@ -307,7 +307,9 @@ class NodeAuthor:
     def node_move(self) -> None:
         """Elements at other places; several times, so that views of views and more meet."""
         for _ in range(self.draw.pick((1, 2, 1, 3))):
-            kind = self.draw.pick(("transpose", "slice", "reshape", "pad", "concatenate", "gather", "broadcast"))
+            kind = self.draw.pick(
+                ("transpose", "slice", "reshape", "pad", "concatenate", "gather", "broadcast", "scatter")
+            )
             getattr(self, f"move_{kind}")(self.any())
 
     def move_transpose(self, x: str) -> None:
@@ -374,6 +376,20 @@ class NodeAuthor:
         if tensor.size // tensor.shape[axis] * prod(shape) <= 20_000 and tensor.rank + len(shape) <= 7:
             index = self.input(shape, self.draw.pick(("int32", "int64", "int8", "uint8")))
             self.define(f"g.gather({x}, {index}, {axis})")
+
+    def move_scatter(self, x: str) -> None:
+        tensor = self.tensor(x)
+        if not tensor.rank or 0 in tensor.shape or tensor.size > 4000:
+            return
+        axis, count = self.draw.integer(0, tensor.rank - 1), self.draw.pick((7, 3, 1, 20))
+        shape = tuple(count if d == axis else n for d, n in enumerate(tensor.shape))
+        if prod(shape) > 20_000:
+            return
+        own = shape if self.chance(60) else tuple(count if d == axis else 1 for d in range(tensor.rank))
+        index = self.input(own, self.draw.pick(("int32", "int64", "int8", "uint8")))
+        reduction = self.draw.pick(("add", "none", "max", "min", "mul", *(["mean"] if tensor.dtype.is_float else [])))
+        updates = self.input(shape, tensor.dtype.name)
+        self.define(f"g.scatter({x}, {index}, {updates}, {axis}, {reduction!r}, {self.chance(80)})")
 
     def move_broadcast(self, x: str) -> None:
         tensor = self.tensor(x)

@@ -189,6 +189,19 @@ def test_scans_go_along_sequences():
     np.testing.assert_array_equal(last, x.sum(0))
 
 
+def test_shapes_that_are_scattered_are_known():
+    """As models compute that replace a size in a shape."""
+    nodes = [
+        helper.make_node("ScatterElements", ["shape", "place", "size"], ["first"]),
+        helper.make_node("ScatterND", ["first", "places", "size"], ["both"]),
+        helper.make_node("Reshape", ["x", "both"], ["y"]),
+    ]
+    known = [("shape", [7, 7]), ("place", [1]), ("size", [3]), ("places", [[0]])]
+    initializers = [tensor(name, np.array(numbers, np.int64)) for name, numbers in known]
+    loaded = built(model(nodes, [value("x", [9])], [value("y")], initializers))
+    assert loaded.graph.outputs[0].shape == (3, 3)
+
+
 @pytest.mark.parametrize(
     ("operator", "expected"),
     [("ReduceMean", [-2, 2]), ("ReduceL2", [5, 5]), ("ReduceLogSumExp", [1, 5]), ("ReduceSumSquare", [26, 26])],

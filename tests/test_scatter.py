@@ -124,6 +124,16 @@ def test_nan_infinity_and_extremes(dtype: str) -> None:
     check_all(graphs, inputs=lambda g: inputs_of(g, 5, 0.2))
 
 
+def test_extremes_of_large_unsigned_numbers() -> None:
+    x, index = np.array([2**63 + 5, 7, 0], np.uint64), np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    updates = np.array([2**64 - 1, 3, 2**63, 2**63, 9, 1, 5, 2**63 + 1, 4], np.uint64)
+    for reduction, combine in (("max", np.maximum), ("min", np.minimum)):
+        g = graph_of(((3,), (9,), (9,), 0), reduction, True, "uint64")
+        expected = x.copy()
+        combine.at(expected, index, updates)
+        np.testing.assert_array_equal(g.compile("cpu")(x, index, updates), expected)
+
+
 def test_what_sums_of_specials_are() -> None:
     g = graph_of(((8,), (12,), (12,), 0), "add")
     inf, nan, big = np.inf, np.nan, np.finfo(np.float32).max

@@ -125,15 +125,6 @@ INDICES: list[Case] = [
     ),
     ("put", lambda x, i, s, k, w, a, b: (x.put(k * 9 - 40, w[0, :, 0], accumulate=True), x.take(k * 9))),
     (
-        "diagonal_scatter",
-        lambda x, i, s, k, w, a, b: (
-            torch.diagonal_scatter(x, s[0, :6].T),
-            torch.diagonal_scatter(x, s[:6, :3, 0], 2, 1, 2),
-            torch.diagonal_scatter(x, s[:5, :4, 0], -2, 0, 1),
-            torch.diagonal_scatter(x, s[:6, :5, 1], 1, 2, 1),
-        ),
-    ),
-    (
         "embedding_backward",
         lambda x, i, s, k, w, a, b: (
             aten.embedding_dense_backward(w, i[:, :1, 0].expand(6, 12), 9, -1, False),

@@ -145,10 +145,6 @@ MOVEMENT: list[Case] = [
     ("slice", lambda x, i, s: (x[1:3, ::2] + 1, x[..., -2:] * 2, x[2] + 1, x[:, -1] + 1)),
     ("unfold", lambda x, i, s: (x.unfold(1, 4, 2) + 1, x.unfold(-1, 2, 3) * 2, x[0, 0, 0].unfold(0, 1, 1) + 1)),
     ("narrow_copy", lambda x, i, s: torch.narrow_copy(x, 1, 2, 3)),
-    (
-        "diagonal",
-        lambda x, i, s: [x.diagonal(o, d, e) + 1 for o, d, e in ((0, 0, 1), (2, 1, 2), (-3, 2, 0), (9, 0, 1))],
-    ),
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),
     ("as_strided", lambda x, i, s: (x * 2).as_strided((4, 1, 6, 5), (30, 7, 5, 1)) + 1),

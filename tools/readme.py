@@ -85,7 +85,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     random = [op for op in pointwise if op.integers]
     forward = [op for op in pointwise if op not in (*backward, *random)]
     yield "contractions", [op for op in TABLE.values() if op.kind is Kind.CONTRACTION]
-    yield "movement", [op for op in TABLE.values() if op.kind is Kind.MOVEMENT]
+    yield "movement", [op for op in TABLE.values() if op.kind in (Kind.MOVEMENT, Kind.SCATTER)]
     yield "reductions", [op for op in TABLE.values() if op.kind in (Kind.REDUCTION, Kind.SCAN)]
     yield "sorting", [op for op in TABLE.values() if op.kind is Kind.SORT]
     windows = [op for op in TABLE.values() if op.kind is Kind.WINDOW]

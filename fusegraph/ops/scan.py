@@ -113,10 +113,10 @@ def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
 def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
     """The largest of keys with the position behind the number, if both are 64 bits; else of positions of extremes."""
     position = write("gen_index", "position", x, axis=axis)
+    if x.dtype.is_int and x.dtype.itemsize < 4:
+        x = write("identity", "wide", x, dtype=int32)
     if x.dtype.itemsize <= 4 and x.dtype != uint32:
-        number = x if x.dtype.itemsize == 4 else write("identity", "wide", x, dtype=int32)
-        if x.dtype.is_float:
-            number = write("add", "zero of one sign", number, 0)
+        number = write("add", "zero of one sign", x, 0) if x.dtype.is_float else x
         signed = write("bitwise_xor", "signed", write(ORDER, "order", number, down=down), -(2**31))
         upper = write("shift_left", "upper", write("identity", "wide order", signed, dtype=int64), 32)
         key = write("bitwise_or", "key", upper, write("identity", "wide position", position, dtype=int64))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import int32, int64
+from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Kind, Op, TensorType, register
@@ -113,13 +113,18 @@ def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reducti
     if not x.size or not updates.size:
         return x
     dtype = x.dtype
-    if dtype.is_bool or (dtype.is_int and dtype.itemsize < 4):
-        x, updates = write("identity", "in", x, dtype=int32), write("identity", "put", updates, dtype=int32)
+    if not dtype.is_float and dtype not in (int32, int64):
+        wide = int32 if dtype.itemsize < 4 else int64
+        x, updates = write("identity", "in", x, dtype=wide), write("identity", "put", updates, dtype=wide)
+        if dtype == uint64 and reduction in ("max", "min"):  # signed numbers in the order of the unsigned ones
+            x, updates = (write("bitwise_xor", "signed", t, int(int64.min)) for t in (x, updates))
         if dtype.is_bool:
             reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
     found = _Put(write, x, index, updates, axis, reduction, include_self).result()
     if dtype.is_bool:
         return write("cmp_neq", "", found, 0)
+    if dtype == uint64 and reduction in ("max", "min"):
+        found = write("bitwise_xor", "unsigned", found, int(int64.min))
     return found if found.dtype == dtype else write("identity", "", found, dtype=dtype)
 
 
@@ -134,8 +139,8 @@ class _Put:
         self.size, self.count = x.shape[axis], updates.shape[axis]
         #: elements of x behind those that updates have in the other dimensions
         self.beyond = [(0, 0 if d == axis else n - u) for d, (n, u) in enumerate(zip(x.shape, updates.shape))]
-        if index.dtype.itemsize < 4:
-            index = write("identity", "wide index", index, dtype=int32)
+        if index.dtype not in (int32, int64):
+            index = write("identity", "wide index", index, dtype=int32 if index.dtype.itemsize < 4 else int64)
         if any(after for _, after in self.beyond) and index.shape != updates.shape:
             index = write("broadcast", "indices", index, shape=updates.shape)
         self.index = index

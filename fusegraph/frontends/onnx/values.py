@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 MAX_KNOWN = 1 << 20
 MAX_KNOWN_IN_ALL = 1 << 25
 #: Kinds whose nodes cost no more than their operands and results have elements.
-_CHEAP = (Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
+_CHEAP = (Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.SORT)
 
 
 class Values:

@@ -1,7 +1,7 @@
 """Graphs of torch: a backend of ``torch.compile``, and exported programs.
 
-table.py     ATen operator -> handler; pointwise, movement, diagonal, reduction, sorting, contraction, window and norm
-             fill it
+table.py     ATen operator -> handler; pointwise, movement, diagonal, indices, reduction, sorting, contraction,
+             window and norm fill it
 forms.py     what a traced graph says of its tensors
 cut.py       which nodes are whose
 build.py     a piece -> Graph

@@ -268,23 +268,6 @@ def _numbers(c: Call, mask: Tensor) -> Tensor:
     return c.graph.cumsum(c.graph.cast(mask.reshape(-1), wide), 0) - 1
 
 
-@aten("diagonal_scatter.default")
-def _diagonal_scatter(c: Call, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Each element of the diagonal takes the source's of its row, less the rows above the diagonal."""
-    graph, row, column = c.graph, dim1 % x.rank, dim2 % x.rank
-    if not source.size:
-        return graph.identity(x)
-    above = min(offset, 0)
-    line = graph.arange(x.shape[row], above, dtype=int32)
-    spread = graph.gather(c.cast(source, x.dtype), line, axis=-1)  # (others..., rows)
-    spread = graph.unsqueeze(spread, spread.rank)
-    others = [d for d in range(x.rank) if d not in (row, column)]
-    order = [*others, row, column]
-    spread = spread.transpose([order.index(d) for d in range(x.rank)])
-    hit = graph.cmp_eq(graph.gen_index(x, column) - graph.gen_index(x, row), offset)
-    return c.cast(graph.binary_select(spread, x, hit))
-
-
 @aten("embedding_dense_backward.default")
 def _embedding_backward(
     c: Call, loss: Tensor, index: Tensor, count: int, padding: int = -1, by_frequency: bool = False

@@ -102,17 +102,6 @@ def _select(c: Call, x: Tensor, dim: int, index: int) -> Tensor:
     return _part(x, dim, at, at + 1).reshape(c.form.shape)
 
 
-@free("diagonal.default")
-def _diagonal(c: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Every (columns + 1)-th element of rows behind one another."""
-    row, column = dim1 % x.rank, dim2 % x.rank
-    others = [d for d in range(x.rank) if d not in (row, column)]
-    rows, columns, count = x.shape[row], x.shape[column], c.form.shape[-1]
-    line = x.transpose([*others, row, column]).reshape([*(x.shape[d] for d in others), rows * columns])
-    first = max(offset, 0) + max(-offset, 0) * columns
-    return _part(line, -1, first, first + (count - 1) * (columns + 1) + 1 if count else first, columns + 1)
-
-
 @free("split_with_sizes.default", "split.Tensor")
 def _split(c: Call, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
     sizes = [form.shape[dim] for form in c.forms if form is not None]
