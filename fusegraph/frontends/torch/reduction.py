@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import float32, int64
+from fusegraph.dtypes import float32, int32, int64
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, axes
 from fusegraph.graph import Tensor
 
