@@ -10,7 +10,7 @@ from test_from_cudnn import DATA, cudnn, execute, normal, pygraph
 
 import fusegraph as fg
 from fusegraph.dtypes import BY_NAME
-from fusegraph.errors import AttributeValueError, NotSupportedError, ShapeError
+from fusegraph.errors import AttributeValueError, GraphError, NotSupportedError, ShapeError
 from fusegraph.frontends.cudnn import from_cudnn
 from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.report.check import run
@@ -210,4 +210,36 @@ def test_dropout_of_another_kind(dropout):
     q = g.tensor([1, 1, 8, 8])
     g.sdpa(q=q, k=q, v=q, dropout=dropout)[0].set_output(True)
     with pytest.raises(AttributeValueError, match="dropout"):
+        from_cudnn(g)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"diagonal_band_left_bound": -1}, "diagonal_band_left_bound"),
+    ({"diagonal_band_right_bound": "many"}, "diagonal_band_right_bound"),
+    ({"bias": (1, 1, 7, 8)}, r"bias \[1, 1, 7, 8\] does not broadcast"),
+    ({"sink_token": (1, 2, 1, 1)}, r"sink_token \[1, 2, 1, 1\] does not broadcast"),
+    ({"q": (1, 3, 8, 4)}, "queries have 4 elements, keys 8"),
+    ({"block_mask": (1, 3, 1, 0)}, "block_mask"),
+]
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(("how", "reason"), WRONG)
+def test_what_is_wrong_is_so_whether_it_is_written_out_or_not(how, reason, told):
+    g = pygraph(DATA.HALF)
+    kinds = {"sink_token": DATA.FLOAT, "block_mask": DATA.UINT8}
+
+    def given(key: str, value: Any) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        return g.tensor(list(value), data_type=kinds.get(key, DATA.HALF), name=key)
+
+    every = {"q": (1, 3, 8, 8), "k": (1, 3, 8, 8), "v": (1, 3, 8, 8), **how}
+    if told:
+        every["score_max"] = (1, 3, 8, 1)
+    operands = {key: given(key, value) for key, value in every.items()}
+    if told:
+        operands["score_max"].set_output(True).set_data_type(DATA.FLOAT)
+    g.sdpa(**operands)[0].set_output(True)
+    with pytest.raises(GraphError, match=reason):
         from_cudnn(g)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import float32, int64
+from fusegraph.dtypes import bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
 from fusegraph.ops import attention as ops
 from fusegraph.ops import attention_paged as paged
+from fusegraph.ops.base import TensorType
 
 #: cuDNN's words for the tables of pages -> ours.
 _TABLES = dict(zip(("paged_attention_k_table", "paged_attention_v_table"), paged.TABLES))
@@ -152,8 +153,21 @@ def asked_of(reading: Reading, node: Any, ports: tuple[str, ...] = ()) -> Asked:
         "use_alibi_mask": bool(given.get("use_alibi_mask")),
         "attn_scale": scale if isinstance(scale, Tensor) else 1.0 if scale is None else float(scale),
     }
+    _check(operands, values, longest)
     modify = None if function is None else (lambda scores: reading.modified(function, scores))
     return Asked(operands, heads, values, longest, dropout, modify)
+
+
+def _check(operands: Mapping[str, Tensor], scoring: Mapping[str, Any], longest: int | None) -> None:
+    """Raises what sdpa does for operands that do not fit and values that mean nothing: also where it is written out."""
+    absent = {**dict.fromkeys(ops.INTEGERS, int32), "mask": bool_}
+    types = tuple(
+        operands[key].type if key in operands else TensorType((), absent.get(key, float32)) for key in ops.OPERANDS
+    )
+    told = {**scoring, "generate_stats": True, "paged_attention_max_seq_len_kv": longest}
+    if isinstance(scoring["attn_scale"], Tensor):
+        told["attn_scale"] = None
+    ops.infer(types, {**told, **ops.normalize(types, told)})
 
 
 def band(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +232,8 @@ def _dropout(reading: Reading, node: Any) -> tuple[Any, ...]:
         return ()
     if not isinstance(found[0], Tensor) and count != 3:
         raise AttributeValueError(f"dropout is (probability, seed, offset) or (mask, scale), got {count} of them")
+    if not isinstance(found[0], Tensor) and not 0 <= found[0] <= 1:
+        raise AttributeValueError(f"a probability of dropout is between 0 and 1, got {found[0]!r}")
     return tuple(found)
 
 

@@ -36,8 +36,9 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
             ``tensor_scalar``, or given as arrays when the node was made, are known already.
     tf32    lets products of float32 be rounded to tf32, as cuDNN does unless it is told otherwise.
 
-    A ragged tensor is rows of the memory that it lies in, as much as sequences without gaps need; `CudnnGraph.execute`
-    takes as much as it is given.  Of an output the rows that are written are an output as well.
+    Dropout by a seed draws other random numbers than cuDNN's, those of rng_uniform: the same ones in a node and in its
+    gradient.  A ragged tensor is rows of the memory that it lies in, as much as sequences without gaps need;
+    `CudnnGraph.execute` takes as much as it is given.  Which rows of an output are written is an output as well.
 
     Shapes of a call's own (``is_override_shape_enabled``) are read and compiled when they first come.
 
