@@ -88,6 +88,18 @@ def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
         assert_same(found[2], expected.astype(np.float32))
 
 
+def test_casts_to_other_types_are_one() -> None:
+    g = fg.Graph("casts")
+    x = g.tensor("x", (4,))
+    modes = {}
+    for dtype in (*HALVES, *EIGHT, dt.int8, dt.bool_):
+        nodes = [g.producer(g.cast(x, dtype, saturate=saturate)) for saturate in (True, False)]
+        modes[dtype] = [n.attributes["saturate"] for n in nodes if n is not None]
+    assert modes == {d: [True, d not in EIGHT] for d in modes}
+    with pytest.raises(fg.errors.AttributeValueError, match="saturate is True or False, got 1"):
+        g.cast(x, "float8_e5m2", saturate=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_check_knows_both_casts(strict: bool) -> None:
     g = fg.Graph("both")

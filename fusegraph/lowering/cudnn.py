@@ -184,6 +184,8 @@ def accept(view: GroupView, options: Options) -> None:
         for tensor in (*node.inputs, *node.outputs):
             if tensor.size == 0:
                 raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
+            if tensor.dtype.name not in DATA_TYPES:
+                raise Refusal(f"cuDNN's graph API has no {tensor.dtype} ({tensor.name!r})")
     _leading_merge(view.nodes)
 
 
@@ -285,9 +287,6 @@ class _Builder:
         return Described(self.graph, self.uids, self.scalars)
 
     def type(self, dtype: DType) -> Any:
-        """cuDNN's name of a dtype.  Raises Refusal where it has none."""
-        if dtype.name not in DATA_TYPES:
-            raise Refusal(f"cuDNN has no {dtype}")
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
     def _stored_type(self, dtype: DType) -> Any:

@@ -184,6 +184,12 @@ unary(
 )
 
 
+def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
+    """Casts to other types are alike whether they saturate or not: they are one cast."""
+    if values["dtype"] is None or not values["dtype"].saturates:
+        values["saturate"] = True
+
+
 def _same(x: Array, dtype: DType | None = None, saturate: bool = True) -> Array:
     return x
 
@@ -197,6 +203,7 @@ unary(
     8-bit float does not hold, infinity included, becomes its largest number, as ONNX and cuDNN have it; with
     saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
     attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
+    validate=_only_where_it_matters,
     float="{x}",
     int="{x}",
     bool="{x}",
