@@ -113,9 +113,8 @@ def test_against_a_loop(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [d.name for d in ALL])
 def test_every_dtype(dtype: str) -> None:
-    shapes = SHAPES[:4] + SHAPES[5:6] if as_dtype(dtype).itemsize == 1 else SHAPES
-    graphs = [graph_of(s, r, i, dtype) for r in REDUCTIONS if takes(dtype, r) for i in (True, False) for s in shapes]
-    check_against_the_loop(graphs)
+    cases = ((SHAPES[1], True), (SHAPES[3], False), (SHAPES[5], True))
+    check_against_the_loop([graph_of(s, r, i, dtype) for r in REDUCTIONS if takes(dtype, r) for s, i in cases])
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])

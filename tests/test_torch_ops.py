@@ -145,6 +145,7 @@ def _call_on_scalars(operator: Any, dim: int) -> Callable[..., Any]:
     numbers = {"self": 0, "grad_output": 0, "output": 1, "src": 1, "source": 1, "index": 2}
     values = {
         "dim": dim, "dims": [dim], "half_to_float": False, "input_dtype": torch.float32, "ord": 1, "value": 2.5,
+        "k": 1, "stable": True,
         "reduce": _WAYS.get(operator._schema.name.removeprefix("aten::")),
     }  # fmt: skip
     args: list[tuple[int | None, Any]] = []
