@@ -8,6 +8,21 @@
 
 torch finds the backend by its entry point, where fusegraph is installed; else importing this module makes it known.
 Importing it raises ToolchainError where torch is missing.
+
+Operators that stay torch's, between pieces (`report` lists those of a model, each with its reason):
+
+- linear algebra (``inv``, ``solve``, ``lu``, ``qr``, ``svd``, ``eig``, ``cholesky``, ``matrix_exp``) and Fourier
+  transforms (``fft``, ``stft``): they are libraries', and complex numbers fusegraph has not;
+- random numbers (``rand``, ``bernoulli`` of dropout, ``normal``, ``multinomial``, ``randperm``): they are torch's, by
+  its seed, in the program's order;
+- results whose sizes depend on data (``nonzero``, ``masked_select``, ``unique``): kernels are made for sizes;
+- special functions (``lgamma``, ``digamma``, ``erfinv``, ``erfc``, ``i0``, Bessel's, orthogonal polynomials, ``atan2``,
+  ``hypot``) and order statistics (``median``, ``mode``, ``kthvalue``, ``histc``);
+- rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a
+  divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
+- sparse, nested and quantised tensors;
+- ``copy_`` to inputs that a model changes (running statistics): all of them are written at the end, by one call, which
+  divides nothing.
 """
 
 from __future__ import annotations
