@@ -198,5 +198,5 @@ def max_unpool(call: Call, x: Tensor, places: Tensor, shape: Tensor | None = Non
     if len(target) != len(own) or any(a > b for a, b in zip(own, target)):
         raise ModelError(f"output_shape {list(target)} is smaller than {list(own)}")
     zeros = graph.broadcast(graph.constant(0, dtype=x.dtype), [prod(own)])
-    y = graph.put_along_axis(zeros, graph.reshape(places, [-1]), graph.reshape(x, [-1]), 0)
+    y = graph.scatter(zeros, graph.reshape(places, [-1]), graph.reshape(x, [-1]), 0)
     return graph.pad(graph.reshape(y, own), [(0, b - a) for a, b in zip(own, target)])
