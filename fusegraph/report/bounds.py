@@ -128,7 +128,8 @@ def _meant(
 
     ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
     the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
-    nothing although their numbers are too small to overflow, as of elements at computed places, that is the bound, too.
+    nothing although their numbers are too small to overflow, as those of a call without reductions of elements at
+    computed places, that is the bound, too.
     """
     operands = call.operands if call is not None else node.inputs
 
@@ -139,6 +140,8 @@ def _meant(
 
     values = {t: known[t][0] for t in operands}
     exact = results(values)
+    makers = [] if call is None else [tensor.graph.producer(tensor) for tensor in call.inner]
+    short = bool(makers) and all(n is not None and n.kind in (Kind.POINTWISE, Kind.MOVEMENT) for n in makers)
     size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
     found = {}
     for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
@@ -151,7 +154,7 @@ def _meant(
         if node.op.weighs if call is None else call.weighs:
             value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
         apart = np.minimum(_distance(value, other), spread)
-        small = size**3 < tensor.dtype.max  # products of three numbers do not overflow
+        small = short and size**3 < tensor.dtype.max  # products of three numbers do not overflow
         unknown = np.where(np.isnan(spread), np.inf, spread) if small else np.inf
         found[tensor] = value, np.where(np.isfinite(error), error + apart, unknown)
     return found
