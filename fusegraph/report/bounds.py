@@ -128,8 +128,8 @@ def _meant(
 
     ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
     the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
-    nothing although their numbers are too small to overflow, as those of a call without reductions of elements at
-    computed places, that is the bound, too.
+    nothing although the operands are so small that nothing need overflow, as of elements at computed places, that is
+    the bound, too; but not for products of many elements.
     """
     operands = call.operands if call is not None else node.inputs
 
@@ -140,8 +140,8 @@ def _meant(
 
     values = {t: known[t][0] for t in operands}
     exact = results(values)
-    makers = [] if call is None else [tensor.graph.producer(tensor) for tensor in call.inner]
-    short = bool(makers) and all(n is not None and n.kind in (Kind.POINTWISE, Kind.MOVEMENT) for n in makers)
+    makers = [tensor.graph.producer(tensor) for tensor in call.inner] if call is not None else [node]
+    short = all(n is not None and n.kind in (Kind.POINTWISE, Kind.MOVEMENT, Kind.COMPOSITE) for n in makers)
     size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
     found = {}
     for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
