@@ -177,9 +177,13 @@ def test_ci_is_a_program_that_checks_what_it_should() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert "set -euo pipefail" in CI
     assert '/python" tools/readme.py --check' in CI
+    assert '/python" -m mkdocs build --strict --site-dir' in CI
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {re.split(r"[><=\[]", requirement)[0] for requirement in extras["test"]}
-    for tool, package in (("ruff", "ruff"), ("mypy", "mypy"), ("pytest -n", "pytest-xdist")):
+    names |= {re.split(r"[><=\[]", requirement)[0] for requirement in extras["docs"]}
+    assert any("docs" in requirement for requirement in extras["test"])
+    tools = {"ruff": "ruff", "mypy": "mypy", "mkdocs": "mkdocs-material", "pytest -n": "pytest-xdist"}
+    for tool, package in tools.items():
         assert tool in CI
         assert package in names
     assert not {"cupy", "jax"} & names
