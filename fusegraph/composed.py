@@ -30,8 +30,14 @@ def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None)
 def arange(
     self: Graph, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
 ) -> Tensor:
-    """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory."""
+    """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
+
+    Those of integers are integers that the dtype holds.  Raises AttributeValueError.
+    """
     kind = as_dtype(dtype)
+    for key, value in (("start", start), ("step", step)):
+        if kind.is_int and not (kind.min <= value <= kind.max and value == int(value)):
+            raise AttributeValueError(f"{key} is an integer that {kind} holds, got {value!r}")
     wide = kind if not kind.is_float else float64 if kind == float64 or count > EXACT else float32
     line = self.broadcast(self.constant(0, dtype=wide), check_shape([count]))
     if not count:

@@ -81,7 +81,8 @@ def of_lengths(g: Any, arrays: dict[Any, Any], lengths: list[tuple[int, int]]) -
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return made.half().to(torch.get_default_device())
 
 
 def run(engine: str, lengths: list[tuple[int, int]], heads: tuple[int, int] = (4, 2), padded: bool = True, **gaps: Any):
@@ -228,3 +229,10 @@ def test_what_cannot_be_ragged():
     g.sdpa(q=x, k=x, v=x)[0].set_output(True)
     with pytest.raises(LayoutError, match="offsets of 'x' are 3 numbers, got"):
         from_cudnn(g)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GAPS)
+def test_on_a_gpu(name):
+    with torch.device("cuda"):
+        run("cuda", LENGTHS, **GAPS[name])

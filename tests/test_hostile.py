@@ -53,6 +53,7 @@ NEEDED: dict[str, Any] = {
     "size": (6, 6),
     "negative_slope": 0.1,
     "groups": 2,
+    "k": 2,
 }
 Calls = Iterator[tuple[str, Callable[[Any], object]]]
 

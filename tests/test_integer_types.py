@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, compile_for
+from graphs import QUICK_ARCHS, check_all, compile_for
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
 from fusegraph.errors import DTypeError
+from fusegraph.ops import TABLE, Kind
+from fusegraph.report.check import random_inputs
 
 INTEGERS = tuple(d for d in dt.ALL if d.is_int and d.bits >= 8)
 
@@ -147,3 +149,24 @@ def test_kernels_compile(arch: str) -> None:
         g.output(x @ w)
         graphs.append(g)
     assert [k.name for k in compile_for(arch, graphs) if k.spill_bytes] == []
+
+
+def _special(graph: fg.Graph) -> dict[str, Any]:
+    return {
+        t.name: values(t.dtype, t.shape, n) if t.dtype.is_int else random_inputs(graph)[t.name]
+        for n, t in enumerate(graph.inputs)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [d for d in INTEGERS if d.bits < 64], ids=str)
+def test_results_inside_of_an_expression_wrap_around(dtype: dt.DType) -> None:
+    """In front of a product no variable of the dtype holds an op's result: it must be of the dtype by itself."""
+    graphs = []
+    for op in TABLE.values():
+        if op.kind is Kind.POINTWISE and "int" in op.cuda and op.name not in ("bitcast", "identity", "clamp"):
+            g = fg.Graph(f"{op.name} {dtype}")
+            operands = [g.tensor(k, (3, 33, 20), "bool" if k in op.masks else dtype) for k in op.operands]
+            g.output(g.matmul(g.apply(op, operands, {}), g.tensor("w", (20, 9), "bfloat16"), dtype="float32"))
+            graphs.append(g)
+    check_all(graphs, inputs=_special)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, check_all, compile_for, quick
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, quick
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -297,3 +297,8 @@ def test_promotion_holds_both() -> None:
             assert both.holds(b)
     assert dt.promote(dt.int4, dt.uint4) == dt.int8
     assert dt.promote(dt.int2, dt.int4) == dt.int4
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    check_on_gpu([_graph(d) for d in TYPES])

@@ -72,7 +72,7 @@ def activated(graph: fg.Graph, y: fg.Tensor) -> None:
 
 def indexed(graph: fg.Graph, y: fg.Tensor) -> None:
     for axis in range(y.rank):
-        y = y + graph.gen_index(y, axis=axis)
+        y = y + graph.cast(graph.gen_index(y, axis=axis), y.dtype)
     graph.output(y, name="y")
 
 

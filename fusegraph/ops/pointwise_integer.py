@@ -34,7 +34,7 @@ for _name, _ufunc, _sign in (
 ):
     _truth = {"&": "{a} && {b}", "|": "{a} || {b}", "^": "{a} != {b}"}[_sign]
     binary(_name, _ufunc, f"a {_sign} b, bit by bit.", int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
-unary("bitwise_not", np.invert, "~x, every bit the other way.", int="~{x}", bool="!{x}", ulps=0)
+unary("bitwise_not", np.invert, "~x, every bit the other way.", int="{compute}(~{x})", bool="!{x}", ulps=0)
 
 
 def _bits(a: Array) -> int:
