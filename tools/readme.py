@@ -98,10 +98,9 @@ def functions() -> str:
 def _sentence(method: Callable[..., Any]) -> str:
     """The first sentence of a docstring; what Markdown would take for marks is escaped."""
     paragraph = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].splitlines())
-    found = re.split(r"(?<=\.)  ", paragraph)[0]
-    return "`".join(
-        re.sub(r"([*_<\[\]])", r"\\\1", part) if n % 2 == 0 else part for n, part in enumerate(found.split("`"))
-    )
+    parts = re.split(r"(?<=\.)  ", paragraph)[0].split("`")
+    parts[::2] = [re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _groups() -> Iterator[tuple[str, list[Op]]]:
