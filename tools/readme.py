@@ -98,7 +98,7 @@ def functions() -> str:
 def _sentence(method: Callable[..., Any]) -> str:
     """The first sentence of a docstring; what Markdown would take for marks is escaped."""
     paragraph = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].splitlines())
-    parts = re.split(r"(?<=\.)  ", paragraph)[0].split("`")
+    parts = re.split(r"(?<=\.)  ", paragraph)[0].replace("``", "`").split("`")
     parts[::2] = [re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
 
