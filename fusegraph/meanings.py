@@ -18,8 +18,10 @@ def where(result: TensorType, mask: Array, x: Any, y: Any) -> Array:
 
 
 def arange(result: TensorType, count: int, start: float = 0, step: float = 1, dtype: Any = None) -> Array:
-    exact = np.arange(count, dtype=np.float64 if result.dtype.is_float else object)
-    return exact * step + start if count else np.zeros(0)
+    if not result.dtype.is_float:
+        whole = np.arange(count, dtype=np.uint64) * np.uint64(int(step) % 2**64)
+        return whole + np.uint64(int(start) % 2**64)
+    return np.arange(count, dtype=np.float64) * step + start
 
 
 def tril(result: TensorType, x: Array, diagonal: int = 0) -> Array:

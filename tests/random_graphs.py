@@ -72,7 +72,11 @@ class GraphAuthor(NodeAuthor):
             if self.chance(50):
                 self.sort(x, axis)
                 return
-            op = self.draw.pick(("cumsum", "cumprod", "cummax", "cummin"))
+            if not tensor.dtype.is_bool and self.chance(20):
+                self.define(f"g.{self.draw.pick(('cummax_index', 'cummin_index'))}({x}, {axis}{self.name_argument()})")
+                return
+            running = ("cumsum", "cumprod", "cummax", "cummin", *(("logcumsumexp",) if tensor.dtype.is_float else ()))
+            op = self.draw.pick(running)
             self.define(f"g.{op}({x}, {axis}, reverse={self.chance(50)}{self.name_argument()})")
             return
         axes = tuple(d for d in range(tensor.rank) if self.draw.integer(0, 1))

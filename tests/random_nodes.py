@@ -290,7 +290,11 @@ class NodeAuthor:
         self.define(f"g.{op}({loss}, {x}{slope})")
 
     def node_cast(self) -> None:
-        self.define(f"g.cast({self.any()}, {self.draw.pick(DTYPES)!r})")
+        x = self.any()
+        if self.tensor(x).dtype.is_int and self.tensor(x).dtype.itemsize < 8 and self.chance(20):
+            self.define(f"g.bitcast({x})")
+            return
+        self.define(f"g.cast({x}, {self.draw.pick(DTYPES)!r})")
 
     def node_index(self) -> None:
         x = self.any()

@@ -14,6 +14,7 @@ from itertools import count
 
 import pytest
 from graphs import (
+    DTYPES,
     Recipe,
     WrongGraph,
     check_recipes,
@@ -110,7 +111,7 @@ def test_the_generator_reaches_everything() -> None:
         layouts += "strides=" in str(recipe) or "channels_last" in str(recipe)
         strict += recipe.strict
     assert ops == set(TABLE)
-    assert len(dtypes) == 11
+    assert len(dtypes) == len(DTYPES)
     assert min(several, shared, anchors, masks, layouts, strict) > 60
 
 
@@ -162,7 +163,7 @@ def select_swapped(patch: pytest.MonkeyPatch) -> None:
 def intermediates_overlap(patch: pytest.MonkeyPatch) -> None:
     """In graphs that are not fused: those that are have hardly two intermediates at a time."""
     original, fuse = memory.plan_memory, fusing.fuse
-    patch.setattr("fusegraph.plan.fuse", lambda graph, options, enabled: fuse(graph, options, enabled=False))
+    patch.setattr("fusegraph.plan.fuse", lambda graph, options, **_: fuse(graph, options, enabled=False))
     patch.setattr("fusegraph.plan.plan_memory", lambda partition: _all_at_zero(original(partition)))
 
 

@@ -32,7 +32,6 @@ def decompositions() -> Mapping[Any, Any]:
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
         aten.linspace.default: functools.partial(_linspace, rules.pop(aten.linspace.default, None)),
-        aten.take.default: lambda x, index: aten.index.Tensor(x.flatten(), [index]),
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length).clone(),
         aten._assert_tensor_metadata.default: lambda *_, **__: None,  # it is about what tracing has fixed
     }
