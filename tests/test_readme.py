@@ -1,5 +1,5 @@
-"""README.md and codegen/HOPPER.md are true: generated parts are current, commands and code run, CI does what it tells
-people to do, mistakes are caught as told."""
+"""README.md, docs and codegen/HOPPER.md are true: generated parts are current, commands and code run, CI does what it
+tells people to do, links lead somewhere, mistakes are caught as told."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from fusegraph.report.check import check_executable
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+FRONT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md", "codegen/HOPPER.md")
+PAGES = [*(ROOT / name for name in FRONT), *(ROOT / "docs" / name for name in DOCS)]
 HOPPER = (ROOT / "codegen" / "HOPPER.md").read_text()
 CI = (ROOT / ".ci" / "run").read_text()
 HOPPER_ARCH = target("sm_90a")
@@ -43,22 +46,58 @@ def command(name: str) -> list[str]:
 def test_generated_parts_are_current() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
     pages = tool["pages"]()
-    assert len(pages) == 2
+    assert set(pages) == {ROOT / "README.md", ROOT / "codegen" / "HOPPER.md", *(ROOT / "docs" / name for name in DOCS)}
+    shown: dict[Path, list[str]] = {}
     for path, text in pages.items():
         assert text == path.read_text(), "run python tools/readme.py"
-        sections = re.findall(r"<!-- generated: ([\w-]+) -->", text)
-        makers = tool["PAGES"][path](text)
-        assert sorted(sections) == sorted(makers)
+        sections = shown[path] = re.findall(r"<!-- generated: ([\w-]+) -->", text)
         assert text.count("<!-- end -->") == len(sections)
-        for name in sections:
-            broken = re.sub(rf"(<!-- generated: {name} -->\n).*?(?=<!-- end -->)", r"\1stale\n", text, flags=re.DOTALL)
-            assert broken != text
-            assert tool["updated"](broken, makers) == text
+        broken = re.sub(r"(<!-- generated: [\w-]+ -->\n).*?(?=<!-- end -->)", r"\1stale\n", text, flags=re.DOTALL)
+        assert (broken != text) == bool(sections)
+        assert tool["updated"](broken, tool["PAGES"][path](text)) == text
+    hopper = shown.pop(ROOT / "codegen" / "HOPPER.md")
+    assert sorted(hopper) == sorted(tool["PAGES"][ROOT / "codegen" / "HOPPER.md"](HOPPER))
+    assert sorted(name for names in shown.values() for name in names) == sorted(tool["readme_makers"](""))
     assert tool["main"](["--check"]) == 0
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name if path.parent.name == "docs" else str(path.name))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, heading = link.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.is_file(), link
+        assert path in PAGES or path.suffix != ".md", f"{link} is no page"
+        if heading:
+            titles = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
+
+
+def test_what_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = [
+        name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and not re.search("NAME|FILE|FAMILY", name)
+    ]
+    assert len(paths) > 30
+    for name in paths:
+        assert (ROOT / name).exists(), name
+    commits = re.findall(r"`([0-9a-f]{7})`", text)
+    assert len(commits) >= 10
+    known = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
+    if known.stdout.strip() == "false":
+        for commit in commits:
+            assert subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT).returncode == 0, commit
+
+
 def test_the_page_on_hopper_shows_the_whole_kernel() -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
+    tool = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
     graph = tool["page_graph"](HOPPER)
     code = tool["hopper"](graph)
     cut = tool["parts"](code)
@@ -123,11 +162,11 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert places[-1] == len(written) - 1, "pytest's closing line comes last"
 
 
-@pytest.mark.parametrize("name", ["main", "test"])
+@pytest.mark.parametrize("name", ["main", "test", "needs"])
 def test_commands_are_whole(name: str) -> None:
     lines = command(name)
     assert subprocess.run(["bash", "-n"], input="\n".join(lines), text=True).returncode == 0
-    assert lines[0] == command("main")[0]
+    assert len(lines) == 1, "one line to copy"
     for word in " ".join(lines).split():
         if word.startswith("examples/"):
             assert (ROOT / word).is_file(), word
@@ -138,9 +177,13 @@ def test_ci_is_a_program_that_checks_what_it_should() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
     assert "set -euo pipefail" in CI
     assert '/python" tools/readme.py --check' in CI
+    assert '/python" -m mkdocs build --strict --site-dir' in CI
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {re.split(r"[><=\[]", requirement)[0] for requirement in extras["test"]}
-    for tool, package in (("ruff", "ruff"), ("mypy", "mypy"), ("pytest -n", "pytest-xdist")):
+    names |= {re.split(r"[><=\[]", requirement)[0] for requirement in extras["docs"]}
+    assert any("docs" in requirement for requirement in extras["test"])
+    tools = {"ruff": "ruff", "mypy": "mypy", "mkdocs": "mkdocs-material", "pytest -n": "pytest-xdist"}
+    for tool, package in tools.items():
         assert tool in CI
         assert package in names
     assert not {"cupy", "jax"} & names
@@ -165,20 +208,26 @@ def test_what_ci_says_where_something_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 3
+@pytest.mark.parametrize("name", ["README.md", "python.md", "torch.md", "onnx.md", "tutorial.md"])
+def test_python_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", {"README.md": README, **DOCS}[name], re.DOTALL)
+    assert blocks
     monkeypatch.chdir(tmp_path)
     for number, block in enumerate(blocks):
-        exec(compile(block, f"README.md, Python block {number}", "exec"), {"__name__": "readme"})
+        exec(compile(block, f"{name}, Python block {number}", "exec"), {"__name__": "readme"})
     assert not list(tmp_path.iterdir())
 
 
+def test_python_blocks_are_known() -> None:
+    run = {"python.md", "torch.md", "onnx.md", "tutorial.md"}
+    assert {name for name, text in DOCS.items() if "```python\n" in text} == run
+
+
 def test_paths_of_the_architecture_exist() -> None:
-    tree = re.search(r"## Architecture\n\n```\n(.*?)```", README, re.DOTALL)
+    tree = re.search(r"## Folders\n\n```\n(.*?)```", DOCS["architecture.md"], re.DOTALL)
     assert tree is not None
     lines = tree[1].splitlines()
-    assert len(lines) <= 12
+    assert len(lines) <= 14
     folder = ROOT
     for line in lines:
         names = re.findall(r"\b[a-z_]+(?:/|\.py)", re.split(r"\s{3,}(?=[^\s.]+ )", line.strip())[0])
@@ -190,10 +239,22 @@ def test_paths_of_the_architecture_exist() -> None:
             assert (folder / name).exists(), name
     packages = {p.name for p in (ROOT / "fusegraph").iterdir() if (p / "__init__.py").exists()}
     assert {p for p in packages if f"{p}/" not in tree[1]} == set()
+    families = {p.name for p in (ROOT / "codegen").iterdir() if (p / "__init__.py").exists()}
+    assert {p for p in families if f"{p}/" not in tree[1]} == set()
+
+
+def test_the_reading_path_exists_and_is_short() -> None:
+    path = re.findall(r"^\d+\. `([\w/.]+)`: ", DOCS["architecture.md"], re.MULTILINE)
+    assert len(path) == 12
+    assert sum(len((ROOT / name).read_text().splitlines()) for name in path) <= 5000
+
+
+def test_codegen_knows_nothing_of_fusegraph() -> None:
+    assert "\n| `codegen` | none | none |\n" in DOCS["architecture.md"]
 
 
 def test_environment_variables_are_all_there() -> None:
-    named = set(re.findall(r"^\| `(FUSEGRAPH_\w+)`", README, re.MULTILINE))
+    named = set(re.findall(r"^\| `(FUSEGRAPH_\w+)`", DOCS["command-line.md"], re.MULTILINE))
     read = {
         variable for file in SOURCES for variable in re.findall(r"""["'](FUSEGRAPH_[A-Z_]+)["']""", file.read_text())
     }
@@ -202,6 +263,6 @@ def test_environment_variables_are_all_there() -> None:
 
 def test_commands_and_examples_are_all_there() -> None:
     for info in app.registered_commands:
-        assert f"`{info.name}`" in README, info.name
+        assert f"`{info.name}`" in DOCS["command-line.md"], info.name
     for file in (ROOT / "examples").glob("*.py"):
-        assert f"| `{file.name}` |" in README, file.name
+        assert f"| `{file.name}` |" in DOCS["tutorial.md"], file.name

@@ -1,13 +1,14 @@
-"""Writes the parts of README.md that the program itself knows: the kernel shown, explain's output, the ops, the dtypes,
-the tables of what was measured; the kernel that codegen/HOPPER.md explains; and draws the pictures of
+"""Writes the parts of README.md and docs that the program itself knows: the kernel shown, explain's output, the ops,
+the dtypes, the tables of what was measured; the kernel that codegen/HOPPER.md explains; and draws the pictures of
 benchmarks/results.
 
-python tools/readme.py            brings both pages and the pictures up to date
+python tools/readme.py            brings the pages and the pictures up to date
 python tools/readme.py --check    exits with 1 and a difference if they are not
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import inspect
@@ -19,27 +20,26 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from math import exp, fsum, log
 from pathlib import Path
 from statistics import median
-from textwrap import dedent
 from typing import Any
 
-from codegen.contraction.wgmma_layout import WgmmaSchedule
-from fusegraph.dtypes import ALL
+from fusegraph.dtypes import ALL, PACKED
 from fusegraph.graph import Graph
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
-from fusegraph.plan import Choice, plan
-from fusegraph.report.plot import Standing, standings, svg
+from fusegraph.plan import plan
+from fusegraph.report.plot import OURS, PARTS, Standing, standings, svg
 from fusegraph.report.results import when
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-HOPPER = ROOT / "codegen" / "HOPPER.md"
+DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 TORCH = RESULTS / "torch"
+OVERVIEW = "overview.svg"
 _SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
@@ -70,13 +70,37 @@ def explain() -> str:
 
 
 def dtypes() -> str:
-    """The names of all dtypes."""
-    return ", ".join(f"`{dtype}`" for dtype in ALL) + ".\n"
+    """The names of all dtypes, and of those that are packed."""
+    return "".join(f"- {what}: {', '.join(f'`{dtype}`' for dtype in names)}.\n"
+                   for what, names in (("computed with", ALL), ("packed, moved and cast", PACKED)))  # fmt: skip
 
 
 def ops() -> str:
-    """The op table, one line a group of ops."""
-    return "".join(f"- **{title}**: {', '.join(map(_op, group))}.\n" for title, group in _groups())
+    """The op table, group by group: how each op is called, and the first sentence of what it computes."""
+    heads = (f"### {title[0].upper()}{title[1:]}\n\n| op | result |\n| --- | --- |\n" for title, _ in _groups())
+    rows = (
+        "".join(f"{_cells([_op(op), _sentence(getattr(Graph, op.name))])}\n" for op in group) for _, group in _groups()
+    )
+    return "\n" + "\n".join(head + lines for head, lines in zip(heads, rows)) + "\n"
+
+
+def functions() -> str:
+    """The methods of Graph that write several nodes: how each is called, and the first sentence of what it computes."""
+    lines = ["| function | result |", "| --- | --- |"]
+    for name, method in inspect.getmembers(Graph, inspect.isfunction):
+        if not name.startswith("_") and name not in TABLE and method.__module__ != Graph.__module__:
+            shown = list(inspect.signature(method).parameters.values())[1:]
+            plain = [str(p.replace(annotation=inspect.Parameter.empty)) for p in shown if p.name != "name"]
+            lines.append(_cells([f"`{name}({', '.join(plain)})`", _sentence(method)]))
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(method: Callable[..., Any]) -> str:
+    """The first sentence of a docstring; what Markdown would take for marks is escaped."""
+    paragraph = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].splitlines())
+    parts = re.split(r"(?<=\.)  ", paragraph)[0].replace("``", "`").split("`")
+    parts[::2] = [re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _groups() -> Iterator[tuple[str, list[Op]]]:
@@ -147,6 +171,12 @@ def cudnn_tests() -> str:
 
 
 # --- models through torch.compile
+
+
+def left_to_torch() -> str:
+    """The list of operators that stay torch's, as help(fusegraph.torch) has it."""
+    text = ast.get_docstring(ast.parse((ROOT / "fusegraph" / "torch.py").read_text("utf-8"))) or ""
+    return "\n".join(re.findall(r"^(?:- |  ).*", text[text.index("\n- ") :], re.MULTILINE)).replace("``", "`") + "\n"
 
 
 def torch() -> str:
@@ -240,20 +270,42 @@ def results(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield path, document
 
 
-def measurements() -> str:
-    """A table a result file: ours, the fastest peer, the floor."""
-    sections = [_measured(path, document) for path, document in results(RESULTS)]
+_summary = runpy.run_path(str(ROOT / "benchmarks" / "summary.py"))
+
+
+def _suites() -> dict[str, tuple[float, float, float, str]]:
+    """Of every run the ratios to the fastest peer: geometric mean, worst, best, how many rows beside which peers."""
+    found = {}
+    for path, document in results(RESULTS):
+        ran = [ratio for ratio in _summary["ratios"](document["rows"]).values() if ratio]
+        if ran:
+            timed = (row["engine"] for row in document["rows"] if row["median_us"] is not None)
+            peers = [name for name in dict.fromkeys(timed) if name not in (OURS, *PARTS)]
+            beside = f"{len(ran)} rows; {', '.join(peers)}"
+            found[path.stem] = exp(fsum(map(log, ran)) / len(ran)), min(ran), max(ran), beside
+    return found
+
+
+def picture(root: str = "") -> str:
+    """The picture of all runs; ``root`` leads from the page to the repository's root."""
+    every = ", ".join(f"{name} {mean:.2f}" for name, (mean, *_) in _suites().items())
+    return f"![Speed relative to the fastest peer, by run: {every}]({root}benchmarks/{OVERVIEW})\n"
+
+
+def measurements(root: str = "") -> str:
+    """A table a result file: ours, the fastest peer, the floor.  ``root`` is as for `picture`."""
+    sections = [_measured(path, document, root) for path, document in results(RESULTS)]
     return "\n".join(sections) or (
         "Nothing has been measured yet: there are no files in `benchmarks/results`. On a machine with a GPU:\n\n"
         + _how_to("board", "--suite board")
     )
 
 
-def _measured(path: Path, document: Mapping[str, Any]) -> str:
+def _measured(path: Path, document: Mapping[str, Any], root: str) -> str:
     every = standings(document["rows"])
     options = document.get("options", "--suite board")
     parts = any(s.part is not None for s in every)
-    picture, source = (p.relative_to(RESULTS.parent.parent).as_posix() for p in (path.with_suffix(".svg"), path))
+    folder = f"{root}benchmarks/results"
     versions = [f"{name} {version}" for name, version in document["versions"].items() if version is not None]
     headings = ["workload", "fusegraph us", "fastest peer", "its us", "ratio", "of the floor"]
     rules = ["---", "---:", "---", "---:", "---:", "---:"]
@@ -262,11 +314,11 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         rules.append("---:")
     date, commits = when(document, "`")
     lines = [
-        f"**{document['device']}, {date}** ([`{path.name}`]({source})): {commits}, {document['arch']}, "
+        f"**{document['device']}, {date}** ([`{path.name}`]({folder}/{path.name})): {commits}, {document['arch']}, "
         f"driver {document['driver']}, Python {document['python']}, {', '.join(versions)}. "
         f"Medians of {document['repeats']} runs.",
         "",
-        f"![Bars of the table below]({picture})",
+        f"![Bars of the table below]({folder}/{path.stem}.svg)",
         "",
         *(_call_table(document["rows"]) if "--suite calls" in options else []),
     ]
@@ -276,7 +328,7 @@ def _measured(path: Path, document: Mapping[str, Any]) -> str:
         lines += [_cells(headings), _cells(rules), *(_table_row(s, parts) for s in every), ""]
     ran = [s.ours for s in every if s.ours is not None]
     if ran:
-        ratios = runpy.run_path(str(ROOT / "benchmarks" / "summary.py"))["sentence"](document["rows"])
+        ratios = _summary["sentence"](document["rows"])
         build = median(row["build_s"] for row in ran)
         host = median(row["host_us"] for row in ran)
         lines += [f"Over the {len(ran)} rows of fusegraph the median cold build took {build:.2f} s, the median call "
@@ -372,102 +424,35 @@ def _how_to(name: str, options: str) -> str:
 
 
 def pictures(folder: Path) -> dict[Path, str]:
-    """The picture that belongs beside every result file."""
-    return {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
-
-
-# --- codegen/HOPPER.md
-
-#: Of the kernels that the page shows.
-SCHEDULE = WgmmaSchedule(groups=2, cols=256, stages=4, split=1, band=8, blocks=132)
-
-#: How the parts begin into which the page cuts the first kernel: with the first such line after the part before began.
-PARTS = {
-    "head": "// ",
-    "shared": "struct Shared",
-    "barriers": "if (threadIdx.x == 0) {",
-    "producer": "if (group < 0) {",
-    "products": "} else {",
-    "epilogue": "#pragma unroll\n            for (int chunk",
-    "stores": "fence_async_shared();",
-}
-
-
-def page_graph(text: str) -> Graph:
-    """The graph in the page's Python block."""
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(block, HOPPER.name, "exec"), names)
-    graph: Graph = names["graph"]
-    return graph
-
-
-def convolution() -> Graph:
-    """The convolution whose windows the page shows."""
-    graph = Graph("conv", io_dtype="bfloat16")
-    x, w = graph.tensor("x", (64, 256, 56, 56), layout="NHWC"), graph.tensor("w", (256, 256, 3, 3), layout="KRSC")
-    graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y")
-    return graph
-
-
-def fronted() -> Graph:
-    """The product whose first factor is computed."""
-    graph = Graph("fronted", io_dtype="bfloat16")
-    x, w = graph.tensor("x", (4096, 4096)), graph.tensor("w", (4096, 256))
-    scale, bias = (graph.tensor(name, (4096,), "float32") for name in ("scale", "bias"))
-    graph.output(graph.cast(graph.relu(x * scale + bias), "bfloat16") @ w, name="y")
-    return graph
-
-
-def hopper(graph: Graph, *, computes: bool = False) -> str:
-    """The CUDA C of a graph's only kernel with `SCHEDULE`."""
-    (only,) = plan(graph, choose=lambda *_: Choice(replace(SCHEDULE, computes=computes))).kernels
-    return only.source.code
-
-
-def parts(code: str) -> dict[str, str]:
-    """The text of a kernel cut into `PARTS`, nothing left out.  ValueError if one is not there."""
-    starts = [0]
-    for name, first in PARTS.items():
-        match = re.compile(rf"^ *{re.escape(first)}", re.MULTILINE).search(code, starts[-1] + (len(starts) > 1))
-        if match is None:
-            raise ValueError(f"the kernel of {HOPPER.name} has no line {first!r}, with which part {name!r} begins")
-        starts.append(match.start())
-    return {name: code[start:end] for name, start, end in zip(PARTS, starts[1:], [*starts[2:], len(code)])}
-
-
-def excerpt(code: str, first: str, last: str) -> str:
-    """The lines from the one that begins with ``first`` to the next one that begins with ``last``, as a code block."""
-    match = re.search(rf"^ *{re.escape(first)}(?s:.*?)^ *{re.escape(last)}.*?\n", code, re.MULTILINE)
-    if match is None:
-        raise ValueError(f"a kernel of {HOPPER.name} has no lines from {first!r} to {last!r}")
-    return _cuda(match[0])
-
-
-def _cuda(text: str) -> str:
-    return f"```cuda\n{dedent(text).strip(chr(10))}\n```\n"
+    """The picture that belongs beside every result file, and that of all of them."""
+    found = {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
+    if found:
+        devices = sorted({document["device"] for _, document in results(folder)})
+        draw = runpy.run_path(str(ROOT / "tools" / "overview.py"))["overview"]
+        found[folder.parent / OVERVIEW] = draw(_suites(), f"{', '.join(devices)}; docs/benchmarks.md has every row")
+    return found
 
 
 # --- files
 
 Makers = Mapping[str, Callable[[], str]]
 
-
-def readme_makers(_: str) -> Makers:
-    """What makes the sections of README.md, by their names."""
-    makers = (kernel, explain, dtypes, ops, onnx, cudnn_tests, torch, measurements)
-    return {maker.__name__.replace("_", "-"): maker for maker in makers}
+_imports = runpy.run_path(str(ROOT / "tools" / "layers.py"))["table"]
+_hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
-def hopper_makers(text: str) -> Makers:
-    """What makes the sections of codegen/HOPPER.md, by their names."""
-    cut = parts(hopper(page_graph(text)))
-    windows = partial(excerpt, hopper(convolution()), "const int t0", "tma_load(shared.b")
-    fragments = partial(excerpt, hopper(fronted(), computes=True), "for (int kk = 0", "previous = stage.index")
-    return {**{name: partial(_cuda, cut[name]) for name in cut}, "windows": windows, "fragments": fragments}
+def readme_makers(_: str, root: str = "") -> Makers:
+    """What makes the sections of README.md and of docs, by their names."""
+    makers = (kernel, explain, dtypes, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
+    linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
+    return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked | {"imports": _imports}
 
 
-PAGES: dict[Path, Callable[[str], Makers]] = {README: readme_makers, HOPPER: hopper_makers}
+PAGES: dict[Path, Callable[[str], Makers]] = {
+    README: readme_makers,
+    **{page: partial(readme_makers, root="../") for page in sorted(DOCS.glob("*.md"))},
+    _hopper["HOPPER"]: _hopper["hopper_makers"],
+}
 
 
 def updated(text: str, makers: Makers) -> str:
