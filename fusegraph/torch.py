@@ -22,7 +22,7 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
   divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
 - sparse, nested and quantised tensors;
 - ``copy_`` to inputs that a model changes (running statistics): all of them are written at the end, by one call, which
-  divides nothing.
+  cuts no piece in two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node tests that the package ``onnx`` ships, on the reference and as kernels: which pass, and why others are left
 out.
 
-python tests/onnx_node_tests.py writes tests/onnx_node_tests.json, of which README.md has a table.
+python tests/onnx_node_tests.py writes tests/onnx_node_tests.json, of which docs/onnx.md has a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fusegraph.frontends.onnx.table import TABLE
 from fusegraph.lowering.base import Options
 from fusegraph.onnx import Backend, Model
 
-#: Those that a table in README.md has a column for: kernels on the CPU, and NumPy.
+#: Those that a table in docs/onnx.md has a column for: kernels on the CPU, and NumPy.
 ENGINES = ("cpu", "reference")
 #: Tests whose kernels one run of the host's compiler makes.
 TOGETHER = 64
@@ -160,7 +160,7 @@ def messages(message: Message) -> Iterator[Message]:
 
 
 def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """What README.md says of a run on several engines: numbers, each test that is skipped counted under its first
+    """What docs/onnx.md says of a run on several engines: numbers, each test that is skipped counted under its first
     reason.  What is skipped is the same on all of them: the importer decides.
     """
     first, *others = outcomes.values()

@@ -51,7 +51,7 @@ def test_what_is_reported(tmp_path):
 
 
 def test_the_counts_that_are_kept():
-    """tests/cudnn_frontend_tests.json, of which README.md has a table: of kernels, every graph accounted for."""
+    """tests/cudnn_frontend_tests.json, of which docs/cudnn.md has a table: of kernels, every graph accounted for."""
     found = json.loads((HERE / "cudnn_frontend_tests.json").read_text("utf-8"))
     assert found["engine"] == "cpu"
     for name, counts in found["files"].items():

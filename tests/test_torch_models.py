@@ -130,7 +130,7 @@ def test_another_batch_size_is_compiled_when_it_comes() -> None:
 
 @pytest.mark.slow
 def test_what_is_fused_is_what_was_recorded() -> None:
-    """The blocks of transformers, as benchmarks/torch_bench.py writes it for the README."""
+    """The blocks of transformers, as benchmarks/torch_bench.py writes it for docs/torch.md."""
     folder = Path(__file__).parents[1] / "benchmarks" / "results" / "torch"
     told = json.loads((folder / "fusion.json").read_text())
     if torch.__version__.partition("+")[0] != told["torch"].partition("+")[0]:
