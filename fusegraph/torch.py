@@ -17,7 +17,7 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
   its seed, in the program's order;
 - results whose sizes depend on data (``nonzero``, ``masked_select``, ``unique``): kernels are made for sizes;
 - special functions (``lgamma``, ``digamma``, ``erfinv``, ``erfc``, ``i0``, Bessel's, orthogonal polynomials, ``atan2``,
-  ``hypot``) and order statistics (``median``, ``mode``, ``kthvalue``, ``histc``);
+  ``hypot``) and counts (``mode``, ``histc``);
 - rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a
   divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
 - sparse, nested and quantised tensors;
