@@ -58,6 +58,7 @@ class Variant:
         """``y[i] = expression;`` for operands ``operand[i]``."""
         fields = {k: literal(v, self.dtype.compute) for k, v in self.attributes.items() if isinstance(v, (int, float))}
         fields |= {k: f"{k}[i]" for k in self.op.operands}
+        fields["compute"] = self.dtype.compute
         return f"y[i] = {self.op.expression(self.dtype.kind, self.attributes).format(**fields)};"
 
     def parameters(self) -> str:
