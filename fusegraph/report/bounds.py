@@ -9,16 +9,15 @@ sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from fusegraph.calls import Call
 from fusegraph.dtypes import DType, float32, float64
-from fusegraph.engines.reference import apply, apply_all
+from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind
@@ -27,6 +26,7 @@ from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import NARROW, decompose
 from fusegraph.report.bounds_combined import scan, scatter, tiny
+from fusegraph.report.bounds_written import distance, meant, too_narrow
 
 Array = np.ndarray[Any, Any]
 
@@ -39,9 +39,6 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
-#: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
-#: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.
-PROBES, ROUNDINGS, SPREAD = 2, 8.0, 16.0
 #: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
 
@@ -72,9 +69,9 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
 
     The value of a composite, or of a function's call (`fusegraph.calls`), is its own NumPy meaning, which shares
     nothing with the nodes that it is made of; the bound follows from these, whose names are those of
-    `passes.decompose`.  See `_meant`.
+    `passes.decompose`.  See `report.bounds_written`.
     """
-    rounding = replace(rounding, materialized=rounding.materialized - _too_narrow(graph))
+    rounding = replace(rounding, materialized=rounding.materialized - too_narrow(graph))
     written_out = decompose(graph)
     found = _begun(written_out.graph, inputs)
     for node in written_out.graph.nodes:
@@ -89,20 +86,10 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
         for node in graph.nodes:
             call = graph.calls.get(node.output)
             if call is not None or node.op.is_composite(node.attributes):
-                result |= _meant(node, call, result, parts)
+                result |= meant(node, call, result, parts)
             else:
                 result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
     return result
-
-
-def _too_narrow(graph: Graph) -> frozenset[str]:
-    """The tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
-    return frozenset(
-        t.name
-        for result, call in graph.calls.items()
-        for t in call.inner
-        if t.dtype.is_float and result.dtype.is_float and t.dtype.unit_roundoff > result.dtype.unit_roundoff
-    )
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
@@ -116,79 +103,6 @@ def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Arra
         value = to_reference(inputs[tensor.name], tensor.dtype)
         result[tensor] = value, np.zeros(value.shape)
     return result
-
-
-def _meant(
-    node: Node,
-    call: Call | None,
-    known: Mapping[Tensor, tuple[Array, Array]],
-    parts: Mapping[Tensor, tuple[Array, Array]],
-) -> dict[Tensor, tuple[Array, Array]]:
-    """The results of a composite, or of a call that the node is the last of, and their bounds.
-
-    ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
-    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
-    nothing although the operands are so small that nothing need overflow, as of elements at computed places, that is
-    the bound, too; but not for products of many elements.
-    """
-    operands = call.operands if call is not None else node.inputs
-
-    def results(values: Mapping[Tensor, Array]) -> tuple[Array, ...]:
-        if call is not None:
-            return call.results(node, values)
-        return apply_all(node, [values[t] for t in node.inputs])
-
-    values = {t: known[t][0] for t in operands}
-    exact = results(values)
-    makers = [tensor.graph.producer(tensor) for tensor in call.inner] if call is not None else [node]
-    short = all(n is not None and n.kind in (Kind.POINTWISE, Kind.MOVEMENT, Kind.COMPOSITE) for n in makers)
-    size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
-    found = {}
-    for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
-        value = np.broadcast_to(value, tensor.shape)
-        if tensor not in parts:
-            found[tensor] = value, np.broadcast_to(spread, value.shape)
-            continue
-        other, error = parts[tensor]
-        other = np.broadcast_to(other, value.shape)
-        if node.op.weighs if call is None else call.weighs:
-            value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
-        apart = np.minimum(_distance(value, other), spread)
-        small = short and size**3 < tensor.dtype.max  # products of three numbers do not overflow
-        unknown = np.where(np.isnan(spread), np.inf, spread) if small else np.inf
-        found[tensor] = value, np.where(np.isfinite(error), error + apart, unknown)
-    return found
-
-
-def _spread(
-    results: Callable[[Mapping[Tensor, Array]], tuple[Array, ...]],
-    made: Sequence[Tensor],
-    exact: Sequence[Array],
-    operands: Sequence[Tensor],
-    known: Mapping[Tensor, tuple[Array, Array]],
-) -> list[Array]:
-    """How far results move, many times over, as operands of floats are rounded or move by their bounds: an estimate, by
-    a few random draws; infinite where one of these is not finite, or where an operand may be anything.
-    """
-    rng = np.random.default_rng(0)
-    moved = [np.zeros(np.shape(x)) for x in exact]
-    unknown = any(np.isinf(known[t][1]).any() for t in operands)
-    for _ in range(PROBES):
-        steps = {}
-        for t in operands:
-            value, error = known[t]
-            if t.dtype.is_float:
-                rounded = ROUNDINGS * t.dtype.unit_roundoff * np.where(np.isfinite(value), np.abs(value), 0.0)
-                steps[t] = rng.choice([-1.0, 1.0], value.shape) * (rounded + np.where(np.isfinite(error), error, 0.0))
-        for way in (-1, 1):  # both, as one of them crosses a discontinuity
-            values = {t: known[t][0] + way * steps[t] if t in steps else known[t][0] for t in operands}
-            moved = [np.maximum(m, _distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
-    every = []
-    for t, x, m in zip(made, exact, moved):
-        size = np.where(np.isfinite(x), np.abs(x.astype(np.float64)), 0.0)
-        unit = max(SPREAD * float32.unit_roundoff, 2 * t.dtype.unit_roundoff if t.dtype.is_float else 0.0)
-        every.append(np.where(unknown, np.inf, SPREAD * m + unit * size))
-    return every
 
 
 def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rounding: Rounding) -> tuple[Array, Array]:
@@ -252,7 +166,7 @@ def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple
     """
     center = round_to(value, dtype) if strict else value
     slack = _slack(value, error)
-    ends = [_distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
+    ends = [distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
     rounded = np.where(np.isinf(error), np.inf, np.maximum(*ends))
     # Without strict, consumers in the same kernel take the value before it was rounded.
     return center, rounded if strict else np.maximum(rounded, error)
@@ -448,18 +362,18 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     inexact = [k for k, (_, e) in enumerate(operands) if e.any() and node.op.operands[k] not in node.op.shapes]
     moves = {k: _moved(values, k, operands[k][1], node.inputs[k].dtype) for k in inexact}
 
-    def distance(moved: Mapping[int, Array]) -> Array:
+    def moved_by(moved: Mapping[int, Array]) -> Array:
         other = apply(node, [moved.get(k, v) for k, v in enumerate(values)])
-        return _distance(value, np.broadcast_to(other, value.shape))
+        return distance(value, np.broadcast_to(other, value.shape))
 
     total = np.zeros(value.shape)
     for k in inexact:
-        total = total + np.maximum.reduce([distance({k: candidate}) for candidate in moves[k]])
+        total = total + np.maximum.reduce([moved_by({k: candidate}) for candidate in moves[k]])
     if len(inexact) > 1:
         # What is continuous is farthest away at the ends; what is true or false may turn where all operands are 0.
         most = 2 if node.output.dtype.is_float else None
         for ends in product(*(moves[k][:most] for k in inexact)):
-            total = np.maximum(total, distance(dict(zip(inexact, ends))))
+            total = np.maximum(total, moved_by(dict(zip(inexact, ends))))
     if inexact and node.op.name in _OSCILLATING:
         total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
     if inexact and node.op.name in _EQUALITIES:
@@ -525,16 +439,6 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
     if dtype.is_float and np.isinf(error).any():  # a value that nothing is known of may be NaN
         result.append(np.where(np.isinf(error), np.nan, v))
     return result
-
-
-def _distance(a: Array, b: Array) -> Array:
-    """|a - b|; infinite where only one is NaN or they are different infinities."""
-    if a.dtype == np.bool_:
-        return np.asarray(a != b, np.float64)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    distance = np.abs(x - y)
-    return np.asarray(np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)))
 
 
 def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
