@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -174,6 +174,18 @@ class Program:
         with the tables in between.)
         """
         return self.loads + tuple(store.operand for store in self.stores)
+
+    def needed(self, ends: Iterable[Value]) -> set[Value]:
+        """What values are made of by instructions, themselves among it."""
+        found: set[Value] = set()
+        stack = list(ends)
+        while stack:
+            value = stack.pop()
+            if value not in found:
+                found.add(value)
+                if isinstance(value, Result):
+                    stack += self.instructions[value.instruction].args
+        return found
 
 
 def literal(value: Any, ctype: str) -> str:

@@ -110,22 +110,10 @@ class _Renderer:
         self.emitter = Emitter(self.program, self.names)
         self.w = Writer()
         self.terms: dict[Value, str] = {}
-        self.before = self._needed([self.sum.value])
-        self.after = self._needed([store.value for store in self.program.stores])
+        self.before = self.program.needed([self.sum.value])
+        self.after = self.program.needed([store.value for store in self.program.stores])
         #: where a thread of the last tile may be past the end of its row
         self.ragged = schedule.lanes > 1 and self.spec.length % (schedule.lanes * schedule.vector) != 0
-
-    def _needed(self, ends: list[Value]) -> set[Value]:
-        """What values are made of, as far as the running sum."""
-        found: set[Value] = set()
-        stack = list(ends)
-        while stack:
-            value = stack.pop()
-            if value not in found:
-                found.add(value)
-                if isinstance(value, Result):
-                    stack += self.program.instructions[value.instruction].args
-        return found
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.program

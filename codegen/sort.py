@@ -115,21 +115,9 @@ class _Renderer:
         #: writes what a sorted element is made of, beside what else is made there
         self.again = Emitter(self.program, self.names)
         self.w = Writer()
-        self.before = self._needed([self.key])
-        self.after = self._needed([store.value for store in self.program.stores])
+        self.before = self.program.needed([self.key])
+        self.after = self.program.needed([store.value for store in self.program.stores])
         self.word = "sort::Wide" if word_bytes(ctype_of(self.program, self.key)) == 16 else "uint64"
-
-    def _needed(self, ends: list[Value]) -> set[Value]:
-        """What values are made of, as far as what is sorted."""
-        found: set[Value] = set()
-        stack = list(ends)
-        while stack:
-            value = stack.pop()
-            if value not in found:
-                found.add(value)
-                if isinstance(value, Result):
-                    stack += self.program.instructions[value.instruction].args
-        return found
 
     # ---- the kernel
 
