@@ -215,9 +215,11 @@ class Fragments(Scores):
         if not self.trivial:
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
-    def softmax(self, chains: int) -> None:
-        """Takes the scores of the tile in of which they were made last."""
-        self._taken_in("softmax", chains, "rescale")
+    def softmax(self, chains: int, rounded: str = "") -> None:
+        """Takes the scores of the tile in of which they were made last; their exponentials are rounded to the type
+        `rounded` before they are summed up, if it is given.
+        """
+        self._taken_in("softmax", f"{chains}, {rounded}" if rounded else str(chains), "rescale")
 
     def largest(self, chains: int) -> None:
         """The first half of `softmax`: nothing is written to the scores."""
@@ -226,11 +228,11 @@ class Fragments(Scores):
 
     def exponentials(self, chains: int) -> None:
         """The second half of `softmax`."""
-        self._taken_in("exponentials", chains, "shift, rescale")
+        self._taken_in("exponentials", str(chains), "shift, rescale")
 
-    def _taken_in(self, function: str, chains: int, arguments: str) -> None:
+    def _taken_in(self, function: str, template: str, arguments: str) -> None:
         lift = f", {self.lift}.0f" if self.lift else ""
-        self.w.line(f"attention::{function}<{chains}>(s, rows, unit, {arguments}{lift});")
+        self.w.line(f"attention::{function}<{template}>(s, rows, unit, {arguments}{lift});")
         if self.weight is not None:
             self.w.line(f"weigh({self.made});")
 

@@ -207,7 +207,10 @@ class _Renderer:
             w.line("__syncthreads();")
         self._multiply_keys()
         self.scores.make("tile")
-        self.scores.softmax(CHAINS)
+        # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
+        # multiplied.  Statistics are of the exponentials as they are.
+        few = spec.keys <= s.keys and spec.stats is None
+        self.scores.softmax(CHAINS, self.element if few else "")
         w.line("attention::scale(o, rescale);")
         w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
         self._multiply_values()

@@ -72,16 +72,31 @@ __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, flo
     }
 }
 
-// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.
-template <int Chains, int N>
+// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.  To a T of
+// 16 bits they are rounded before: where that is the type in which they are multiplied, what a row is divided by is the
+// sum of its factors, and the weights of its values add up to one.
+template <int Chains, class T = float, int N>
 __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, float unit, const float (&shift)[2],
                                              const float (&rescale)[2], float lift = 0.0f) {
+    constexpr bool rounds = sizeof(T) == 2;
     float sum[2][Chains] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const int f = i / 2 % 2;
         score[i] = math::fast_exp2(unit * score[i] - (shift[f] - lift));
-        sum[f][(i / 4 * 2 + i % 2) % Chains] += score[i];
+        if constexpr (!rounds) sum[f][(i / 4 * 2 + i % 2) % Chains] += score[i];
+    }
+    if constexpr (rounds) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const uint32 word = pair<T>(score[i], score[i + 1]);
+            const T* both = reinterpret_cast<const T*>(&word);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                score[i + e] = convert<float>(both[e]);
+                sum[i / 2 % 2][(i / 4 * 2 + e) % Chains] += score[i + e];
+            }
+        }
     }
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
@@ -94,12 +109,12 @@ __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, floa
 // Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
 // rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum of
 // at least 1; NaN and infinity make the sum NaN.  All exponentials, and their sums, are 2^lift times as large.
-template <int Chains, int N>
+template <int Chains, class T = float, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
                                         float lift = 0.0f) {
     float shift[2];
     largest<Chains>(score, rows, unit, shift, rescale);
-    exponentials<Chains>(score, rows, unit, shift, rescale, lift);
+    exponentials<Chains, T>(score, rows, unit, shift, rescale, lift);
 }
 
 // Exponentials as the first factor of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +
