@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Load, Program, Store
 from codegen.filled_tiles import as_it_lies
 from codegen.iteration import collapse
 from codegen.packed import packed
 from codegen.spec import ContractionSpec, Gather, Image, Strides, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
+from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, check_element, im2col, tiled
 from codegen.ways import ELEMENTS, orders, product_types
 
 #: Elements of the reduction in a stage, and in a fragment.
@@ -98,26 +99,26 @@ class Computed:
 
 
 def computed(spec: ContractionSpec) -> Factors:
-    """The factors of a contraction whose first is computed in registers.  Raises Unsupported where it cannot be."""
+    """The factors of a contraction whose first is computed in registers.  Raises Declined where it cannot be."""
     types = product_types(spec, widen=False)
     name = spec.a.operand.name
     if as_it_lies(spec.a, types[0]):
-        raise Unsupported(f"{name!r} is multiplied as it lies in memory")
+        raise Declined(f"{name!r} is multiplied as it lies in memory")
     if not as_it_lies(spec.b, types[1]):
-        raise Unsupported(f"{spec.b.operand.name!r} is computed or converted: it is not in memory")
+        raise Declined(f"{spec.b.operand.name!r} is computed or converted: it is not in memory")
     if types[0] not in ("bfloat16", "float16"):
-        raise Unsupported(f"{name!r} is multiplied as {types[0]}: fragments are computed of 16-bit elements only")
+        raise Declined(f"{name!r} is multiplied as {types[0]}: fragments are computed of 16-bit elements only")
     image = spec.a.image
     if spec.terms or spec.results or (image is not None and (image.across or any(any(x) for x in image.shifts))):
-        raise Unsupported("phases of a strided convolution, a filter turned around, or its gradient")
+        raise Declined("phases of a strided convolution, a filter turned around, or its gradient")
     program = spec.a.program
     if program is not None and (program.tables or program.itype != "int32" or (program.indices and spec.a.limits)):
-        raise Unsupported(f"{name!r} is computed of positions in an image, or of elements at computed positions")
-    reason = Unsupported("")
+        raise Declined(f"{name!r} is computed of positions in an image, or of elements at computed positions")
+    reason = Declined("")
     for order in orders(spec):
         try:
             return _factors(spec, order, types[0])
-        except Unsupported as refusal:
+        except Declined as refusal:
             reason = refusal
     raise reason
 
@@ -133,19 +134,19 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
         inner, over_inner = collapse(spec.inner, [*over[2], second.inner], order)
         windows = len(rows) > 1 and gather.image is not None
         if windows and program_of(gather).indices:
-            raise Unsupported(f"{gather.operand.name!r} is computed of positions in an image")
+            raise Declined(f"{gather.operand.name!r} is computed of positions in an image")
     if windows:
         if gather.image is None:
-            raise Unsupported(f"{gather.operand.name!r} is padded and no image")
+            raise Declined(f"{gather.operand.name!r} is padded and no image")
         if tuple(order) != (*range(1, len(spec.inner)), 0):
-            raise Unsupported(f"{gather.operand.name!r} is an image whose taps are not walked in order")
+            raise Declined(f"{gather.operand.name!r} is an image whose taps are not walked in order")
         rows, inner, batch, channel = spec.rows, spec.inner, spec.batch, 0
     else:
         gather = gather.stepped(over[0], over_rows, over_inner[:-1])
         second, batch, channel = replace(second, inner=over_inner[-1]), spec.batch, len(inner) - 1
         if len(rows) > 1:  # the first of them as batches: the second factor repeats
             if any(second.batch) and batch:
-                raise Unsupported("rows of a batched product that do not lie at equal distances")
+                raise Declined("rows of a batched product that do not lie at equal distances")
             lead = len(rows) - 1
             every = gather.steps()
             gather = gather.stepped(
@@ -157,7 +158,7 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
     reduction = Reduction(taps, inner[channel], PANEL, 1)
     cols, (over_cols,) = collapse(spec.cols, [second.outer], range(len(spec.cols)))
     if len(cols) > 1 or second.limits:
-        raise Unsupported(f"the columns of {second.operand.name!r} do not lie at equal distances")
+        raise Declined(f"the columns of {second.operand.name!r} do not lie at equal distances")
     check_element(second)
     number = len(gather.operands)
     b = tiled(replace(second, outer=over_cols), number, batch, prod(cols), inner, channel)
@@ -208,14 +209,14 @@ def _brought(
             taps = [(f"{{t{k}}}", size, step) for k, (size, step) in enumerate(_others(inner, at.inner, channel))]
             side = tiled(at, n, batch, 1, inner, channel, [tap for tap in taps if tap[1] > 1 and tap[2]])
             if at.inner[channel] != 1 and inner[channel] > 1:
-                raise Unsupported(f"{op.name!r} is not contiguous along the reduction")
+                raise Declined(f"{op.name!r} is not contiguous along the reduction")
             if PANEL * itemsize > 512:
-                raise Unsupported(f"{op.name!r} has elements of {itemsize} bytes")
+                raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
             side = replace(side, terms=tuple("0" if term == "{o}" else term for term in side.terms))
             found.append(Brought(n, side, itemsize, row=True))
             continue
         if itemsize not in SIZES:
-            raise Unsupported(f"{op.name!r} has elements of {itemsize} bytes")
+            raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
         if windows:
             assert gather.image is not None
             own = replace(at, image=_image(gather.image, at), limits=gather.limits)
@@ -223,10 +224,10 @@ def _brought(
         else:
             side = tiled(at, n, batch, prod(rows), inner, channel)
         if not side.along_k and itemsize != 2:
-            raise Unsupported(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
+            raise Declined(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
         found.append(Brought(n, side, itemsize, row=False))
     if not any(not b.row for b in found):
-        raise Unsupported(f"{gather.operand.name!r} is computed of rows and columns alone")
+        raise Declined(f"{gather.operand.name!r} is computed of rows and columns alone")
     return tuple(found)
 
 
@@ -238,7 +239,7 @@ def _image(image: Image, at: Gather) -> Image:
     """What a convolution's windows are in a tensor with other strides than the factor's."""
     steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
     if at.start != -sum(before * step for before, step in zip(image.before, steps)):
-        raise Unsupported(f"{at.operand.name!r} does not begin where the image does")
+        raise Declined(f"{at.operand.name!r} does not begin where the image does")
     if any(o != stride * s for o, stride, s in zip(at.outer[1:], image.stride, steps)) or not all(steps):
-        raise Unsupported(f"{at.operand.name!r} repeats elements along the image")
+        raise Declined(f"{at.operand.name!r} repeats elements along the image")
     return replace(image, steps=steps)

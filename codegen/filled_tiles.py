@@ -12,26 +12,27 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
+from codegen.declined import Declined
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather
-from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, Unsupported, check_element, im2col, tiled
+from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, check_element, im2col, tiled
 from codegen.ways import Way, orders, product_types, way_of
 
 
 def filled(spec: ContractionSpec) -> Factors:
-    """The factors of a contraction of which threads fill at least one.  Raises Unsupported where there is none."""
+    """The factors of a contraction of which threads fill at least one.  Raises Declined where there is none."""
     types = product_types(spec, widen=False)
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
-        raise Unsupported("both factors are multiplied as they lie in memory")
+        raise Declined("both factors are multiplied as they lie in memory")
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
-        raise Unsupported("phases of a strided convolution, or a filter turned around")
+        raise Declined("phases of a strided convolution, or a filter turned around")
     best: tuple[float, Way | Side, Way | Side] | None = None
-    reason = Unsupported("")
+    reason = Declined("")
     for order in orders(spec):
         try:
             a = _side(spec, 0, spec.rows, order, types[0])
             b = _side(spec, 1, spec.cols, order, types[1])
-        except Unsupported as refusal:
+        except Declined as refusal:
             reason = refusal
             continue
         effort = sum(side.effort for side in (a, b) if isinstance(side, Way))
@@ -59,12 +60,12 @@ def _side(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seque
     way = replace(way_of(spec, gather, sizes, order, product), held=True)
     side: Way | Side = way
     if as_it_lies(gather, product):
-        with suppress(Unsupported):  # else threads bring it as well
+        with suppress(Declined):  # else threads bring it as well
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
             side = way  # and turn it
     if not side.along_k and way.itemsize != 2:
-        raise Unsupported("only 16-bit factors may be stored across the reduction")
+        raise Declined("only 16-bit factors may be stored across the reduction")
     return side
 
 
@@ -75,14 +76,14 @@ def _copied(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seq
     if gather.limits:
         reduction = _windowed(spec)
         if number or gather.image is None or gather.image.across or tuple(order) != (*range(1, len(spec.inner)), 0):
-            raise Unsupported(f"{gather.operand.name!r} is padded and no image whose taps are walked in order")
+            raise Declined(f"{gather.operand.name!r} is padded and no image whose taps are walked in order")
         if reduction.channels % reduction.panel:
-            raise Unsupported(f"{gather.operand.name!r} has no whole rows of a tile in each tap")
+            raise Declined(f"{gather.operand.name!r} has no whole rows of a tile in each tap")
         return im2col(spec, 0, reduction, prod(spec.batch))
     inner, along = collapse(spec.inner, [gather.inner], order)
     outer, over = collapse(sizes, [gather.outer], range(len(sizes)))
     if len(inner) > 1 or len(outer) > 1:
-        raise Unsupported(f"{gather.operand.name!r} does not lie at equal distances along the reduction, or across it")
+        raise Declined(f"{gather.operand.name!r} does not lie at equal distances along the reduction, or across it")
     argument = 0 if number == 0 else len(spec.a.operands)
     return tiled(replace(gather, inner=along[0], outer=over[0]), argument, spec.batch, prod(sizes), inner, 0)
 

@@ -2,7 +2,7 @@
 
 The reduction is cut into panels: at most 128 bytes of neighbouring channels of one tap.  A stage of the pipeline holds
 as many panels as make up 128 bytes of each factor.  What has no tensor map (strides that are no multiple of 16 bytes, a
-tensor that steps over gaps the copy engine cannot express) raises `Unsupported` with the reason.
+tensor that steps over gaps the copy engine cannot express) raises `Declined` with the reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import product
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
+from codegen.declined import Declined
 from codegen.iteration import collapse, linear
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 ROW_BYTES = 128
 #: A panel of so many bytes loads at this share of the rate of a full one.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
-
-
-class Unsupported(ValueError):
-    """A form of kernel cannot compute a contraction; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -131,33 +128,33 @@ class Factors:
 
 
 def gathered(spec: ContractionSpec) -> Factors:
-    """A convolution whose image is gathered by threads.  Raises Unsupported, with the reason, where it cannot be."""
+    """A convolution whose image is gathered by threads.  Raises Declined, with the reason, where it cannot be."""
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     if image is None:
-        raise Unsupported("only the windows of an image are gathered")
+        raise Declined("only the windows of an image are gathered")
     _check_elements(spec)
     _check_limits(spec)
     if image.across:
-        raise Unsupported("the rows of the first factor are no windows")
+        raise Declined("the rows of the first factor are no windows")
     channels, *taps = spec.inner
     steps = (gather.outer[0], gather.batch[0] if prod(spec.batch) > 1 else 0)
     if (gather.inner[0] != 1 and channels > 1) or channels * itemsize % 16:
-        raise Unsupported(f"{gather.operand.name!r} has no 16 bytes of channels next to each other")
+        raise Declined(f"{gather.operand.name!r} has no 16 bytes of channels next to each other")
     if any(step * itemsize % 16 for step in (*steps, *image.steps)):
-        raise Unsupported(f"{gather.operand.name!r} has rows that do not start at multiples of 16 bytes")
+        raise Declined(f"{gather.operand.name!r} has rows that do not start at multiples of 16 bytes")
     if prod(image.sizes) * max(1, spec.rows[0]) * channels >= 2**31:
-        raise Unsupported(f"{gather.operand.name!r} is too large for offsets of 32 bits")
+        raise Declined(f"{gather.operand.name!r} is too large for offsets of 32 bits")
     if any(size >= 2**14 for size in (*image.sizes, *taps)):
-        raise Unsupported("an image too large for positions of 16 bits")
+        raise Declined("an image too large for positions of 16 bits")
     order = (*range(1, len(spec.inner)), 0)
     inner, along = collapse(spec.inner, [spec.b.inner], order)
     if len(inner) > 1:
-        raise Unsupported(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
+        raise Declined(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
     reduction = Reduction((), prod(inner), ROW_BYTES // itemsize, 1)
     batch, (over,) = collapse(spec.batch, [spec.b.batch], range(len(spec.batch)))
     b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.cols), inner, 0)
     if not b.along_k:
-        raise Unsupported(f"{spec.b.operand.name!r} is not stored along the reduction")
+        raise Declined(f"{spec.b.operand.name!r} is not stored along the reduction")
     a = Gathered(spec.rows, tuple(taps), channels, image, steps)
     return Factors(batch, prod(spec.rows), prod(spec.cols), reduction, a, b)
 
@@ -165,22 +162,22 @@ def gathered(spec: ContractionSpec) -> Factors:
 def _check_elements(spec: ContractionSpec) -> None:
     for gather in (spec.a, spec.b):
         if gather.program is not None:
-            raise Unsupported(f"{gather.operand.name!r} is computed: it is not in memory")
+            raise Declined(f"{gather.operand.name!r} is computed: it is not in memory")
     if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
-        raise Unsupported("the factors' elements differ in size")
+        raise Declined("the factors' elements differ in size")
     for gather in (spec.a, spec.b):
         check_element(gather)
 
 
 def check_element(gather: Gather) -> None:
-    """Raises Unsupported if the copy engine cannot bring a factor, however its elements lie."""
+    """Raises Declined if the copy engine cannot bring a factor, however its elements lie."""
     if gather.operand.alignment % 16:
-        raise Unsupported(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
+        raise Declined(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
 
 def _check_limits(spec: ContractionSpec) -> None:
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
-        raise Unsupported("phases of a strided convolution, or a filter turned around")
+        raise Declined("phases of a strided convolution, or a filter turned around")
 
 
 def _across(spec: ContractionSpec) -> Factors:
@@ -190,23 +187,23 @@ def _across(spec: ContractionSpec) -> Factors:
     name, width = gather.operand.name, ROW_BYTES // itemsize
     *taps, channels = spec.rows
     if itemsize != 2:
-        raise Unsupported("only 16-bit factors may be stored across the reduction")
+        raise Declined("only 16-bit factors may be stored across the reduction")
     if channels % width or gather.outer[-1] != 1:
-        raise Unsupported(f"{name!r} has no {width} channels next to each other")
+        raise Declined(f"{name!r} has no {width} channels next to each other")
     inner, along = collapse(spec.inner, [spec.b.inner], range(len(spec.inner)))
     if len(inner) > 1:
-        raise Unsupported(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
+        raise Declined(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
     cols, over = collapse(spec.cols, [spec.b.outer], range(len(spec.cols)))
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
     if len(batch) > 1 or len(cols) > 1:
-        raise Unsupported("batches that do not lie at equal distances")
+        raise Declined("batches that do not lie at equal distances")
     pixels, step = spec.inner, 0
     if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
         # Batches are parts of the reduction: windows of images one behind another.
         step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
         first, second = (0,), (0,)
         if step % width:
-            raise Unsupported(f"parts of {step} windows are no multiple of {width}")
+            raise Declined(f"parts of {step} windows are no multiple of {width}")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
     start = f"{{b0}} * {first[0]} + {{c}}" if any(first) and prod(batch) > 1 else "{c}"
     total = (batch[0] - 1) * first[0] + channels
@@ -216,7 +213,7 @@ def _across(spec: ContractionSpec) -> Factors:
 
 
 def factors(spec: ContractionSpec) -> Factors:
-    """The tensor maps of a contraction.  Raises Unsupported, with the reason, if a factor cannot have one."""
+    """The tensor maps of a contraction.  Raises Declined, with the reason, if a factor cannot have one."""
     _check_elements(spec)
     itemsize = spec.a.operand.dtype.itemsize
     if spec.a.image is not None and not spec.a.image.across and spec.results:
@@ -229,11 +226,11 @@ def factors(spec: ContractionSpec) -> Factors:
     image = spec.a.image if spec.a.limits or len(rows) > 1 else None
     if len(rows) > 1 and image is None:
         if any(spec.b.batch) and spec.batch:
-            raise Unsupported("rows of a batched product that do not lie at equal distances")
+            raise Declined("rows of a batched product that do not lie at equal distances")
         spec = _rows_as_batch(spec)
         rows, batch = spec.rows, spec.batch
     if spec.b.limits:
-        raise Unsupported("a second factor with padding")
+        raise Declined("a second factor with padding")
     channel = _channel(spec, image is not None)
     b = tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
     a = None if image else tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
@@ -241,7 +238,7 @@ def factors(spec: ContractionSpec) -> Factors:
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
     a = a or im2col(spec, channel, reduction, prod(spec.batch))
     if itemsize != 2 and not (a.along_k and b.along_k):
-        raise Unsupported("only 16-bit factors may be stored across the reduction")
+        raise Declined("only 16-bit factors may be stored across the reduction")
     return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
 
 
@@ -274,14 +271,14 @@ def _phased(spec: ContractionSpec, image: Image) -> Factors:
             terms = [*((f"b{k}", s // step) for k, s in zip(phases, steps)), (f"t{d}", spec.b.inner[1 + d] // step)]
             dims.append((_placeholders(terms, -low // step), (high - low) // step + 1, step))
     if sum(1 for x in spec.terms if any(x.inner)) < len(spec.terms):
-        raise Unsupported("phases under which no tap ever lies")
+        raise Declined("phases under which no tap ever lies")
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
     second = tiled(b, 1, spec.batch, prod(spec.cols), spec.inner, 0, dims)
     panel = ROW_BYTES // spec.a.operand.dtype.itemsize
     if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
-        raise Unsupported("only 16-bit factors may be stored across the reduction")
+        raise Declined("only 16-bit factors may be stored across the reduction")
     reduction = Reduction(tuple(taps), spec.inner[0], panel, 1, tuple(skips), share)
     first = im2col(spec, 0, reduction, groups)
     return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, first, second)
@@ -319,7 +316,7 @@ def _simplified(spec: ContractionSpec) -> ContractionSpec:
     a, b = replace(a, batch=strides[0]), replace(b, batch=strides[1])
     cols, over = collapse(spec.cols, [b.outer], range(len(spec.cols)))
     if len(cols) > 1:
-        raise Unsupported("columns that do not lie at equal distances")
+        raise Declined("columns that do not lie at equal distances")
     b = replace(b, outer=over[0])
     if not a.limits:
         rows, over = collapse(spec.rows, [a.outer], range(len(spec.rows)))
@@ -383,7 +380,7 @@ def tiled(
     step, along = gather.outer[-1], gather.inner[channel]
     along_k = along == 1 or (inner[channel] == 1 and step != 1)
     if not along_k and step != 1 and outer > 1:
-        raise Unsupported(f"{name!r} is contiguous neither along the reduction nor across it")
+        raise Declined(f"{name!r} is contiguous neither along the reduction nor across it")
     channel_dim = ("{c}", inner[channel], along)
     outer_dim = ("{o}", outer, step)
     others = [d for d in range(len(inner)) if d != channel]
@@ -419,11 +416,11 @@ def tiled(
 
 def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
     if len(sizes) > MOST_RANK:
-        raise Unsupported(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_RANK}")
+        raise Declined(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_RANK}")
     if any(s % UNIT for s in strides) or offset % UNIT or offset < 0:
-        raise Unsupported(f"{name!r} has rows that do not start at multiples of 16 bytes")
+        raise Declined(f"{name!r} has rows that do not start at multiples of 16 bytes")
     if any(s >= MOST_STRIDE for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
-        raise Unsupported(f"{name!r} is larger than the copy engine can address, or empty")
+        raise Declined(f"{name!r} is larger than the copy engine can address, or empty")
 
 
 def im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: int) -> Side:
@@ -432,9 +429,9 @@ def im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: in
     assert image is not None
     channels = spec.inner[channel]
     if gather.inner[channel] != 1 and channels > 1:
-        raise Unsupported(f"{gather.operand.name!r} is not stored with its channels next to each other")
+        raise Declined(f"{gather.operand.name!r} is not stored with its channels next to each other")
     if groups > 1 and channels % reduction.panel:
-        raise Unsupported(f"groups of {channels} channels are no multiple of {reduction.panel}")
+        raise Declined(f"groups of {channels} channels are no multiple of {reduction.panel}")
     start = f"{{b0}} * {channels} + {{c}}" if groups > 1 else "{c}"
     return _windows(gather, image, start, groups * channels, spec.rows, spec.inner[1:], "o", spec.batch)
 
@@ -463,9 +460,9 @@ def _windows(
     reach = [(n - 1) * d + high - low for n, d, high, low in zip(taps, image.dilation, most, least)]
     limit = corner_limit(rank)
     if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(rank):
-        raise Unsupported("a filter larger than the copy engine's im2col mode takes")
+        raise Declined("a filter larger than the copy engine's im2col mode takes")
     if max(image.stride) > MOST_STEP:
-        raise Unsupported("a stride larger than the copy engine's im2col mode takes")
+        raise Declined("a stride larger than the copy engine's im2col mode takes")
     sizes = [channels, *reversed(image.sizes), images]
     image_step = (gather.inner if image.across else gather.outer)[0]
     strides = [s * itemsize for s in (*reversed(image.steps), image_step)]

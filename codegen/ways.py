@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
+from codegen.declined import Declined
 from codegen.iteration import collapse, extent
 from codegen.spec import ContractionSpec, Gather, Limit
-from codegen.tiles import Unsupported
 
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
@@ -43,21 +43,21 @@ def product_types(spec: ContractionSpec, widen: bool) -> tuple[str, str]:
     """The types in which the factors are multiplied: the narrowest that hold both exactly (but for tf32).
 
     bfloat16 and float16 together fit tf32: 8 bits of exponent and 11 of mantissa.  8-bit integers fit bfloat16, 8-bit
-    floats both.  Raises Unsupported for what tensor cores do not multiply exactly.
+    floats both.  Raises Declined for what tensor cores do not multiply exactly.
     """
     a, b = (gather.operand.dtype.name for gather in (spec.a, spec.b))
     both = {a, b}
     if both <= set(_INTEGERS):
         if spec.accumulate != "uint32":
-            raise Unsupported(f"tensor cores do not add up {a} products in {spec.accumulate}")
+            raise Declined(f"tensor cores do not add up {a} products in {spec.accumulate}")
         return _INTEGERS[a], _INTEGERS[b]
     if not both <= _REAL:
-        raise Unsupported(f"tensor cores do not multiply {a} with {b}")
+        raise Declined(f"tensor cores do not multiply {a} with {b}")
     if spec.accumulate != "float":
-        raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
+        raise Declined(f"tensor cores do not add up in {spec.accumulate}")
     if "float32" in both:
         if not spec.tf32:
-            raise Unsupported("float32 products are exact unless the graph asks for tf32")
+            raise Declined("float32 products are exact unless the graph asks for tf32")
         return "tf32", "tf32"
     if both == {"float16", "bfloat16"}:
         return "tf32", "tf32"
@@ -200,13 +200,13 @@ class Ways:
 
 
 def ways(spec: ContractionSpec, widen: bool = False) -> Ways:
-    """The cheapest ways of both factors.  Raises Unsupported, with the reason, if tensor cores cannot multiply them."""
+    """The cheapest ways of both factors.  Raises Declined, with the reason, if tensor cores cannot multiply them."""
     products = product_types(spec, widen)
     batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.rows, spec.cols, spec.inner))
     if not batch * rows * cols * depth:
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     if batch * rows * cols >= 2**40 or max(rows, cols, depth) >= 2**31 - 2**16:
-        raise Unsupported("more results than the tiles of a grid")
+        raise Declined("more results than the tiles of a grid")
     best: Ways | None = None
     for order in orders(spec):
         a = way_of(spec, spec.a, spec.rows, order, products[0])

@@ -9,12 +9,12 @@ from typing import TypeAlias
 from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
 from codegen.anonymous import anonymous
 from codegen.arch import Arch
+from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
 from codegen.pointwise import PointwiseSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
-from codegen.tiles import Unsupported
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
@@ -232,7 +232,7 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
         if alike not in choices:
             try:
                 choices[alike] = choose(spec, group)
-            except Unsupported as reason:
+            except Declined as reason:
                 refused.append((group.nodes, str(reason)))
                 continue
         choice = choices[alike]

@@ -12,10 +12,10 @@ from test_attention_backward import BOTTOM, CAUSAL, made
 from test_attention_packed import KEYS, ROWS, K, Q, inputs, offsets
 
 import fusegraph as fg
+from codegen.declined import Declined
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering import cudnn_attention_backward
-from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import plan
@@ -142,7 +142,7 @@ def test_refusals(error: type[Exception], text: str, extra: Any) -> None:
 
 def test_cudnn_is_not_asked() -> None:
     (node,) = packed().nodes
-    with pytest.raises(Refusal, match="packed batches"):
+    with pytest.raises(Declined, match="packed batches"):
         cudnn_attention_backward.check(node)
 
 

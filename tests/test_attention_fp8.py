@@ -11,10 +11,10 @@ from test_attention import BOTTOM, CAUSAL, FORMS
 
 import fusegraph as fg
 from codegen.arch import arch
+from codegen.declined import Declined
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, NotSupportedError, ShapeError
 from fusegraph.lowering import cudnn_attention_fp8
-from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_fp8 import SCALES
 from fusegraph.passes import operand_layouts
 from fusegraph.passes.decompose import decompose
@@ -131,7 +131,7 @@ def test_what_cudnn_is_not_told() -> None:
         ({"soft_cap": 2.0}, "no soft_cap"),
         ({"use_alibi_mask": True}, "alibi"),
     ):
-        with pytest.raises(Refusal, match=text):
+        with pytest.raises(Declined, match=text):
             cudnn_attention_fp8.check(built(**how).nodes[0])
     cudnn_attention_fp8.check(built(generate_stats=True, **BOTTOM).nodes[0])
 

@@ -16,11 +16,11 @@ import fusegraph as fg
 from codegen import attention
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.declined import Declined
 from codegen.spec import AttentionSpec
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering import cudnn_attention
-from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import by_cost_model, plan
@@ -200,7 +200,7 @@ def test_layers() -> None:
 
 def test_cudnn_is_not_asked() -> None:
     (node,) = packed().nodes
-    with pytest.raises(Refusal, match="packed batches"):
+    with pytest.raises(Declined, match="packed batches"):
         cudnn_attention.check(node)
 
 

@@ -19,7 +19,7 @@ from codegen import arch as archs
 from codegen import contraction
 from codegen.contraction import mma as contraction_mma
 from codegen.contraction.mma_schedule import MmaSchedule, schedules, shared_bytes
-from codegen.tiles import Unsupported
+from codegen.declined import Declined
 from codegen.ways import ways
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -41,7 +41,7 @@ def test_what_tensor_cores_do_not_compute_says_why():
     assert "nothing to multiply" in reason(matmul((8, 0), (0, 8), "bfloat16"))
     assert not reason(matmul((8, 8), (8, 8), "bfloat16"))
     old = codegen.target("sm_75")
-    with pytest.raises(Unsupported, match="asynchronous copies"):
+    with pytest.raises(Declined, match="asynchronous copies"):
         schedules(spec_of(matmul((8, 8), (8, 8), "bfloat16").graph), old)
 
 
@@ -53,7 +53,7 @@ def test_impossible_schedules_are_refused():
     with pytest.raises(ValueError, match="split"):
         MmaSchedule(64, 64, 64, 2, 2, 3, split=4)
     spec = spec_of(matmul((512, 64), (64, 64), "int8").graph)  # columns lie across: a thread for each of the 256
-    with pytest.raises(Unsupported, match="cannot fill"):
+    with pytest.raises(Declined, match="cannot fill"):
         contraction_mma.render(spec, MmaSchedule(64, 256, 64, 1, 4, 2))
 
 

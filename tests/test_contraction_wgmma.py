@@ -16,7 +16,8 @@ import fusegraph as fg
 from codegen import render, schedules, target
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
-from codegen.tiles import Unsupported, factors, gathered
+from codegen.declined import Declined
+from codegen.tiles import factors, gathered
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
 
@@ -415,12 +416,12 @@ def spec(case: Case) -> Any:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_refusals_say_why(case, reason):
-    with pytest.raises(Unsupported, match=reason):
+    with pytest.raises(Declined, match=reason):
         contraction_wgmma_schedule.schedules(spec(case), HOPPER)
 
 
 def test_only_on_hopper():
-    with pytest.raises(Unsupported, match="sm_80"):
+    with pytest.raises(Declined, match="sm_80"):
         contraction_wgmma_schedule.schedules(spec(matmul((64, 64), (64, 64), "bfloat16")), target("sm_80"))
 
 

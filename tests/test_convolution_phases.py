@@ -13,8 +13,8 @@ import fusegraph as fg
 from codegen import contraction, target
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.contraction.wgmma_schedule import schedules
+from codegen.declined import Declined
 from codegen.spec import ContractionSpec
-from codegen.tiles import Unsupported
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
@@ -85,7 +85,7 @@ def spec_of(image: tuple[int, ...], filters: tuple[int, ...], **how: Any) -> Con
 )
 def test_what_is_left_to_the_other_forms(how, reason):
     spec = spec_of((1, 32, 8, 8), (32, 32, 3, 3), padding=2, **how)
-    with pytest.raises(Unsupported, match=reason):
+    with pytest.raises(Declined, match=reason):
         schedules(spec, HOPPER)
     assert reason in contraction.declined(spec, HOPPER)["wgmma"]
 

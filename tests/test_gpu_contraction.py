@@ -20,8 +20,8 @@ from codegen import best_schedule, target
 from codegen.arch import Arch
 from codegen.contraction import mma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.declined import Declined
 from codegen.spec import ContractionSpec
-from codegen.tiles import Unsupported
 from fusegraph.engines import cuda
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.graph import Graph
@@ -75,7 +75,7 @@ def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 def mma_first(spec: Any, arch: Arch) -> Any:
     """The best schedule on mma.sync, or of another form where that takes none."""
     if isinstance(spec, ContractionSpec):
-        with contextlib.suppress(Unsupported):
+        with contextlib.suppress(Declined):
             return mma_schedule.schedules(spec, arch)[0]
     return best_schedule(spec, arch)
 

@@ -8,10 +8,11 @@ from graphs import check_all, check_on_gpu, compile_for, share
 from test_movement import ALL, CASES, fused, moved, odd, views, wide
 
 import fusegraph as fg
+from codegen.declined import Declined
 from codegen.pointwise.tiling import TilesSchedule
 from fusegraph.lowering import coordinates, movement
 from fusegraph.lowering import cudnn as cudnn_lowering
-from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.lowering.base import GroupView, Options
 from fusegraph.ops import TABLE, Kind
 from fusegraph.plan import plan
 from fusegraph.report import eager
@@ -75,7 +76,7 @@ def test_cudnn_refuses_movement_with_a_reason() -> None:
         y = build()
         node = g.producer(y)
         assert node is not None
-        with pytest.raises(Refusal, match=text):
+        with pytest.raises(Declined, match=text):
             cudnn_lowering.accept(GroupView(g, [node], {node: 0}), Options())
 
 

@@ -401,11 +401,11 @@ def test_refused(build: Callable[..., Any], error: type[Exception], text: str) -
 
 def test_cudnn_has_no_pooling() -> None:
     from fusegraph.lowering import cudnn
-    from fusegraph.lowering.base import GroupView, Refusal
+    from fusegraph.lowering.base import Declined, GroupView
 
     g = fg.Graph("cudnn")
     g.output(g.max_pool(g.tensor("x", X), 2), name="y")
-    with pytest.raises(Refusal, match="cuDNN's Python API has no pooling"):
+    with pytest.raises(Declined, match="cuDNN's Python API has no pooling"):
         cudnn.accept(GroupView(g, g.nodes, {n: k for k, n in enumerate(g.nodes)}), Options())
 
 

@@ -11,7 +11,7 @@ from test_prologue import Front, affine, dequantised, gradients, product
 import fusegraph as fg
 from codegen import target
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
-from codegen.tiles import Unsupported
+from codegen.declined import Declined
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import plan
 
@@ -113,7 +113,7 @@ def test_hopper_declines_with_the_reason():
         made = executable(case)
         assert made.plan is not None
         spec = made.plan.kernels[0].group.lowered.spec
-        with pytest.raises(Unsupported) as refused:
+        with pytest.raises(Declined) as refused:
             contraction_wgmma_schedule.schedules(spec, target("sm_90a"))
         return str(refused.value)
 

@@ -29,9 +29,9 @@ from codegen import render, target
 from codegen.computed_tiles import computed
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.declined import Declined
 from codegen.packed import packed
 from codegen.spec import ContractionSpec
-from codegen.tiles import Unsupported
 from fusegraph.runtime import nvrtc
 
 pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
@@ -251,7 +251,7 @@ def test_schedules():
     ],
 )
 def test_refusals_say_why(case, reason):
-    with pytest.raises(Unsupported, match=reason):
+    with pytest.raises(Declined, match=reason):
         computed(spec_of(case))
 
 

@@ -12,12 +12,12 @@ from graphs import check_all
 import fusegraph as fg
 from codegen import best_schedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.declined import Declined
 from codegen.spec import AttentionSpec, ContractionSpec
-from codegen.tiles import Unsupported
 from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.lowering.attention_front import fronts_of
-from fusegraph.lowering.base import Lowered, Refusal
+from fusegraph.lowering.base import Lowered
 from fusegraph.plan import plan
 
 Refuses = Callable[[Any], bool]
@@ -57,7 +57,7 @@ def _in_lowering(monkeypatch: pytest.MonkeyPatch, module: Any, refuses: Refuses)
 
     def refused(view: lowering.GroupView, *rest: Any) -> Lowered:
         if any(map(refuses, view.nodes)):
-            raise Refusal(REASON)
+            raise Declined(REASON)
         found: Lowered = lower(view, *rest)
         return found
 
@@ -69,7 +69,7 @@ def _in_schedules(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
 
     def chosen(spec: Any, arch: Any) -> Any:
         if refuses(spec):
-            raise Unsupported(REASON)
+            raise Declined(REASON)
         return best_schedule(spec, arch)
 
     monkeypatch.setattr("fusegraph.plan.best_schedule", chosen)

@@ -33,7 +33,7 @@ _FASTEST: dict[str, Callable[[AttentionSpec, Arch], tuple[AttentionSchedule, ...
 def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
     """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
 
-    Raises Unsupported if none does.
+    Raises Declined if none does.
     """
     found = forms.first(_FASTEST, spec, arch)
     return attention_simt.schedules(spec) if found is None else found

@@ -40,7 +40,7 @@ _FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackw
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardSchedule, ...]:
     """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
 
-    Raises Unsupported if none does.  Only the joined form computes sums of queries and of keys together.
+    Raises Declined if none does.  Only the joined form computes sums of queries and of keys together.
     """
     if spec.joined:
         return backward_joined.schedules(spec, arch)

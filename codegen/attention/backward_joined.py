@@ -21,11 +21,11 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma import Renderer
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, check, registers_held
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, columns, panels
+from codegen.declined import Declined
 from codegen.iteration import linear
 from codegen.kernel import parameter
 from codegen.spec import KernelSource, TensorMap
 from codegen.tensor_map import refusal
-from codegen.tiles import Unsupported
 
 #: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and with short sums.
 GROUPS, REGISTERS, FEWER = 2, (24, 240), (40, 232)
@@ -61,16 +61,16 @@ def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedul
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardJoinedSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
     check(spec, arch)
     a = spec.attention
     if spec.first is None or spec.second is None or spec.by_scores is not None or spec.sloped:
-        raise Unsupported("there are other results than the sums of queries, keys and values")
+        raise Declined("there are other results than the sums of queries, keys and values")
     if max(a.depth, a.width) > 2 * PANEL:
-        raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
+        raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
     # Which keys a tile of queries meets, and which queries a tile of keys, are asked in two places that must agree.
     if a.ranges or any(abs(b.row) > 1 or abs(b.key) > 1 for b in a.bounds):
-        raise Unsupported("which tiles meet is not known from either side")
+        raise Declined("which tiles meet is not known from either side")
     preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
     found = []
     for cols, stages in preferred:
@@ -82,12 +82,12 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
             _sums_map(spec, s.cols, 0)
             found.append(s)
     if not found:
-        raise Unsupported("no tile fits the shared memory and registers of a block")
+        raise Declined("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))
 
 
 def _sums_map(spec: AttentionBackwardSpec, cols: int, argument: int) -> TensorMap:
-    """The map of the sums of queries.  Raises Unsupported if the copy engine cannot add to them."""
+    """The map of the sums of queries.  Raises Declined if the copy engine cannot add to them."""
     op, a = spec.by_queries, spec.attention
     assert op is not None
     sizes, strides = [a.depth, a.rows], [4 * op.strides[-2]]
@@ -98,12 +98,12 @@ def _sums_map(spec: AttentionBackwardSpec, cols: int, argument: int) -> TensorMa
     boxed = FLOATS, cols, *(1 for _ in sizes[2:])
     made = TensorMap(argument, "float", tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
     if (reason := refusal(made)) is not None:
-        raise Unsupported(f"{op.name} cannot be stored by the copy engine: {reason}")
+        raise Declined(f"{op.name} cannot be stored by the copy engine: {reason}")
     return made
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Joined(without_places(spec), schedule).render()
 
 

@@ -18,12 +18,12 @@ from codegen.attention.fragments import check_types, random_headers
 from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
 from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
-from codegen.tiles import Unsupported
 
 #: Registers of a thread that scores, gradients, factors and sums may take.
 HELD = 208
@@ -57,15 +57,15 @@ def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardMmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
+    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
     if not arch.has_cp_async:
-        raise Unsupported(f"{arch.name} has no asynchronous copies")
+        raise Declined(f"{arch.name} has no asynchronous copies")
     a = spec.attention
     check_types(a)
     if spec.loss.dtype.name != a.q.dtype.name:
-        raise Unsupported(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
+        raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
     if spec.empty:
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16), (2, 16)]
     if not spec.queries:
         preferred = [(4, 32), (8, 32), (4, 16), (8, 64), (2, 16)]
@@ -80,7 +80,7 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
         if _registers(spec, s.cols) <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
             found.append(s)
     if not found:
-        raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
+        raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))
 
 

@@ -13,12 +13,12 @@ from codegen.attention.backward_scores import INTERVALS, BackwardScores, without
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.simt import stored
+from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
-from codegen.tiles import Unsupported
 
 WARPS, LANES = 4, 32
 #: Bytes of shared memory that a block has at most, and elements of results that a thread has.
@@ -43,13 +43,13 @@ def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
 
 
 def schedules(spec: AttentionBackwardSpec) -> tuple[AttentionBackwardSimtSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Unsupported if a tile does not fit."""
+    """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     a = spec.attention
     each = -(-a.depth // LANES) * (spec.first is not None) + -(-a.width // LANES) * (spec.second is not None)
     found = [AttentionBackwardSimtSchedule(n) for n in (4, 2, 1) if n * each <= MOST_ELEMENTS]
     found = [s for s in found if _bytes(spec, s.rows) <= MOST_SHARED]
     if not found:
-        raise Unsupported(f"32 keys of {a.depth} and values of {a.width} elements do not fit shared memory")
+        raise Declined(f"32 keys of {a.depth} and values of {a.width} elements do not fit shared memory")
     return tuple(found)
 
 

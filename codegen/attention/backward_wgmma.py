@@ -19,12 +19,12 @@ from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSche
 from codegen.attention.fragments import random_headers
 from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates, panels
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, TensorMap
-from codegen.tiles import Unsupported
 
 #: What the kernel's own variables, and the types it uses, are called.
 TAKEN = frozenset(
@@ -50,7 +50,7 @@ class Result:
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return Renderer(without_places(spec), schedule).render()
 
 
@@ -91,7 +91,7 @@ class Renderer(Producer):
                 try:
                     if op.dtype.itemsize == 2:
                         found = box(a, op, number, spec.rows, elements, ROWS)
-                except Unsupported:
+                except Declined:
                     pass
                 name = self.names.unique(op.name, "_map" if found else "")
                 self.results.append(Result(sums, factor, op, elements, tile, name, found))

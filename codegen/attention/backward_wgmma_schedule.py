@@ -11,7 +11,7 @@ from codegen.attention.backward_scores import own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
-from codegen.tiles import Unsupported
+from codegen.declined import Declined
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
@@ -76,17 +76,17 @@ def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) ->
 
 
 def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
-    """Raises Unsupported with the reason if a spec cannot have this form."""
+    """Raises Declined with the reason if a spec cannot have this form."""
     a = spec.attention
     if not arch.has_wgmma:
-        raise Unsupported(f"{arch.name} has no warpgroup matrix products")
+        raise Declined(f"{arch.name} has no warpgroup matrix products")
     check_types(a)
     if spec.loss.dtype.name != a.q.dtype.name:
-        raise Unsupported(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
+        raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
     if a.depth > 256 or a.width > 256:
-        raise Unsupported(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
+        raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
     if spec.empty:
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     for n, (op, rows, elements) in enumerate(
         ((a.q, a.rows, a.depth), (a.k, a.keys, a.depth), (a.v, a.keys, a.width), (a.out, a.rows, a.width))
     ):
@@ -94,7 +94,7 @@ def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
 
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
     check(spec, arch)
     a = spec.attention
     tall = max(a.depth, a.width)
@@ -123,5 +123,5 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
                 found.append(s)
                 break
     if not found:
-        raise Unsupported("no tile fits the shared memory and registers of a block")
+        raise Declined("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from codegen.arch import Arch
-from codegen.tiles import Unsupported
+from codegen.declined import Declined
 
 Spec = TypeVar("Spec")
 Schedule = TypeVar("Schedule")
@@ -15,11 +15,11 @@ Schedule = TypeVar("Schedule")
 def first(
     forms: Mapping[str, Callable[[Spec, Arch], tuple[Schedule, ...]]], spec: Spec, arch: Arch
 ) -> tuple[Schedule, ...] | None:
-    """The schedules of the first form that takes a spec, None if none does (each raises Unsupported)."""
+    """The schedules of the first form that takes a spec, None if none does (each raises Declined)."""
     for schedules in forms.values():
         try:
             return schedules(spec, arch)
-        except Unsupported:
+        except Declined:
             continue
     return None
 
@@ -32,7 +32,7 @@ def declined(
     for name, schedules in forms.items():
         try:
             schedules(spec, arch)
-        except Unsupported as reason:
+        except Declined as reason:
             reasons[name] = str(reason)
         else:
             break

@@ -11,16 +11,16 @@ from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
 from codegen.attention.scores import Scores, sink_value
+from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec
-from codegen.tiles import Unsupported
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
-    """Raises Unsupported with the reason if tensor cores cannot compute an attention; ``small``: of 8-bit floats, too,
+    """Raises Declined with the reason if tensor cores cannot compute an attention; ``small``: of 8-bit floats, too,
     which become float16.
     """
     kind = spec.q.dtype.name
@@ -28,11 +28,11 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
     if small and all(d.is_float and d.itemsize == 1 for d in floats):
         kind = "float16"
     elif kind not in ("bfloat16", "float16") or any(op.dtype.name != kind for op in (spec.k, spec.v)):
-        raise Unsupported("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
+        raise Declined("tensor cores multiply queries, keys and values that are all bfloat16 or all float16")
     if not spec.rounded:
-        raise Unsupported(f"probabilities are not to be rounded to {kind}")
+        raise Declined(f"probabilities are not to be rounded to {kind}")
     if spec.program.real != "float":
-        raise Unsupported("tensor cores do not add up in float64")
+        raise Declined("tensor cores do not add up in float64")
 
 
 #: The score that a thread has of two neighbours' e-th one.

@@ -21,12 +21,12 @@ from codegen.attention.scores import (
     kernel_details,
     merged,
 )
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
-from codegen.tiles import Unsupported
 
 WARP_ROWS, PAD = 16, 8  # queries of a warp, elements behind each row
 STAGES = 2
@@ -67,12 +67,12 @@ def _bytes(spec: AttentionSpec, s: AttentionMmaSchedule) -> int:
 
 
 def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Unsupported with a reason."""
+    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
     if not arch.has_cp_async:
-        raise Unsupported(f"{arch.name} has no asynchronous copies")
+        raise Declined(f"{arch.name} has no asynchronous copies")
     check_types(spec, small=True)
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     tall = max(spec.depth, spec.width)
     preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16)] if tall <= 128 else [(4, 32), (8, 32), (4, 16)]
     if spec.rows <= 16:
@@ -92,7 +92,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
         if held <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
             found.append(s)
     if not found:
-        raise Unsupported(f"the sums of {tall} elements do not fit the registers of a warp")
+        raise Declined(f"the sums of {tall} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))
 
 

@@ -20,12 +20,12 @@ from codegen.attention.scores import (
     merged,
     sink_value,
 )
+from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
-from codegen.tiles import Unsupported
 
 WARPS, LANES = 4, 32
 #: Elements of queries, keys and values that a block has in shared memory.
@@ -49,11 +49,11 @@ def _bytes(spec: AttentionSpec, queries: int) -> int:
 
 
 def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Unsupported if a tile does not fit."""
+    """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
     found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
     if not found:
-        raise Unsupported(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
+        raise Declined(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
     return tuple(found)
 
 

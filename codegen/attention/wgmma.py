@@ -32,11 +32,11 @@ from codegen.attention.wgmma_schedule import (
     spanned,
     values_box,
 )
+from codegen.declined import Declined
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, TensorMap
-from codegen.tiles import Unsupported
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
 LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
@@ -53,7 +53,7 @@ TAKEN = frozenset(
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(merged(spec), schedule).render()
 
 
@@ -99,7 +99,7 @@ class _Renderer(Results):
         try:
             if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
                 self.out_map = box(spec, spec.out, number, spec.rows, spec.width, ROWS)
-        except Unsupported:
+        except Declined:
             pass
         self.out, self.stats = self.names.unique(spec.out.name, "_map"), ""
         self.written = self.scores.written(self.names)

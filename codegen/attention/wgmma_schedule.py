@@ -10,10 +10,10 @@ from codegen.arch import Arch
 from codegen.attention.fragments import check_types
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.spec import AttentionSpec, Pages, TensorMap
 from codegen.tensor_map import MOST_RANK, refusal
-from codegen.tiles import Unsupported
 
 GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
 PANEL = 64  # 16-bit elements of 128 bytes
@@ -160,9 +160,9 @@ def box(
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
-        raise Unsupported(f"the elements of {op.name} are not neighbours in memory")
+        raise Declined(f"the elements of {op.name} are not neighbours in memory")
     if op.alignment % 16:
-        raise Unsupported(f"the address of {op.name} is not known to be a multiple of 16 bytes")
+        raise Declined(f"the address of {op.name} is not known to be a multiple of 16 bytes")
     sizes, strides = [elements, rows], [row * size if rows > 1 else max(16, -(-elements * size // 16) * 16)]
     for n, step in zip(spec.batch, batch):
         if n > 1 and step:
@@ -172,44 +172,44 @@ def box(
         sizes.append(pages.blocks)
         strides.append(pages.step * size)
     if len(sizes) > MOST_RANK:
-        raise Unsupported(f"{op.name} has more than {MOST_RANK} dimensions in memory")
+        raise Declined(f"{op.name} has more than {MOST_RANK} dimensions in memory")
     boxed = (2 * PANEL // size, height, *(1 for _ in sizes[2:]))
     made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
     reason = refusal(made)
     if reason is None and not all(strides):
         reason = "its rows lie in one place"
     if reason is not None:
-        raise Unsupported(f"{op.name} cannot be brought by the copy engine: {reason}")
+        raise Declined(f"{op.name} cannot be brought by the copy engine: {reason}")
     return made
 
 
 def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
-    """The spec with merged batches.  Raises Unsupported with the reason if it cannot have this form."""
+    """The spec with merged batches.  Raises Declined with the reason if it cannot have this form."""
     if not arch.has_wgmma:
-        raise Unsupported(f"{arch.name} has no warpgroup matrix products")
+        raise Declined(f"{arch.name} has no warpgroup matrix products")
     check_types(spec, small=True)
     for op, computed in zip((spec.k, spec.v), spec.computed[1:]):
         if computed is not None:
-            raise Unsupported(f"{op.name} is computed, and not brought by the copy engine")
+            raise Declined(f"{op.name} is computed, and not brought by the copy engine")
     if narrow(spec) and not spec.q.dtype == spec.k.dtype == spec.v.dtype:
-        raise Unsupported("queries, keys and values are 8-bit floats of different kinds")
+        raise Declined("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
-        raise Unsupported(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
+        raise Declined(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     spec = merged(spec)
     if spec.computed[0] is None:
         box(spec, spec.q, 0, spec.rows, spec.depth, 64)
     if narrow(spec):
         if spec.pages is not None:
-            raise Unsupported("8-bit floats in pages do not lie along the keys")
+            raise Declined("8-bit floats in pages do not lie along the keys")
         box(spec, spec.k, 1, spec.keys, spec.depth, 64)
         values_box(spec)
         return spec
     for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
         pages = None if spec.pages is None else spec.pages[n]
         if pages is not None and pages.size % 8:
-            raise Unsupported(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
+            raise Declined(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
         box(spec, op, n + 1, spec.keys if pages is None else pages.size, elements, 8, pages)
     return spec
 
@@ -218,7 +218,7 @@ def values_box(spec: AttentionSpec) -> TensorMap:
     """The map of 8-bit values: a box has 128 keys of all elements."""
     *batch, key, element = spec.v.strides
     if key != 1 and spec.keys > 1:
-        raise Unsupported(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
+        raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
     return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
 
@@ -251,7 +251,7 @@ def tile_keys(spec: AttentionSpec, most: int) -> int:
 
 
 def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Unsupported with a reason."""
+    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
     spec = check(spec, arch)
     sides = {b.key for b in spec.bounds if b.key}
     reads = any(op.strides[-1] for op in spec.program.loads)
@@ -314,7 +314,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
                 found.append(s)
                 break
     if not found:
-        raise Unsupported("no tile fits the shared memory and registers of a block")
+        raise Declined("no tile fits the shared memory and registers of a block")
     return tuple(dict.fromkeys(found))
 
 

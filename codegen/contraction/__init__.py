@@ -23,8 +23,9 @@ from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.declined import Declined
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tiles import ROW_BYTES, Unsupported
+from codegen.tiles import ROW_BYTES
 from codegen.ways import product_types
 
 #: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
@@ -83,7 +84,7 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
             continue
         try:
             candidate.cycles(spec, arch)
-        except Unsupported as reason:
+        except Declined as reason:
             reasons[name] = str(reason)
     return reasons
 
@@ -105,7 +106,7 @@ def _estimates(spec: ContractionSpec, arch: Arch) -> Mapping[str, float]:
     for name, candidate in _FORMS.items():
         try:
             found[name] = candidate.cycles(spec, arch)
-        except Unsupported:
+        except Declined:
             continue
     return found
 

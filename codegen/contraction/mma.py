@@ -10,6 +10,7 @@ sums through distributed shared memory in a fixed order.
 from __future__ import annotations
 
 from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_bytes
+from codegen.declined import Declined
 from codegen.fragments import Fragments, Staging, space, staging
 from codegen.iteration import index_type, linear
 from codegen.kernel import headers, heading, signature
@@ -19,14 +20,13 @@ from codegen.prologue import Prologue
 from codegen.rows.renderer import combiner
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader, own_names
-from codegen.tiles import Unsupported
 from codegen.ways import ways
 
 DIRECT = 2  # most fragments of a warp that are written straight from registers
 
 
 def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
 
 
@@ -46,7 +46,7 @@ class _Renderer:
         s, self.parts = schedule, ways(spec, schedule.widen)
         parts = self.parts
         if not all(way.fills(size, s.inner, s.threads) for way, size in ((parts.a, s.rows), (parts.b, s.cols))):
-            raise Unsupported(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
+            raise Declined(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
         self.w, self.t = Writer(), self._index_type()
         own = [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in range(8)]
         own += own_names([way.gather for way in (parts.a, parts.b)])
@@ -68,7 +68,7 @@ class _Renderer:
         self.tiles_m, self.tiles_n = -(-parts.rows // s.rows), -(-parts.cols // s.cols)
         self.blocks = parts.batch * self.tiles_m * self.tiles_n
         if self.blocks * s.split >= 2**31:
-            raise Unsupported(f"{self.blocks} tiles are more than a grid has blocks")
+            raise Declined(f"{self.blocks} tiles are more than a grid has blocks")
         self.depth = parts.stages(s.inner)
         self.steps = s.inner * parts.a.itemsize // STEP
         batches = "batch" if parts.batch > 1 else "0"

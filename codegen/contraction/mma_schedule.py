@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from codegen.arch import Arch
+from codegen.declined import Declined
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
-from codegen.tiles import Unsupported
 from codegen.ways import Ways, convert_registers, held_registers, ways
 
 
@@ -104,13 +104,13 @@ MOST_REGISTERS = 250
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first, then the best of every other tile.
 
-    Raises Unsupported with a reason.
+    Raises Declined with a reason.
     """
     return in_order(_ranked(spec, arch), lambda s: (s.rows, s.cols, s.warps_m, s.split))
 
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
-    """Cycles that the best schedule is estimated to take.  Raises Unsupported with a reason."""
+    """Cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads, of which those that come first have about as much.
     return _cost(spec, ways(spec, _widens(spec, arch)), _ranked(spec, arch)[0][1], arch, between_loads=BETWEEN_LOADS)
 
@@ -118,11 +118,11 @@ def cycles(spec: ContractionSpec, arch: Arch) -> float:
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, MmaSchedule]]:
     if not arch.has_cp_async:
-        raise Unsupported(f"{arch} has no asynchronous copies to shared memory")
+        raise Declined(f"{arch} has no asynchronous copies to shared memory")
     parts = ways(spec, _widens(spec, arch))
     found = [(_cost(spec, parts, s, arch), s) for s in _candidates(spec, parts, arch)]
     if not found:
-        raise Unsupported("no tile fits the shared memory of a block")
+        raise Declined("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
 
 

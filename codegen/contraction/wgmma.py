@@ -43,7 +43,7 @@ from codegen.ways import Way
 
 
 def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises tiles.Unsupported if the spec cannot have this form."""
+    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
 
 

@@ -24,31 +24,32 @@ from codegen.contraction.wgmma_layout import (
     round_up,
     row_bytes,
 )
+from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
-from codegen.tiles import ROW_BYTES, Factors, Side, Unsupported, factors, gathered
+from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
 from codegen.ways import ELEMENTS, Way, held_registers, product_types
 
 
 def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
     """How wgmma sees the factors' elements; ``fill``: once threads have converted them.
 
-    Raises Unsupported for those it cannot multiply.
+    Raises Declined for those it cannot multiply.
     """
     if fill:
         return product_types(spec, widen=False)
     a, b = (gather.operand.dtype.name for gather in (spec.a, spec.b))
     if a == b == "float32":
         if not spec.tf32:
-            raise Unsupported("float32 products are exact unless the graph asks for tf32")
+            raise Declined("float32 products are exact unless the graph asks for tf32")
         return "tf32", "tf32"
     if a == b and a in ("bfloat16", "float16"):
         return a, b
     if {a, b} <= {"float8_e4m3", "float8_e5m2"} or {a, b} <= {"int8", "uint8"}:
         return a, b
-    raise Unsupported(f"tensor cores do not multiply {a} with {b}")
+    raise Declined(f"tensor cores do not multiply {a} with {b}")
 
 
 def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
@@ -63,7 +64,7 @@ def element_bytes(types: tuple[str, str]) -> int:
 
 def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
-    other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Unsupported with a reason.
+    other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Declined with a reason.
     """
     return in_order(
         _ranked(spec, arch),
@@ -75,7 +76,7 @@ def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
 
 def cycles(spec: ContractionSpec, arch: Arch) -> float:
     """Cycles that the best schedule is estimated to take, but for what memory takes: the other forms' estimates leave
-    that out, too.  Raises Unsupported with a reason.
+    that out, too.  Raises Declined with a reason.
     """
     best = _ranked(spec, arch)[0][1]
     return _cost(spec, best.factors(spec), best, cold=False)
@@ -84,18 +85,18 @@ def cycles(spec: ContractionSpec, arch: Arch) -> float:
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedule]]:
     if not arch.has_wgmma:
-        raise Unsupported(f"{arch} has no warpgroup matrix products")
+        raise Declined(f"{arch} has no warpgroup matrix products")
     try:
         operand_types(spec)
-    except Unsupported:
+    except Declined:
         operand_types(spec, fill=True)
     if spec.accumulate not in ("float", "uint32"):
-        raise Unsupported(f"tensor cores do not add up in {spec.accumulate}")
+        raise Declined(f"tensor cores do not add up in {spec.accumulate}")
     if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
-        raise Unsupported("there is nothing to multiply")
+        raise Declined("there is nothing to multiply")
     ranked: list[tuple[float, WgmmaSchedule]] = []
     fronted = any(gather.program is not None for gather in (spec.a, spec.b))
-    reason = Unsupported("no tile fits the shared memory of a block")
+    reason = Declined("no tile fits the shared memory of a block")
     for form in (factors, gathered, computed, filled):
         if form is filled and any(s.computes for _, s in ranked):
             continue  # always slower
@@ -103,14 +104,14 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedul
             if form not in (computed, filled):
                 operand_types(spec)
             parts = form(spec)
-        except Unsupported as refusal:
+        except Declined as refusal:
             # Of a factor that threads must bring, the reason why they do not says more.
             reason = refusal if form is factors or (form is filled and fronted) else reason
             continue
         if form is filled and fronted:
-            reason = Unsupported("threads cannot fill a tile that fits the shared memory and registers of a block")
+            reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
         if spec.partials and prod(parts.batch) != prod(spec.batch):
-            reason = Unsupported("parts are reduced of rows that do not lie at equal distances")
+            reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for fillers in (1, 2) if form is filled else (0,):
             found = _candidates(spec, parts, arch, form is gathered, fillers, form is computed)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from codegen.declined import Declined
 from fusegraph.engines.base import Executable
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
@@ -149,7 +150,7 @@ class CudnnExecutable(Executable):
         if pieces:
             try:
                 return fuse(graph, options, target=target)
-            except Refusal as refusal:
+            except Declined as refusal:
                 raise NotSupportedError(
                     f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}", str(refusal)
                 ) from None
@@ -157,7 +158,7 @@ class CudnnExecutable(Executable):
         view = GroupView(graph, graph.nodes, order)
         try:
             lowered = target.lower(view, options)
-        except Refusal as refusal:
+        except Declined as refusal:
             raise NotSupportedError(
                 f"cuDNN refuses graph {graph.name!r} ({_named(view.nodes)}): {refusal}; "
                 "partition=True runs the largest pieces that it takes",
@@ -166,7 +167,7 @@ class CudnnExecutable(Executable):
         return Partition(graph, (Group(view.nodes, lowered),), ())
 
     def planned(self, spec: lowering.CudnnSpec) -> lowering.Described:
-        """The pygraph of a spec with its execution plans.  Raises Refusal with cuDNN's reason."""
+        """The pygraph of a spec with its execution plans.  Raises Declined with cuDNN's reason."""
         described = lowering.build(spec, self._handle.value)
         graph, modes, notes = described.pygraph, self._cudnn.heur_mode, self._cudnn._compiled_module.numerical_note
         try:
@@ -179,7 +180,7 @@ class CudnnExecutable(Executable):
                     graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
                 graph.check_support()
         except Exception as error:  # its kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
-            raise Refusal(_one_line(error)) from None
+            raise Declined(_one_line(error)) from None
         return described
 
     def _choose(self, group: Group, autotune: bool) -> _Built:
@@ -289,7 +290,7 @@ class _Target:
             self._answers[view.members] = self._ask(view, options)
         reason = self._answers[view.members]
         if reason is not None:
-            raise Refusal(reason)
+            raise Declined(reason)
 
     def refuse(self, nodes: Sequence[Node], reason: str) -> None:
         """Takes back a yes: no plan that cuDNN made for these nodes builds."""
@@ -298,7 +299,7 @@ class _Target:
     def _ask(self, view: GroupView, options: Options) -> str | None:
         try:
             self._executable.planned(lowering.lower(view, options, view.graph.name).spec)
-        except Refusal as refusal:
+        except Declined as refusal:
             return str(refusal)
         return None
 

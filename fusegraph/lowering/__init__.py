@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.declined import Declined
 from codegen.naming import identifier
 from fusegraph.lowering import (
     attention,
@@ -17,11 +18,11 @@ from fusegraph.lowering import (
     window,
     winograd,
 )
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target
+from fusegraph.lowering.base import GroupView, Lowered, Options, Target
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
 
-__all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Refusal", "Target", "accept", "kernel_name", "lower"]
+__all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Target", "accept", "kernel_name", "lower"]
 
 
 def kernel_name(view: GroupView) -> str:
@@ -34,7 +35,7 @@ def kernel_name(view: GroupView) -> str:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal, whose text is the reason, if no family takes the group as one kernel."""
+    """Raises Declined, whose text is the reason, if no family takes the group as one kernel."""
     if attention.attentions(view):
         attention.accept(view, options)
         return
@@ -47,7 +48,7 @@ def accept(view: GroupView, options: Options) -> None:
     anchors = [*view.anchors, *pool.pools(view), *rows.reductions(view), *scan.scans(view), *sort.sorts(view)]
     moved = next(iter(view.of(Kind.MOVEMENT)), None)
     if moved is not None and anchors:
-        raise Refusal(
+        raise Declined(
             f"{moved.op.name} {moved.name!r} and {anchors[0].op.name} {anchors[0].name!r} are not one kernel: "
             "elements are moved by kernels of pointwise ops, or read where they lie"
         )
@@ -62,9 +63,9 @@ def accept(view: GroupView, options: Options) -> None:
         first, *others = view.anchors
         halves = [n for n in view.nodes if n.op is PARTIAL]
         if halves and window.suits(first, view.graph) is None:
-            raise Refusal(f"{first.name!r} is a direct convolution: its results are not reduced in parts")
+            raise Declined(f"{first.name!r} is a direct convolution: its results are not reduced in parts")
         if others and window.suits(first, view.graph) is None:
-            raise Refusal(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
+            raise Declined(f"{first.name!r} and {others[0].name!r} have few channels: two direct convolutions")
         window.accept(view)
     elif pool.pools(view):
         pool.accept(view, options)
@@ -75,7 +76,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def lower(view: GroupView, options: Options) -> Lowered:
-    """The kernel of a group.  Raises Refusal if no family takes it."""
+    """The kernel of a group.  Raises Declined if no family takes it."""
     accept(view, options)
     name = kernel_name(view)
     if attention.attentions(view):

@@ -8,13 +8,13 @@ from math import prod
 from typing import Any
 
 from codegen.attention import simt as attention_simt
+from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
 from codegen.spec import AttentionSpec, Pages
-from codegen.tiles import Unsupported
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
@@ -32,36 +32,36 @@ def attentions(view: GroupView) -> list[Node]:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal, with the reason, unless the group is one attention node."""
+    """Raises Declined, with the reason, unless the group is one attention node."""
     node, *more = attentions(view)
     if more:
-        raise Refusal(f"attention {node.name!r} and {more[0].name!r} are two kernels")
+        raise Declined(f"attention {node.name!r} and {more[0].name!r} are two kernels")
     rest = [other for other in view.nodes if other is not node]
     if not rest:
         return
     out, *stats = node.outputs
     if node.attributes["parts"] > 1:
-        raise Refusal(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
+        raise Declined(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
     made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
     if made is not None:
-        raise Refusal(from_memory(node, made, made))
+        raise Declined(from_memory(node, made, made))
     after: set[Node] = {node}
     for other in rest:
         what = f"{other.op.name} {other.name!r}"
         if other.kind is not Kind.POINTWISE:
-            raise Refusal(f"{what} is not pointwise")
+            raise Declined(f"{what} is not pointwise")
         if not broadcasts_to(other.output.shape, out.shape):
-            raise Refusal(
+            raise Declined(
                 f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
                 f"{list(out.shape)}"
             )
         if any(t in stats for t in other.inputs):
-            raise Refusal(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
+            raise Declined(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
         if any(view.graph.producer(t) in after for t in other.inputs):
             after.add(other)
     for tensor in view.writes:
         if tensor not in stats and (view.graph.producer(tensor) not in after or tensor.shape != out.shape):
-            raise Refusal(f"{tensor.name!r} is written and is no result of attention {node.name!r}")
+            raise Declined(f"{tensor.name!r} is written and is no result of attention {node.name!r}")
     check_size(view)
 
 
@@ -108,11 +108,8 @@ def from_memory(node: Node, operand: Tensor, made: Tensor) -> str:
 
 
 def check(node: Node, graph: Graph, options: Options) -> None:
-    """Raises Refusal, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
-    try:
-        attention_simt.schedules(_spec(node, graph, options, "attention")[0])
-    except Unsupported as reason:
-        raise Refusal(str(reason)) from None
+    """Raises Declined, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
+    attention_simt.schedules(_spec(node, graph, options, "attention")[0])
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from codegen.attention import backward_simt as attention_backward_simt
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.declined import Declined
 from codegen.expr import Operand
-from codegen.tiles import Unsupported
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.attention_nodes import ATTENTION, Score
@@ -22,19 +22,16 @@ def gradients(view: GroupView) -> list[Node]:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal, with the reason, unless the group is one node of attention's gradients."""
+    """Raises Declined, with the reason, unless the group is one node of attention's gradients."""
     node = gradients(view)[0]
     for other in view.nodes:
         if other is not node:
-            raise Refusal(f"{node.name!r} is a kernel of its own, without {other.op.name} {other.name!r}")
+            raise Declined(f"{node.name!r} is a kernel of its own, without {other.op.name} {other.name!r}")
 
 
 def check(node: Node, graph: Graph, options: Options) -> None:
-    """Raises Refusal, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
-    try:
-        attention_backward_simt.schedules(_spec(node, graph, options, "gradients")[0])
-    except Unsupported as reason:
-        raise Refusal(str(reason)) from None
+    """Raises Declined, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
+    attention_backward_simt.schedules(_spec(node, graph, options, "gradients")[0])
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
@@ -65,7 +62,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
     halves = {t.dtype.itemsize for t in (q, k, v, loss)} == {2}
     spec = replace(spec, rounded=halves and len(node.attributes["rounded"]) > 0)
     if (score_shape := loss.shape) != (*batch, rows, spec.width):
-        raise Refusal(f"{loss.name!r} {list(score_shape)} has not the batches of the scores")
+        raise Declined(f"{loss.name!r} {list(score_shape)} has not the batches of the scores")
 
     def over(tensor: Tensor, *sizes: int) -> Operand:
         strides = broadcast_strides(tensor, (*batch, *sizes))
@@ -104,14 +101,14 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
 
 
 def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool:
-    """Whether the results of keys are sums over the last batch dimension.  Raises Refusal if over others."""
+    """Whether the results of keys are sums over the last batch dimension.  Raises Declined if over others."""
     found = set()
     for tensor in made.values():
         own = tensor.shape[:-2]
         summed = [d for d, (n, m) in enumerate(zip(batch, own)) if n != m]
         if len(own) != len(batch) or (summed and summed != [len(batch) - 1]):
-            raise Refusal(f"{tensor.name!r} {list(tensor.shape)} is summed up over batches {list(batch)}")
+            raise Declined(f"{tensor.name!r} {list(tensor.shape)} is summed up over batches {list(batch)}")
         found.add(bool(summed))
     if len(found) > 1:
-        raise Refusal(f"some results of {node.name!r} are summed up over heads, others not")
+        raise Declined(f"some results of {node.name!r} are summed up over heads, others not")
     return found.pop()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from codegen.declined import Declined
 from codegen.spec import ComputedRows
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 
@@ -65,7 +66,7 @@ def computed_rows(
     """The program of rows, and the tensors that it reads; ``reads`` are those of the graph that the front's operands
     stand for, ``rank`` is that of the attention's batch.  turned: rows are the last dimension, as those of keys are.
 
-    Raises Refusal if they cannot be computed row by row.
+    Raises Declined if they cannot be computed row by row.
     """
     result = front.result
     element = result.rank - (2 if turned else 1)
@@ -79,10 +80,10 @@ def computed_rows(
             dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
             d, k = dims[split.dim]
             if d != element:
-                raise Refusal(f"rows of {front.name!r} are counted otherwise where they come from") from None
+                raise Declined(f"rows of {front.name!r} are counted otherwise where they come from") from None
             parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
     if len(found) > MOST_OPERANDS or len(program.instructions) > MOST_INSTRUCTIONS:
-        raise Refusal(
+        raise Declined(
             f"{front.name!r} would be computed of {len(found)} tensors in {len(program.instructions)} steps: the "
             f"limits are {MOST_OPERANDS} and {MOST_INSTRUCTIONS}"
         )

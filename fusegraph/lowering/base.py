@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol
 
+from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 
@@ -17,11 +18,7 @@ MAX_NODES = 160
 INNER_ALIGNMENT = 256
 
 
-class Refusal(Exception):
-    """A lowering does not take a group; the text is the reason shown to the user."""
-
-
-class TooLarge(Refusal):
+class TooLarge(Declined):
     """A group has more nodes or tensors than one kernel should: so it has with any other beside it."""
 
 
@@ -111,7 +108,7 @@ class Target(Protocol):
     """What groups are lowered to: says which it takes, and lowers them."""
 
     def accept(self, view: GroupView, options: Options) -> None:
-        """Raises Refusal, whose text is the reason, if the group cannot be one unit."""
+        """Raises Declined, whose text is the reason, if the group cannot be one unit."""
 
     def lower(self, view: GroupView, options: Options) -> Lowered:
-        """The unit of a group.  Raises Refusal if it cannot be one."""
+        """The unit of a group.  Raises Declined if it cannot be one."""

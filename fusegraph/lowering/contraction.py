@@ -9,11 +9,12 @@ from math import prod
 from codegen import contraction
 from codegen.arch import arch
 from codegen.contraction.merge import exchanged
+from codegen.declined import Declined
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
@@ -32,7 +33,7 @@ MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is one contraction with pointwise nodes on its result and in
+    """Raises Declined with the reason unless the group is one contraction with pointwise nodes on its result and in
     front of it, or some that share their first factor and meet in a pointwise node; and reductions of parts of what
     follows.
     """
@@ -51,9 +52,9 @@ def accept(view: GroupView, options: Options) -> None:
             partials.check(view, node, found, total, after)
             continue
         if node.kind is not Kind.POINTWISE:
-            raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
+            raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
         if node in behind and not broadcasts_to(node.output.shape, shape):
-            raise Refusal(
+            raise Declined(
                 f"{node.name!r} {list(node.output.shape)} does not broadcast to the result of "
                 f"{anchor.op.name} {anchor.name!r} {list(shape)}"
             )
@@ -65,32 +66,32 @@ def accept(view: GroupView, options: Options) -> None:
         if producer is not None and producer.op is PARTIAL:
             continue
         if producer not in after:
-            raise Refusal(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
+            raise Declined(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
         if tensor.shape != shape:
-            raise Refusal(
+            raise Declined(
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
     check_size(view)
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Refusal unless contractions can share their first factor's tiles and the kernel of a result."""
+    """Raises Declined unless contractions can share their first factor's tiles and the kernel of a result."""
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
         alone = first.kind is Kind.TRANSFORM or first.op is not other.op
         if alone or first.inputs[0] is not other.inputs[0] or first in _before(view, other):
-            raise Refusal(f"{both} are two kernels: one anchor each")
+            raise Declined(f"{both} are two kernels: one anchor each")
         a, b = first.inputs[1], other.inputs[1]
         alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
         if not alike or first.output.dtype != other.output.dtype or first.attributes != other.attributes:
-            raise Refusal(
+            raise Declined(
                 f"{both} share {first.inputs[0].name!r}, but {a.name!r} {list(a.shape)} and {b.name!r} "
                 f"{list(b.shape)} differ in shape, strides, dtype or in what is done with them"
             )
     most = MOST_PRODUCTS[accumulator(first, compute_type(view.graph.compute_dtype))]
     if len(anchors) > most:
-        raise Refusal(f"{len(anchors)} products of {first.inputs[0].name!r}: one kernel makes at most {most}")
+        raise Declined(f"{len(anchors)} products of {first.inputs[0].name!r}: one kernel makes at most {most}")
     # Without a node that takes them both, two products are as well off as two kernels.
     together: list[set[Node]] = [{anchor} for anchor in anchors]
     for node in view.nodes:
@@ -99,7 +100,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
             together = [part for part in together if not part & found] + [set().union(*meeting)]
     if len(together) > 1:
         one, two = (min(part, key=anchors.index) for part in together[:2])
-        raise Refusal(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
+        raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
 
 
 def _before(view: GroupView, node: Node) -> set[Node]:

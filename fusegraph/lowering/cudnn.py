@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.declined import Declined
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.errors import ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
@@ -25,7 +26,7 @@ from fusegraph.lowering import cudnn_attention as attention
 from fusegraph.lowering import cudnn_attention_backward as attention_backward
 from fusegraph.lowering import cudnn_attention_fp8 as attention_fp8
 from fusegraph.lowering import cudnn_norms as norms
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype, widens
@@ -145,15 +146,15 @@ class Described:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal, naming the node, for what cuDNN's graph API has no word for."""
+    """Raises Declined, naming the node, for what cuDNN's graph API has no word for."""
     if options.strict:
-        raise Refusal("cuDNN does not round every intermediate to its tensor's dtype (strict)")
+        raise Declined("cuDNN does not round every intermediate to its tensor's dtype (strict)")
     for node in view.nodes:
         composed = node.op.name in _COMPOSED
         if node.kind is Kind.WINDOW:
-            raise Refusal(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
+            raise Declined(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
         if node.kind is Kind.MOVEMENT and node.op.cudnn is not None:
-            raise Refusal(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
+            raise Declined(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
         if node.op.name in norms.OPERANDS:
             norms.check(node)
         if node.op.name == attention.NAME:
@@ -163,29 +164,31 @@ def accept(view: GroupView, options: Options) -> None:
         if node.op.name == attention_fp8.NAME:
             attention_fp8.check(node)
         if node.op.cudnn is None and not composed:
-            raise Refusal(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
+            raise Declined(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
-            raise Refusal(f"cuDNN's graph API has {node.op.name} of floats only ({node.name!r} is {node.output.dtype})")
+            raise Declined(
+                f"cuDNN's graph API has {node.op.name} of floats only ({node.name!r} is {node.output.dtype})"
+            )
         known = node.attributes if composed else KEYWORDS.get(node.op.name, {})
         for key, value in node.attributes.items():
             structural = node.kind is not Kind.POINTWISE or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
-                raise Refusal(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
+                raise Declined(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
         if node.kind is Kind.REDUCTION and node.attributes["mode"] in (*POSITIONS, *TRUTHS, "var"):
-            raise Refusal(f"cuDNN's reduction has no mode {node.attributes['mode']} ({node.name!r})")
+            raise Declined(f"cuDNN's reduction has no mode {node.attributes['mode']} ({node.name!r})")
         if node.kind is Kind.REDUCTION and not node.attributes["keepdims"]:
-            raise Refusal(f"cuDNN's reduction keeps the dimensions that are reduced ({node.name!r} drops them)")
+            raise Declined(f"cuDNN's reduction keeps the dimensions that are reduced ({node.name!r} drops them)")
         if node.op.name.startswith("conv_") and node.output in view.writes and node.output.dtype.name == "int32":
-            raise Refusal(
+            raise Declined(
                 "cuDNN 9 takes convolutions of int8 that store their int32 sums, but writes other numbers "
                 f"({node.name!r}); cast the sums to float32"
             )
         _check_rank(node, view.nodes)
         for tensor in (*node.inputs, *node.outputs):
             if tensor.size == 0:
-                raise Refusal(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
+                raise Declined(f"cuDNN takes no empty tensors ({tensor.name!r} {list(tensor.shape)})")
             if tensor.dtype.name not in DATA_TYPES:
-                raise Refusal(f"cuDNN's graph API has no {tensor.dtype} ({tensor.name!r})")
+                raise Declined(f"cuDNN's graph API has no {tensor.dtype} ({tensor.name!r})")
     _leading_merge(view.nodes)
 
 
@@ -197,14 +200,14 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 def _check_rank(node: Node, nodes: Sequence[Node]) -> None:
-    """Raises Refusal where a node for which the first dimensions are images and channels would get others in front."""
+    """Raises Declined where a node for which the first dimensions are images and channels would get others in front."""
     places = node.op.name.startswith("conv_") or (node.op.name in norms.OPERANDS and "axes" not in node.attributes)
     if not (places or node.op.name.startswith("adalayernorm")):
         return
     x = node.inputs[node.op.operands.index("x") if "x" in node.op.operands else 0]
     other = max((t for n in nodes for t in (*n.inputs, *n.outputs)), key=lambda t: t.rank)
     if other.rank > x.rank:
-        raise Refusal(
+        raise Declined(
             f"cuDNN's graphs have tensors of one rank, and {node.op.name} {node.name!r} is of {x.rank} dimensions, "
             f"{other.name!r} {list(other.shape)} has {other.rank}"
         )
@@ -223,7 +226,7 @@ def _leading_merge(nodes: Sequence[Node]) -> bool:
         shape = np.broadcast_shapes(*(t.shape for t in tensors))
     except ValueError:
         shapes = ", ".join(sorted({str(list(t.shape)) for t in tensors}))
-        raise Refusal(f"cuDNN gets pointwise nodes over one shape, these are over {shapes}") from None
+        raise Declined(f"cuDNN gets pointwise nodes over one shape, these are over {shapes}") from None
     every = [(t, broadcast_strides(t, shape)) for t in tensors]
     repeated = [
         t
@@ -234,7 +237,7 @@ def _leading_merge(nodes: Sequence[Node]) -> bool:
         return False
     stuck = [t for t, s in every if s[0] != s[1] * shape[1]]
     if stuck:
-        raise Refusal(
+        raise Declined(
             f"cuDNN computes wrong values where a tensor ({repeated[0].name!r} {list(repeated[0].shape)}) repeats "
             f"along the first of three dimensions and another, and {stuck[0].name!r} {list(stuck[0].shape)} does not "
             "let the first two be merged"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
+from codegen.declined import Declined
 from fusegraph.dtypes import int32
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import Refusal
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, OPERANDS
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.ops.attention_paged import TABLES
@@ -27,18 +27,18 @@ def given(node: Node, operands: Sequence[str]) -> dict[str, int]:
 
 
 def check_scores(node: Node, has: Collection[str]) -> None:
-    """Raises Refusal for what no attention of cuDNN can be told."""
+    """Raises Declined for what no attention of cuDNN can be told."""
     name, at = f"cuDNN's {node.op.name}", node.attributes
     if at["soft_cap"] is not None:
-        raise Refusal(f"{name} has no soft_cap ({node.name!r})")
+        raise Declined(f"{name} has no soft_cap ({node.name!r})")
     if at.get("dropout_probability"):
-        raise Refusal(f"{name} draws other random numbers than rng_uniform for dropout ({node.name!r})")
+        raise Declined(f"{name} draws other random numbers than rng_uniform for dropout ({node.name!r})")
     if OFFSETS[0] in has:
-        raise Refusal(f"{name} has packed batches of tensors that are padded by shape ({node.name!r})")
+        raise Declined(f"{name} has packed batches of tensors that are padded by shape ({node.name!r})")
     if at["use_alibi_mask"] and at["diagonal_band_right_bound"] is None:
-        raise Refusal(f"{name} has alibi with a causal mask only ({node.name!r})")
+        raise Declined(f"{name} has alibi with a causal mask only ({node.name!r})")
     if len(present := [key for key in LENGTHS if key in has]) == 1:
-        raise Refusal(f"{name} takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
+        raise Declined(f"{name} takes lengths of queries and keys, or neither ({node.name!r} has {present[0]})")
 
 
 def scores_told(node: Node, has: Mapping[str, int], operands: Sequence[Any]) -> dict[str, Any]:
@@ -60,21 +60,21 @@ def mask_told(node: Node, alignments: Any) -> dict[str, Any]:
 
 
 def check(node: Node) -> None:
-    """Raises Refusal for what cuDNN's sdpa cannot be told."""
+    """Raises Declined for what cuDNN's sdpa cannot be told."""
     has = given(node, OPERANDS)
     check_scores(node, has)
     if "mask" in has:
-        raise Refusal(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
+        raise Declined(f"cuDNN's sdpa has no mask of booleans ({node.name!r}); a bias of 0 and -inf is one")
     if "sink_token" in has:
-        raise Refusal(f"cuDNN's sdpa has a sink in training of some dtypes only ({node.name!r})")
+        raise Declined(f"cuDNN's sdpa has a sink in training of some dtypes only ({node.name!r})")
     if TABLES[0] in has:
         tables = [node.inputs[has[key]] for key in TABLES]
         if any(t.rank != 4 or t.dtype != int32 for t in tables):
-            raise Refusal(
+            raise Declined(
                 f"cuDNN's sdpa has tables of pages of the shape (batches, 1, pages, 1) in int32 ({node.name!r})"
             )
         if any(key not in has for key in LENGTHS):
-            raise Refusal(f"cuDNN's sdpa has pages with lengths of queries and keys only ({node.name!r})")
+            raise Declined(f"cuDNN's sdpa has pages with lengths of queries and keys only ({node.name!r})")
 
 
 def describe(

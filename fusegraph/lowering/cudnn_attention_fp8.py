@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from codegen.declined import Declined
 from fusegraph.graph import Node
-from fusegraph.lowering.base import Refusal
 from fusegraph.lowering.cudnn_attention import check_scores, given, scores_told
 from fusegraph.ops.attention_fp8 import OPERANDS, SCALES
 
@@ -14,15 +14,15 @@ NAME = "sdpa_fp8"
 
 
 def check(node: Node) -> None:
-    """Raises Refusal for what cuDNN's sdpa_fp8 cannot be told."""
+    """Raises Declined for what cuDNN's sdpa_fp8 cannot be told."""
     has, at = given(node, OPERANDS), node.attributes
     for key in ("bias", "mask", "sink_token"):
         if key in has:
-            raise Refusal(f"cuDNN's sdpa_fp8 has no {key} ({node.name!r})")
+            raise Declined(f"cuDNN's sdpa_fp8 has no {key} ({node.name!r})")
     if at["use_alibi_mask"]:
-        raise Refusal(f"cuDNN's sdpa_fp8 has no alibi ({node.name!r})")
+        raise Declined(f"cuDNN's sdpa_fp8 has no alibi ({node.name!r})")
     if at["diagonal_band_left_bound"] is not None or at["diagonal_band_right_bound"] not in (None, 0):
-        raise Refusal(f"cuDNN's sdpa_fp8 has no band but the causal mask ({node.name!r})")
+        raise Declined(f"cuDNN's sdpa_fp8 has no band but the causal mask ({node.name!r})")
     check_scores(node, has)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from codegen.declined import Declined
 from fusegraph.graph import Node
-from fusegraph.lowering.base import Refusal
 
 _BACKWARD = ("grad", "input", "scale", "mean", "inv_variance")
 #: op -> cuDNN's keywords for the operands.
@@ -29,7 +29,7 @@ OPERANDS: dict[str, tuple[str, ...]] = {
 
 
 def check(node: Node) -> None:
-    """Raises Refusal unless cuDNN can know the axes of a norm, which it reads from the shape of scale."""
+    """Raises Declined unless cuDNN can know the axes of a norm, which it reads from the shape of scale."""
     if "axes" not in node.attributes:
         return
     x = node.inputs[node.op.operands.index("x")]
@@ -40,7 +40,7 @@ def check(node: Node) -> None:
     for d in range(x.rank):
         wrong = d in axes if ada and d == 0 else (padded[d] > 1) != (d in axes)
         if x.shape[d] > 1 and wrong:
-            raise Refusal(
+            raise Declined(
                 f"cuDNN's {node.op.cudnn} is along the dimensions that scale has, {list(padded)} "
                 f"({node.name!r} is along {list(axes)} of {list(x.shape)})"
             )

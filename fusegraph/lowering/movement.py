@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind
@@ -20,11 +21,11 @@ def moves(group: GroupView) -> bool:
 
 
 def accept(group: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason if pointwise and movement nodes cannot be one pointwise kernel."""
+    """Raises Declined with the reason if pointwise and movement nodes cannot be one pointwise kernel."""
     first, *others = group.writes
     for tensor in others:
         if tensor.shape != first.shape:
-            raise Refusal(
+            raise Declined(
                 f"they run over different spaces: {tensor.name!r} {list(tensor.shape)} is needed in memory, as is "
                 f"{first.name!r} {list(first.shape)}"
             )
@@ -48,7 +49,7 @@ def accept(group: GroupView, options: Options) -> None:
 
 
 def _check_written(group: GroupView, node: Node) -> None:
-    """Raises Refusal for a result that is better left where it is, or written there in the first place."""
+    """Raises Declined for a result that is better left where it is, or written there in the first place."""
     graph, source = group.graph, node.output
     maker: Node | None = node
     while maker is not None and view(maker, maker.inputs[0].strides) is not None:
@@ -56,11 +57,11 @@ def _check_written(group: GroupView, node: Node) -> None:
         maker = graph.producer(source) if graph.producer(source) in group.members else None
     inner = source is not node.output and node.output not in graph.output_numbers
     if inner and (maker is None or node.output.size >= source.size):
-        raise Refusal(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
+        raise Declined(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
     if node.op.name == "concatenate" and joins_in_place(node):
         made = next((t for t in node.inputs if not _is_pointwise(t)), None)
         if made is not None:
-            raise Refusal(f"{made.name!r} and the other parts of {node.name!r} are written in their places in it")
+            raise Declined(f"{made.name!r} and the other parts of {node.name!r} are written in their places in it")
 
 
 def _is_pointwise(tensor: Tensor) -> bool:

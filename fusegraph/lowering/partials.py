@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Store
 from codegen.spec import Partial
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Refusal
+from fusegraph.lowering.base import GroupView
 from fusegraph.lowering.convolution import Product
 from fusegraph.ops.partial import PARTIAL
 
@@ -71,7 +72,7 @@ def _kept_rows(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int
 
 
 def check(view: GroupView, node: Node, product: Product | None, total: str, after: Collection[Node]) -> None:
-    """Raises Refusal unless a reduction of parts can be made of results as they come.
+    """Raises Declined unless a reduction of parts can be made of results as they come.
 
     product is that of the group's contractions, None if they are none; total is the C type of its sums, and ``after``
     are nodes that follow from them.
@@ -80,21 +81,21 @@ def check(view: GroupView, node: Node, product: Product | None, total: str, afte
     anchor = anchors[0]
     for other in view.nodes:
         if node.output in other.inputs:
-            raise Refusal(f"{other.name!r} needs all parts of {node.name!r}, which several blocks make")
+            raise Declined(f"{other.name!r} needs all parts of {node.name!r}, which several blocks make")
     if product is None:
-        raise Refusal(f"{node.name!r} would be made of the results of {anchor.op.name} {anchor.name!r}")
+        raise Declined(f"{node.name!r} would be made of the results of {anchor.op.name} {anchor.name!r}")
     if len(anchors) > (most := MOST_REDUCED[total]):
-        raise Refusal(f"{node.name!r} is reduced with the results of {len(anchors)} products: of at most {most}")
+        raise Declined(f"{node.name!r} is reduced with the results of {len(anchors)} products: of at most {most}")
     if sum(n.op is PARTIAL for n in view.nodes) > MOST_PARTIALS:
-        raise Refusal(f"{node.name!r} is one more than the {MOST_PARTIALS} reductions that one kernel makes parts of")
+        raise Declined(f"{node.name!r} is one more than the {MOST_PARTIALS} reductions that one kernel makes parts of")
     (x,) = node.inputs
     of = f"{anchor.op.name} {anchor.name!r} {list(anchor.output.shape)}"
     if x.shape != anchor.output.shape or view.graph.producer(x) not in after:
-        raise Refusal(f"{node.name!r} reduces {x.name!r} {list(x.shape)}, which does not follow from {of}")
+        raise Declined(f"{node.name!r} reduces {x.name!r} {list(x.shape)}, which does not follow from {of}")
     if node.attributes["mode"] not in ONE_LOOK:
-        raise Refusal(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
+        raise Declined(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
     if parts(product, anchor, node.attributes["axes"]) != (node.attributes["axes"], node.attributes["chunk"]):
-        raise Refusal(
+        raise Declined(
             f"{node.name!r} reduces {node.attributes['chunk']} elements along {list(node.attributes['axes'])}: "
             f"not what lies in one tile of {of}"
         )

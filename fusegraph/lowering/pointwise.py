@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from codegen.declined import Declined
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 
 
@@ -16,26 +17,26 @@ def space(view: GroupView) -> tuple[int, ...]:
     for tensor in view.writes:
         if tensor.shape != view.writes[0].shape:
             a, b = sorted((tensor, view.writes[0]), key=lambda t: t.size)
-            raise Refusal(
+            raise Declined(
                 f"they run over different spaces: {a.name!r} {list(a.shape)} is needed in memory, "
                 f"as is {b.name!r} {list(b.shape)}"
             )
     for node in view.nodes:
         if not broadcasts_to(node.output.shape, shape):
-            raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+            raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
     if view.writes[0].shape != shape:
-        raise Refusal(f"{view.writes[0].name!r} {list(view.writes[0].shape)} is smaller than the space {list(shape)}")
+        raise Declined(f"{view.writes[0].name!r} {list(view.writes[0].shape)} is smaller than the space {list(shape)}")
     return shape
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason if the nodes cannot be one pointwise kernel."""
+    """Raises Declined with the reason if the nodes cannot be one pointwise kernel."""
     space(view)
     check_size(view)
 
 
 def check_size(view: GroupView) -> None:
-    """Raises Refusal if one kernel would hold too much at once."""
+    """Raises Declined if one kernel would hold too much at once."""
     numbers = sum(t.is_constant and t.size == 1 for t in view.reads)  # part of the code
     operands = len(view.reads) - numbers + len(view.writes)
     if operands > MAX_OPERANDS:

@@ -6,11 +6,12 @@ from math import inf, prod
 
 import numpy as np
 
+from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import PoolSpec, RowsSpec
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -49,7 +50,7 @@ class _Space:
         self.elements = first.inputs[0].shape
         for node in nodes[1:]:
             if (node.inputs[0].shape, *geometry(node)) != (self.elements, self.windows, self.shape):
-                raise Refusal(
+                raise Declined(
                     f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} have different windows: one "
                     "kernel has windows of one form"
                 )
@@ -67,7 +68,7 @@ class _Space:
                 if producer in self.view.members and producer not in found:
                     assert producer is not None
                     if producer.kind is Kind.WINDOW:
-                        raise Refusal(f"{producer.op.name} {producer.name!r} comes before windows of its result")
+                        raise Declined(f"{producer.op.name} {producer.name!r} comes before windows of its result")
                     found.add(producer)
                     stack.append(producer)
         return found
@@ -91,22 +92,24 @@ class _Space:
             if node.kind is Kind.WINDOW:
                 continue
             if node.kind is not Kind.POINTWISE:
-                raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
+                raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
             places = [("the elements", self.elements)] * (node in self.before)
             places += [("the windows", self.shape)] * (node in self.after)
             for what, shape in places:
                 if not broadcasts_to(node.output.shape, shape):
-                    raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(shape)}")
+                    raise Declined(
+                        f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(shape)}"
+                    )
         for tensor in self.view.writes:
             if tensor.shape != self.shape:
-                raise Refusal(
+                raise Declined(
                     f"{tensor.name!r} {list(tensor.shape)} is needed in memory; the windows' results are "
                     f"{list(self.shape)}"
                 )
         check_size(self.view)
 
     def _check_cost(self) -> None:
-        """Raises Refusal if the nodes before the windows, which are computed anew for every window that holds an
+        """Raises Declined if the nodes before the windows, which are computed anew for every window that holds an
         element, would take longer than moving their result through memory.
         """
         if not self.before:
@@ -119,7 +122,7 @@ class _Space:
         moved = 2 * max(t.dtype.itemsize for t in last)
         if (again - 1) * cost > INSTRUCTIONS_PER_BYTE * moved:
             node = max(self.before, key=lambda n: (_cost(n), n.name))
-            raise Refusal(
+            raise Declined(
                 f"{node.op.name} {node.name!r} would be computed {again:.2g} times for every element, once a window "
                 "that holds it"
             )
@@ -146,7 +149,7 @@ def _cost(node: Node) -> float:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is pooling over windows of one form and pointwise nodes."""
+    """Raises Declined with the reason unless the group is pooling over windows of one form and pointwise nodes."""
     _Space(view)
 
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen.declined import Declined
 from codegen.spec import Gather, Strides
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Options, Refusal
+from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -89,18 +90,18 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
-    """Raises Refusal, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
+    """Raises Declined, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
     anchor = anchors[0]
     for position, factor in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
         nodes = before(view, factor)
         if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
-            raise Refusal(
+            raise Declined(
                 f"{nodes[-1].op.name} {nodes[-1].name!r} comes before {anchor.op.name} {anchor.name!r}, "
                 f"which reads {factor.name!r} as it lies in memory"
             )
         for node in nodes:
             if node.op.name == "identity" and node.inputs[0].dtype == node.output.dtype:
-                raise Refusal(
+                raise Declined(
                     f"{node.name!r} is {node.inputs[0].name!r} laid out for tensor cores (`passes.operand_layouts`): "
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
@@ -112,22 +113,22 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
     factor = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
-            raise Refusal(
+            raise Declined(
                 f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r} and is not pointwise"
             )
         if not broadcasts_to(node.output.shape, factor.shape):
-            raise Refusal(
+            raise Declined(
                 f"{node.name!r} {list(node.output.shape)} does not broadcast to {factor.name!r} "
                 f"{list(factor.shape)}, a factor of {anchor.op.name} {anchor.name!r}"
             )
         if node.output in view.writes:
-            raise Refusal(
+            raise Declined(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
     read = _read(nodes)
     large = [t for t in read if t.size == factor.size]
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
-        raise Refusal(
+        raise Declined(
             f"{factor.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
@@ -171,7 +172,7 @@ def _worthwhile(
     computed: int,
     in_registers: bool,
 ) -> None:
-    """Raises Refusal, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
+    """Raises Declined, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
     if not factor.size:
         return
     large = [t for t in read if t.size == factor.size]
@@ -194,7 +195,7 @@ def _worthwhile(
     saved = 2 * factor.nbytes + LAUNCH_BYTES
     if cost > saved:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
-        raise Refusal(
+        raise Declined(
             f"in front of {anchor.op.name} {anchor.name!r} every element of {factor.name!r} would be computed "
             f"{computed / factor.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
             f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
 from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.partials import ONE_LOOK
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
@@ -94,16 +95,16 @@ class _Space:
         for node in view.nodes:
             for tensor in self.parts.keys() & set(node.inputs):
                 who = "several blocks make" if self.parts[tensor].op is PARTIAL else "several warps make"
-                raise Refusal(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")
+                raise Declined(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")
         for node in nodes:
             if node in self.segments:
                 continue
             if _chunk(node) != self.chunk:
-                raise Refusal(
+                raise Declined(
                     f"{node.name!r} reduces {_parts_text(_chunk(node))}, {first.name!r} {_parts_text(self.chunk)}"
                 )
             if (node.inputs[0].shape, node.attributes["axes"]) != (self.shape, self.axes):
-                raise Refusal(
+                raise Declined(
                     f"{node.name!r} reduces {list(node.inputs[0].shape)} along {list(node.attributes['axes'])}, "
                     f"{first.name!r} {list(self.shape)} along {list(self.axes)}: one kernel has one kind of rows"
                 )
@@ -131,39 +132,39 @@ class _Space:
         read_full: set[Tensor] = set()
         for node in view.nodes:
             if node.kind is Kind.CONTRACTION:
-                raise Refusal(f"{node.op.name} {node.name!r} is not pointwise")
+                raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
             after = node.output in self.dropped and node.kind is Kind.POINTWISE
             shape = self.dropped_shape if after else self.shape
             if node.kind is Kind.POINTWISE and not broadcasts_to(node.output.shape, shape):
-                raise Refusal(
+                raise Declined(
                     f"{node.name!r} {list(node.output.shape)} does not broadcast to "
                     f"{'the results' if after else 'the space'} {list(shape)} of the reduction"
                 )
             if after and node.op.shapes:
-                raise Refusal(f"{node.name!r} asks for positions in the result of the reduction")
+                raise Declined(f"{node.name!r} asks for positions in the result of the reduction")
             for tensor in node.inputs:
                 if tensor.is_constant and tensor.size == 1:
                     continue
                 if tensor not in inner:
                     (read_dropped if after else read_full).add(tensor)
                 elif after != (tensor in self.dropped):
-                    raise Refusal(
+                    raise Declined(
                         f"{node.name!r} {list(node.output.shape)} takes {tensor.name!r} {list(tensor.shape)}, which "
                         f"{'still has' if after else 'no longer has'} the dimensions that are reduced"
                     )
         self._dropped_reads = read_dropped
         for tensor in read_dropped & read_full:
-            raise Refusal(f"{tensor.name!r} is read before the reduction and after it, along different dimensions")
+            raise Declined(f"{tensor.name!r} is read before the reduction and after it, along different dimensions")
         for tensor in view.writes:
             if tensor in self.parts:
                 continue
             if tensor not in self.dropped and not self._covers(tensor):
-                raise Refusal(
+                raise Declined(
                     f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is neither all of "
                     f"{list(self.shape)} nor a result of the reduction {list(self.kept_shape)}"
                 )
             if tensor in self.dropped and tensor.shape != self.dropped_shape:
-                raise Refusal(
+                raise Declined(
                     f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result "
                     f"{list(self.dropped_shape)}"
                 )
@@ -237,45 +238,45 @@ def columns(view: GroupView) -> list[Node]:
 
 
 def _check_columns(space: _Space) -> None:
-    """Raises Refusal unless the kernel of some rows can reduce columns as well."""
+    """Raises Declined unless the kernel of some rows can reduce columns as well."""
     first = space.columns[0]
     row = next(n for n in reductions(space.view) if n not in space.columns)
     for node in space.columns:
         x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
         if axes != space.walked or chunk != first.attributes["chunk"]:
-            raise Refusal(
+            raise Declined(
                 f"{node.name!r} reduces parts of {chunk} along {list(axes)}, {first.name!r} of "
                 f"{first.attributes['chunk']} along {list(space.walked)}: one kernel walks one kind of parts"
             )
         if x.shape != space.shape or set(axes) & set(space.axes):
-            raise Refusal(
+            raise Declined(
                 f"{node.name!r} reduces parts of {list(x.shape)} along {list(axes)}, {row.name!r} whole rows of "
                 f"{list(space.shape)} along {list(space.axes)}"
             )
         if node.attributes["mode"] not in ONE_LOOK:
-            raise Refusal(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
+            raise Declined(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
         if chunk != walk_chunk(space.view.reads, space.shape, space.axes, axes):
-            raise Refusal(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
+            raise Declined(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
     length = prod(space.row)
     words = length * sum(-(-t.dtype.itemsize // 4) for t in space.parts)
     if words > MOST_COLUMN_WORDS:
-        raise Refusal(f"{first.name!r}: rows of {length} elements have no registers left for the sums of columns")
+        raise Declined(f"{first.name!r}: rows of {length} elements have no registers left for the sums of columns")
 
 
 def _check_segments(space: _Space) -> None:
-    """Raises Refusal unless the kernel of some rows can reduce segments of them as well."""
+    """Raises Declined unless the kernel of some rows can reduce segments of them as well."""
     row = next(n for n in reductions(space.view) if n.output not in space.parts)
     for node in space.segments:
         x, axes = node.inputs[0], node.attributes["axes"]
         if (x.shape, axes) != (space.shape, space.segment_axes) or space.columns:
-            raise Refusal(
+            raise Declined(
                 f"{node.name!r} reduces {list(x.shape)} along {list(axes)}, {row.name!r} {list(space.shape)} along "
                 f"{list(space.axes)}: one kernel has one kind of rows, and one kind of parts of them"
             )
         if MODES[node.attributes["mode"]][2]:
-            raise Refusal(f"{node.name!r} needs more than one step after its reduction")
+            raise Declined(f"{node.name!r} needs more than one step after its reduction")
     if not has_segments(space.view.reads, space.shape, space.axes, space.segment_axes):
-        raise Refusal(
+        raise Declined(
             f"{space.segments[0].name!r} reduces along {list(space.segment_axes)}, {row.name!r} along "
             f"{list(space.axes)}: no parts of rows for warps"
         )
@@ -321,7 +322,7 @@ def _parts_text(chunk: int | None) -> str:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is reductions of one space along the same axes and pointwise
+    """Raises Declined with the reason unless the group is reductions of one space along the same axes and pointwise
     nodes around them.
     """
     space = _Space(view)
@@ -333,7 +334,7 @@ def accept(view: GroupView, options: Options) -> None:
     found = parallelism(reductions(view)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
     if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found):
-        raise Refusal(
+        raise Declined(
             f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as the reduction has, "
             f"{found.blocks}"
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Value, compute_type
 from codegen.spec import PointwiseSpec, ScanSpec
 from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -18,19 +19,19 @@ def scans(view: GroupView) -> list[Node]:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is one running sum and pointwise nodes over its space."""
+    """Raises Declined with the reason unless the group is one running sum and pointwise nodes over its space."""
     first, *others = scans(view)
     if others:
-        raise Refusal(f"{first.op.name} {first.name!r} and {others[0].op.name} {others[0].name!r} are two kernels")
+        raise Declined(f"{first.op.name} {first.name!r} and {others[0].op.name} {others[0].name!r} are two kernels")
     shape = first.output.shape
     for node in view.nodes:
         if node.kind not in (Kind.POINTWISE, Kind.SCAN):
-            raise Refusal(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
+            raise Declined(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
         if not broadcasts_to(node.output.shape, shape):
-            raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+            raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
     for tensor in view.writes:
         if tensor.shape != shape:
-            raise Refusal(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")
+            raise Declined(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")
     check_size(view)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from codegen.declined import Declined
 from codegen.expr import Operand, Program, Store
 from codegen.scatter import ScatterSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, Refusal, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.movement import MOST_NODES
 from fusegraph.ops.base import Kind
@@ -17,18 +18,18 @@ def scatters(view: GroupView) -> list[Node]:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group is one scatter and what computes its operands."""
+    """Raises Declined with the reason unless the group is one scatter and what computes its operands."""
     first, *others = scatters(view)
     if others:
-        raise Refusal(f"{first.name!r} and {others[0].name!r} are two kernels: a scatter each")
+        raise Declined(f"{first.name!r} and {others[0].name!r} are two kernels: a scatter each")
     for node in view.nodes:
         if node is not first and node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):
-            raise Refusal(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
+            raise Declined(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
         if first.output in node.inputs:
-            raise Refusal(f"{first.name!r} is known when all its updates are: {node.name!r} waits for that")
+            raise Declined(f"{first.name!r} is known when all its updates are: {node.name!r} waits for that")
     for tensor in view.writes:
         if tensor is not first.output:
-            raise Refusal(f"{tensor.name!r} is needed in memory, beside {first.name!r} {list(first.output.shape)}")
+            raise Declined(f"{tensor.name!r} is needed in memory, beside {first.name!r} {list(first.output.shape)}")
     if len(view.nodes) == 1:
         return
     if len(view.nodes) > MOST_NODES:

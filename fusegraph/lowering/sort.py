@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.declined import Declined
 from codegen.expr import Operand, Reduced, Reduction, Value, compute_type
 from codegen.sort import longest
 from codegen.spec import PointwiseSpec, SortSpec
 from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -56,26 +57,26 @@ def _is_step(node: Node) -> bool:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Refusal with the reason unless the group sorts one tensor in one way, with pointwise nodes around that."""
+    """Raises Declined unless the group sorts one tensor in one way, with pointwise nodes around that."""
     nodes = sorts(view)
     first = nodes[0]
     x, way = first.inputs[0], _way(first)
     for node in view.nodes:
         if node.kind not in (Kind.POINTWISE, Kind.SORT) or (node.kind is Kind.SORT and _way(node) != way):
-            raise Refusal(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
+            raise Declined(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
     if not _is_step(first) and way.count > longest_row(x.dtype, view.graph):
-        raise Refusal(f"{first.name!r} sorts rows of {way.count} elements, too long for a block of threads")
+        raise Declined(f"{first.name!r} sorts rows of {way.count} elements, too long for a block of threads")
     before, after = _parts(view, x)
     if before and _is_step(first):
-        raise Refusal(f"{first.name!r} is one of several steps that sort long rows: they read {x.name!r} from memory")
+        raise Declined(f"{first.name!r} is one of several steps that sort long rows: they read {x.name!r} from memory")
     shape = first.output.shape
     for found, space, what in ((before, x.shape, "what is sorted"), (after, shape, "what becomes of that")):
         for node in found:
             if not broadcasts_to(node.output.shape, space):
-                raise Refusal(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(space)}")
+                raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(space)}")
     for tensor in view.writes:
         if tensor.shape != shape:
-            raise Refusal(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")
+            raise Declined(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")
     check_size(view)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from codegen.declined import Declined
 from codegen.expr import Operand, Program, compute_type
 from codegen.window.schedule import fits
 from codegen.window.spec import WindowSpec
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal
+from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.contraction import accumulator
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.lowering.prologue import in_front
@@ -43,10 +44,10 @@ def suits(node: Node, graph: Graph) -> str | None:
 
 
 def accept(view: GroupView) -> None:
-    """Raises Refusal if a group that `lowering.contraction.accept` takes has nodes in front of a direct convolution."""
+    """Raises Declined if a group that `contraction.accept` takes has nodes in front of a direct convolution."""
     anchor = view.anchors[0]
     if in_front(view, anchor) and suits(anchor, view.graph) is None:
-        raise Refusal(
+        raise Declined(
             f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
             "as it lies in memory"
         )

@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from codegen.declined import Declined
 from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import Options, Refusal
+from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.views import divided
 from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import pages_of
-from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
+from fusegraph.passes.attention_parts import Part, repeated, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
@@ -83,13 +84,13 @@ def recognise(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
             if match is None:
                 continue
             if match.members & taken:
-                raise No("part of it belongs to another attention")
+                raise Declined("part of it belongs to another attention")
             reason = left_out.get((Rewriting.ATTENTION, match.out.name))
             if reason is not None:
-                raise No(reason)
+                raise Declined(reason)
             made = _node(graph, match)
             attention.check(made, graph, options)
-        except (No, Refusal) as declined:
+        except Declined as declined:
             left(node, declined)
             continue
         matches[match.out] = match, made
@@ -216,7 +217,7 @@ class Matcher:
         self.members.add(summed)
         difference = self.made_by(exponential.inputs[0], "sub")
         if difference is None:
-            raise No(f"{exponential.name!r} is not of scores less the largest of them")
+            raise Declined(f"{exponential.name!r} is not of scores less the largest of them")
         self.members.add(difference)
         score, shift = difference.inputs
         most, guarded = self._guard(shift, -inf, 0.0)
@@ -229,16 +230,16 @@ class Matcher:
                 or moved.inputs[1] is not shift
                 or larger.inputs[1] is not moved.inputs[0]
             ):
-                raise No(f"what is added to the sum of {summed.name!r} is no sink")
+                raise Declined(f"what is added to the sum of {summed.name!r} is no sink")
             self.members |= {moved, larger}
             most, sink = larger.inputs
         largest = self.made_by(most, "reduction")
         if largest is None or largest.attributes["mode"] != "max" or largest.inputs[0] is not score:
-            raise No(f"{shift.name!r}, which is taken from the scores, is not the largest of {score.name!r}")
+            raise Declined(f"{shift.name!r}, which is taken from the scores, is not the largest of {score.name!r}")
         self._along_keys(largest)
         self.members.add(largest)
         if zero and not guarded:
-            raise No("rows without keys are NaN in one place and 0 in another")
+            raise Declined("rows without keys are NaN in one place and 0 in another")
         product = self.product_of(score)
         stats = self._stats(whole, shift, zero)
         values = node.inputs[1]
@@ -248,9 +249,9 @@ class Matcher:
             weight, chain = weight if left == chain else left[-1].output, left
         self._let_go()
         if not weight.shape == normal.output.shape == score.shape == product.output.shape:
-            raise No(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
+            raise Declined(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
-            raise No(f"{values.name!r} has batches that the scores have not, or products are in tf32")
+            raise Declined(f"{values.name!r} has batches that the scores have not, or products are in tf32")
         found = _Match(
             self._joined(stats), node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero
         )
@@ -289,7 +290,7 @@ class Matcher:
 
     def _along_keys(self, node: Node) -> None:
         if node.attributes["axes"] != (node.inputs[0].rank - 1,) or not node.attributes["keepdims"]:
-            raise No(f"{node.name!r} is not along the keys, which are the last dimension")
+            raise Declined(f"{node.name!r} is not along the keys, which are the last dimension")
 
     def product_of(self, score: Tensor) -> Node:
         """The product of queries and keys that scores are made of; what depends on it becomes a member."""
@@ -310,10 +311,10 @@ class Matcher:
                     t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes
                 ]
         if len(products) != 1:
-            raise No(f"{score.name!r} depends on {len(products)} products of its shape")
+            raise Declined(f"{score.name!r} depends on {len(products)} products of its shape")
         product = products.pop()
         if product.attributes["compute_dtype"] == "tf32":
-            raise No(f"{product.name!r} is in tf32")
+            raise Declined(f"{product.name!r} is in tf32")
         after, dependent = {product}, {product}
         for node in sorted(cone, key=order.__getitem__):
             if any(graph.producer(t) in after for t in node.inputs):
@@ -332,7 +333,7 @@ class Matcher:
                 for added in self.graph.consumers(node.output):
                     if added.op.name == "add" and added.inputs == (node.output, shift):
                         if not zero:
-                            raise No(f"{added.name!r} needs the logarithm of sums that may be those of no key")
+                            raise Declined(f"{added.name!r} needs the logarithm of sums that may be those of no key")
                         self.members |= {node, added}
                         return added.output
         return None
@@ -381,9 +382,9 @@ class Matcher:
                 if tensor in kept:
                     continue
                 if tensor in self.graph.outputs:
-                    raise No(f"{tensor.name!r} is an output of the graph")
+                    raise Declined(f"{tensor.name!r} is an output of the graph")
                 if (other := self._needed_by(tensor)) is not None:
-                    raise No(f"{tensor.name!r} is needed by {other.name!r} as well")
+                    raise Declined(f"{tensor.name!r} is needed by {other.name!r} as well")
 
 
 def _is(tensor: Tensor, number: float) -> bool:
@@ -398,7 +399,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     part = Part(graph, "score", compute)
     for tensor in product.inputs:
         if tensor.value is not None and tensor.size == 1:
-            raise No(f"{tensor.name!r} is a constant")
+            raise Declined(f"{tensor.name!r} is a constant")
         part.entered(tensor)
     part.copied(product, tuple(part.made[t] for t in product.inputs))
     pages = [pages_of(graph, t, turned=t is not match.values) for t in (product.inputs[1], match.values)]
@@ -408,7 +409,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     tables = [p.table for p in pages if p is not None and paged]
     lead = [*own, *containers, *tables, *(() if match.sink is None else (match.sink,))]
     if len(dict.fromkeys((*product.inputs, match.values, match.sink))) != 4:
-        raise No("queries, keys and values are not three tensors")
+        raise Declined("queries, keys and values are not three tensors")
     scored = repeated(graph, match.members, match.score, product)
     part.add(scored)
     part.own.outputs = [part.made[match.score]]

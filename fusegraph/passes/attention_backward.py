@@ -13,16 +13,17 @@ from math import inf
 
 import networkx as nx
 
+from codegen.declined import Declined
 from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention_backward
-from fusegraph.lowering.base import Options, Refusal
+from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.scores import constant, readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention import LINEAR, Matcher, Recognised
-from fusegraph.passes.attention_parts import No, Part, repeated, weight_of
+from fusegraph.passes.attention_parts import Part, repeated, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Simplified, same
@@ -73,11 +74,11 @@ def recognise_backward(graph: Graph, options: Options, left_out: LeftOut) -> Rec
                 continue
             reason = left_out.get((Rewriting.GRADIENTS, node.name))
             if reason is not None:
-                raise No(reason)
+                raise Declined(reason)
             for made in match.made:
                 _check_order(graph, made)
                 attention_backward.check(made, graph, options)
-        except (No, Refusal) as declined:
+        except Declined as declined:
             text = f"looks like the gradient of an attention and is left as it is: {declined}"
             decisions.append(Decision(node.inputs[0].name, node.name, False, text))
             continue
@@ -95,7 +96,7 @@ def _check_order(graph: Graph, made: Node) -> None:
     makers = {graph.producer(t) for t in made.inputs}
     for tensor in made.outputs:
         if makers & nx.descendants(graph.network, graph.producer(tensor)):
-            raise No(f"what {tensor.name!r} is made of besides depends on it")
+            raise Declined(f"what {tensor.name!r} is made of besides depends on it")
 
 
 def _rewritten(graph: Graph, matches: Sequence[_Match]) -> Simplified:
@@ -168,16 +169,16 @@ class _Gradients(Matcher):
         loss, values = with_loss.inputs[0], self._turned(with_loss.inputs[1])
         queries, keys = product.inputs[0], self._turned(product.inputs[1])
         if values is None or keys is None:
-            raise No(f"{product.name!r} or {with_loss.name!r} is not of rows with rows")
+            raise Declined(f"{product.name!r} or {with_loss.name!r} is not of rows with rows")
         if product.output.shape != space or with_loss.attributes["compute_dtype"] == "tf32":
-            raise No(f"{product.name!r} has not the shape of {score.name!r}, or products are in tf32")
+            raise Declined(f"{product.name!r} has not the shape of {score.name!r}, or products are in tf32")
         factor, slopes, weights = self._factors_of(by_score)
         by_queries, by_keys = self._products(weights)
         weighed = self._weighed(p, by_score)
         beside, by_values = self._weighted([n for n in readers(graph, weighed) if n is not by_score], weighed)
         if beside or weighed in graph.outputs:
             other = beside[0].name if beside else weighed.name
-            raise No(f"{weighed.name!r} is needed by {other!r} as well")
+            raise Declined(f"{weighed.name!r} is needed by {other!r} as well")
         if by_values is not None:
             self._check_alike(weighed, chain)
         for total, wanted, what in (
@@ -186,11 +187,11 @@ class _Gradients(Matcher):
             (by_values, loss, "loss"),
         ):
             if total is not None and total.factor is not wanted:
-                raise No(f"{total.product.name!r} is not with the {what}")
+                raise Declined(f"{total.product.name!r} is not with the {what}")
         rest = [n for n in graph.consumers(by_score.output) if n not in self.members]
         kept = by_score.output in graph.outputs or bool(rest)
         if kept and slopes:
-            raise No(f"{by_score.name!r} is needed besides what it is multiplied with")
+            raise Declined(f"{by_score.name!r} is needed besides what it is multiplied with")
         slope = self._slope(slopes)
         wide = any(t.dtype == float64 for t in (*product.inputs, values, loss, score))
         results = (score, *(() if slope is None else (slope,)))
@@ -198,7 +199,7 @@ class _Gradients(Matcher):
         part = Part(graph, "score", float64 if wide else graph.compute_dtype)
         for tensor in product.inputs:
             if tensor.value is not None and tensor.size == 1:
-                raise No(f"{tensor.name!r} is a constant")
+                raise Declined(f"{tensor.name!r} is a constant")
             part.entered(tensor)
         part.copied(product, tuple(part.made[t] for t in product.inputs))
         nodes = {n for t in results for n in repeated(graph, members, t, product)}
@@ -261,7 +262,9 @@ class _Gradients(Matcher):
                     alike = alike and (both or x is y or (number is not None and number == constant(y)))
             self.members |= set(own)
         if not alike:
-            raise No(f"{weighed.name!r} is not made of {self.node.name!r} as {chain[-1].name!r} of {chain[0].name!r}")
+            raise Declined(
+                f"{weighed.name!r} is not made of {self.node.name!r} as {chain[-1].name!r} of {chain[0].name!r}"
+            )
 
     def _check_counted(self, weighing: set[Node]) -> None:
         """Raises No if what counts along something that will no longer exist is needed elsewhere."""
@@ -271,7 +274,7 @@ class _Gradients(Matcher):
                 counting.add(node)
                 others = [n for n in self.graph.consumers(node.output) if n not in weighing and n not in self.members]
                 if others or node.output in self.graph.outputs:
-                    raise No(f"{node.name!r} counts along scores and is needed elsewhere")
+                    raise Declined(f"{node.name!r} counts along scores and is needed elsewhere")
 
     def _factors_of(self, by_score: Node) -> tuple[float, list[Tensor], Tensor]:
         """From the gradients by scores to those by products: a number and tensors that they are multiplied with, and
@@ -307,18 +310,18 @@ class _Gradients(Matcher):
         by_queries = None
         takers = [n for n in self.graph.consumers(weights) if n.op.name == "matmul" and n.inputs[0] is weights]
         if len(takers) > 1:
-            raise No(f"{weights.name!r} is multiplied more than once")
+            raise Declined(f"{weights.name!r} is multiplied more than once")
         if takers:
             self._plain(takers[0])
             by_queries = _Sum(takers[0], takers[0].inputs[1], takers[0].output)
         _, by_keys = self._weighted([n for n in self.graph.consumers(weights) if n.op.name == "transpose"], weights)
         if by_queries is None and by_keys is None:
-            raise No(f"nothing is multiplied with {weights.name!r}")
+            raise Declined(f"nothing is multiplied with {weights.name!r}")
         return by_queries, by_keys
 
     def _plain(self, product: Node) -> None:
         if product.attributes["compute_dtype"] == "tf32":
-            raise No(f"{product.name!r} is in tf32")
+            raise Declined(f"{product.name!r} is in tf32")
         self.members.add(product)
 
     def _weighted(self, takers: Sequence[Node], weights: Tensor) -> tuple[list[Node], _Sum | None]:
@@ -358,7 +361,7 @@ class _Gradients(Matcher):
         if not slopes:
             return None
         if len(slopes) > 1:
-            raise No(f"gradients are multiplied with {slopes[0].name!r} and with {slopes[1].name!r}")
+            raise Declined(f"gradients are multiplied with {slopes[0].name!r} and with {slopes[1].name!r}")
         stack = [slopes[0]]
         while stack:
             node = self.graph.producer(stack.pop())

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention import times_read
 from fusegraph.lowering.attention_front import Front, computed_rows
-from fusegraph.lowering.base import Options, Refusal
+from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.prologue import SIMPLE
 from fusegraph.lowering.views import view
@@ -92,15 +93,15 @@ def _fronts(graph: Graph, node: Node, options: Options, left_out: LeftOut) -> li
             front = _front(graph, node, number, options)
             reason = left_out.get((Rewriting.FRONT, node.attributes["origin"]))
             if front is not None and reason is not None:
-                raise Refusal(reason)
+                raise Declined(reason)
             result.append(front)
-        except Refusal as declined:
+        except Declined as declined:
             result.append(str(declined))
     return result
 
 
 def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | None:
-    """What computes an operand.  Raises Refusal with the reason if it stays where it is."""
+    """What computes an operand.  Raises Declined with the reason if it stays where it is."""
     tensor = node.inputs[number]
     last = graph.producer(tensor)
     if last is None or (number and node.attributes["paged"]):
@@ -108,19 +109,19 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     if not _is_computed(graph, tensor):
         return None
     if node.inputs.count(tensor) > 1 or tensor in graph.outputs or graph.consumers(tensor) != [node]:
-        raise Refusal(f"{tensor.name!r} is needed in memory as well")
+        raise Declined(f"{tensor.name!r} is needed in memory as well")
     if last.kind is Kind.POINTWISE and last.op.name not in CHEAP:
-        raise Refusal(f"{last.op.name} takes many instructions")
+        raise Declined(f"{last.op.name} takes many instructions")
     members = _closure(graph, node, tensor)
     if not any(n.kind is Kind.POINTWISE for n in members):
         return None  # a kernel in front computes it
     # Each part of the keys has all queries: few of them, but of each the block waits for what they are computed of.
     times = times_read(node, number) * (best_parts(node) if number == 0 else 1)
     if times > 1:
-        raise Refusal(f"would compute each element {times} times")
+        raise Declined(f"would compute each element {times} times")
     keys = node.attributes["score"].anchor.output.shape[-1]
     if number and keys > MOST_KEYS and tensor.dtype.itemsize < 4:
-        raise Refusal(f"copies of {keys} keys are on their way while others are multiplied, what is computed is not")
+        raise Declined(f"copies of {keys} keys are on their way while others are multiplied, what is computed is not")
     part = Part(graph, "front", node.attributes["score"].graph.compute_dtype)
     part.add(members)
     part.own.outputs = [part.made[tensor]]
@@ -128,7 +129,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     front = Front(part.own, tuple(part.made[t] for t in part.operands), tensor.name, notes)
     reads = tuple(part.operands)
     if not reads:
-        raise Refusal(f"{tensor.name!r} is computed of numbers alone")
+        raise Declined(f"{tensor.name!r} is computed of numbers alone")
     rank = node.attributes["score"].anchor.output.rank - 2
     computed_rows(front, reads, number == 1, rank, graph, options)
     return _Found(frozenset(members), front, reads)
@@ -161,7 +162,7 @@ def _behind_another(graph: Graph, tensor: Tensor) -> bool:
 def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
     """The nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
 
-    Raises Refusal if such a kernel does all of it as well.
+    Raises Declined if such a kernel does all of it as well.
     """
     members = _alone(graph, node, tensor, lambda n: _cheap(n) and not any(t in graph.outputs for t in n.outputs))
     while True:
@@ -173,7 +174,7 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
                 members = _alone(graph, node, tensor, (members - {takers[0]}).__contains__)
                 break
             if _is_computed(graph, large) and not _behind_another(graph, large):
-                raise Refusal(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
+                raise Declined(f"{large.name!r} is computed by a kernel in front, which does the rest as well")
         else:
             return members
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from codegen.declined import Declined
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.attention_nodes import Weight
@@ -20,10 +21,6 @@ _CHEAP = frozenset(
     logical_and logical_or logical_not
     """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
 )
-
-
-class No(Exception):
-    """It looks like attention and is none; the text is the reason."""
 
 
 class Part:
@@ -97,10 +94,10 @@ def weight_of(
         dependent = [t for key, t in zip(keys, node.inputs) if t in linear and key not in node.op.shapes]
         if dependent:
             if len(dependent) > 1 or (node.op.name != "mul" and node.inputs[-1] in linear):
-                raise No(f"{node.name!r} is not linear in the probabilities")
+                raise Declined(f"{node.name!r} is not linear in the probabilities")
             linear.add(node.output)
     if any(t in part.operands for n in members for t in n.outputs):
-        raise No(f"{last.name!r} depends on the probabilities in another way as well")
+        raise Declined(f"{last.name!r} depends on the probabilities in another way as well")
     part.own.outputs = [part.made[last]]
     made = Weight(part.own, anchor, tuple(part.made[t] for t in part.operands))
     return (made, tuple(part.operands)), nodes

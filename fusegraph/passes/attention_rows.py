@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention_parts import No
 from fusegraph.passes.decompose import NARROW
 
 #: Those that make finite numbers of finite ones, as far as these are no larger than scores are.
@@ -19,7 +19,7 @@ def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: No
     are masked for, whose probabilities are zeros in any other row.
 
     Zeros chosen for a whole row are chosen behind the product with the values, those chosen at random are not looked
-    at: that they are chosen for all of a row.  Raises No where some other zeros may be chosen in such rows.
+    at: that they are chosen for all of a row.  Raises Declined where some other zeros may be chosen in such rows.
     """
     chosen = [n for n in chain[1:] if n.op.name == "binary_select" and n.inputs[2].shape[-1:] not in ((), (1,))]
     chosen = [n for n in chosen if not _random(graph, n.inputs[2])]
@@ -37,7 +37,7 @@ def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: No
             or not _is(masked.inputs[1 - kept], -np.inf)
             or not _finite(graph, masked.inputs[kept], product)
         ):
-            raise No(f"{node.name!r} chooses among probabilities, of which those of rows without keys are NaN")
+            raise Declined(f"{node.name!r} chooses among probabilities, of which those of rows without keys are NaN")
     while chain[-1] in chosen:
         chain = chain[:-1]
     return True, chain

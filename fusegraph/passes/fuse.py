@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import networkx as nx
 
+from codegen.declined import Declined
 from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Options, Refusal, Target, TooLarge
+from fusegraph.lowering.base import GroupView, Lowered, Options, Target, TooLarge
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import LeftOut, NoKernel, Rewriting
@@ -210,12 +211,12 @@ class _Refused:
 
     def __init__(self, quotient: _Quotient) -> None:
         self._quotient = quotient
-        self._reasons: dict[int, dict[int, Refusal]] = {g: {} for g in quotient.members}
+        self._reasons: dict[int, dict[int, Declined]] = {g: {} for g in quotient.members}
 
-    def get(self, a: int, b: int) -> Refusal | None:
+    def get(self, a: int, b: int) -> Declined | None:
         return self._reasons[a].get(b)
 
-    def add(self, a: int, b: int, reason: Refusal) -> None:
+    def add(self, a: int, b: int, reason: Declined) -> None:
         self._reasons[a][b] = self._reasons[b][a] = reason
 
     def merge(self, a: int, b: int, beside: bool) -> None:
@@ -263,7 +264,7 @@ def fuse(
             continue
         try:
             groups.append(Group(view.nodes, target.lower(view, options)))
-        except Refusal as reason:
+        except Declined as reason:
             without.append((view.nodes, str(reason)))
     if without:
         raise NoKernel(without)
@@ -279,7 +280,7 @@ def _takes(target: Target, view: GroupView, options: Options) -> bool:
     """
     try:
         target.lower(view, options)
-    except Refusal:
+    except Declined:
         return False
     return True
 
@@ -348,17 +349,17 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
     return tier, LAUNCH_BYTES + quotient.saved(a, b)
 
 
-def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> Refusal | None:
+def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Target) -> Declined | None:
     """Why two groups cannot be merged, None if they can."""
     alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
     if alone is not None:
-        return Refusal(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
+        return Declined(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
     through = quotient.path_outside(a, b)
     if through is not None:
-        return Refusal(f"would form a cycle: a path between them leaves through {through.name!r}")
+        return Declined(f"would form a cycle: a path between them leaves through {through.name!r}")
     try:
         target.accept(quotient.joined(a, b), options)
-    except Refusal as reason:
+    except Declined as reason:
         return reason.with_traceback(None)
     return None
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TypeAlias
 
+from codegen.declined import Declined
 from fusegraph.graph import Node
 from fusegraph.lowering.attention_front import fronts_of
-from fusegraph.lowering.base import Refusal
 from fusegraph.ops.base import Kind
 
 
@@ -31,7 +31,7 @@ class Rewriting(Enum):
 LeftOut: TypeAlias = Mapping[tuple[Rewriting, str], str]
 
 
-class NoKernel(Refusal):
+class NoKernel(Declined):
     """No kernel takes some groups of nodes; ``groups`` has the nodes and the reason of each."""
 
     def __init__(self, groups: Sequence[tuple[Sequence[Node], str]]) -> None:

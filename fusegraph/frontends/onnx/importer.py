@@ -16,10 +16,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
+from codegen.declined import Declined
 from fusegraph.errors import DTypeError, FusegraphError, ModelError
 from fusegraph.frontends.onnx import functions
 from fusegraph.frontends.onnx.control import CONTROL
-from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown, Unsupported
+from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown
 from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
@@ -170,9 +171,9 @@ class Importer:
             if MISSING in inputs:
                 if self._handled(node, scope):
                     return [MISSING] * wanted
-                raise Unsupported(f"operator {operator_name(node)}")
+                raise Declined(f"operator {operator_name(node)}")
             return self._written(node, inputs, wanted, scope)
-        except Unsupported as refusal:
+        except Declined as refusal:
             if str(refusal):  # else it has been noted where it is
                 self.refuse(str(refusal), label(node))
         except Unknown as unknown:
@@ -199,23 +200,23 @@ class Importer:
         version = scope.opsets[domain]
         schema = functions.schema_of(node, version)
         if schema is None:
-            raise Unsupported(f"operator {operator_name(node)}")
+            raise Declined(f"operator {operator_name(node)}")
         if version < functions.OLDEST and not functions.same_since(schema, node):
-            raise Unsupported(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
+            raise Declined(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
         attributes = self._attributes(node, schema)
         functions.check_counts(node, schema, wanted)
         call = Call(self.graph, node, version, attributes, wanted, self.values, self._shapes)
         if domain == "" and node.op_type in CONTROL:
             return self._checked(self._control(call, inputs, scope))
         handler = TABLE.get((domain, node.op_type))
-        refusal = Unsupported(f"operator {operator_name(node)}")
+        refusal = Declined(f"operator {operator_name(node)}")
         if handler is not None:
             try:
                 return self._checked(handler(call, *inputs))
-            except Unsupported as refused:
+            except Declined as refused:
                 refusal = refused
             except DTypeError as refused:  # a type that the op of the table does not take
-                refusal = Unsupported(f"{operator_name(node)}: {str(refused).partition(' (')[0][:200]}")
+                refusal = Declined(f"{operator_name(node)}: {str(refused).partition(' (')[0][:200]}")
         body = functions.body_of(node, schema, version, inputs)
         if body is None:
             raise refusal
@@ -248,7 +249,7 @@ class Importer:
             return [decoded(s) for s in attribute.strings]
         if attribute.type == AttributeProto.TENSOR:
             if attribute.t.data_type not in DTYPES:
-                raise Unsupported(f"type {type_name(attribute.t.data_type)}")
+                raise Declined(f"type {type_name(attribute.t.data_type)}")
             return to_array(attribute.t, f"attribute {short(attribute.name)}", self._folder)
         value = onnx.helper.get_attribute_value(attribute)
         return list(value) if isinstance(value, Sequence) else value
@@ -288,7 +289,7 @@ class Importer:
             self.body(graph, inner)
             results = [self._output(inner, value.name) for value in graph.output]
             if MISSING in results:
-                raise Unsupported("")
+                raise Declined("")
             return results
 
         return CONTROL[call.node.op_type](call, written, *inputs)

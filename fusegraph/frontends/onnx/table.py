@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codegen.declined import Declined
 from fusegraph.dtypes import DType
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
@@ -34,10 +35,6 @@ Handler = Callable[..., Result]
 
 #: (domain, operator) -> function.
 TABLE: dict[tuple[str, str], Handler] = {}
-
-
-class Unsupported(Exception):
-    """Something in a model that there is nothing for; caught where all of them are collected."""
 
 
 class Unknown(Exception):
@@ -83,9 +80,9 @@ class Call:
         """An attribute's value, None if it is absent and has no default."""
         return self.attributes.get(attribute)
 
-    def refuse(self, what: str) -> Unsupported:
+    def refuse(self, what: str) -> Declined:
         """The refusal of a use of this operator: what it is about, such as "mode cubic"."""
-        return Unsupported(f"{self.node.op_type}: {what}")
+        return Declined(f"{self.node.op_type}: {what}")
 
     def check_size(self, more: int = 0) -> None:
         """Raises ModelError if too many nodes have been written, with some more: those of time steps are, once each."""
@@ -131,5 +128,5 @@ class Call:
     def dtype(self, element: int) -> DType:
         """Our dtype of an element type."""
         if element not in DTYPES:
-            raise Unsupported(f"type {type_name(element)}")
+            raise Declined(f"type {type_name(element)}")
         return DTYPES[element]
