@@ -11,13 +11,13 @@ from typing import Any
 
 from codegen.declined import Declined
 from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.passes.fuse import fuse
-from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Step, Steps, summary
