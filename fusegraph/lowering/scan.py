@@ -43,13 +43,14 @@ class _Builder(ProgramBuilder):
             return super()._apply(node)
         source, result = node.inputs[0], node.output
         value, wanted = self._value(source), compute_type(result.dtype, self.real)
-        own = compute_type(source.dtype, self.real)
+        own, combiner = compute_type(source.dtype, self.real), node.op.combiner
+        assert combiner is not None
         total = own
-        if source.dtype.is_int and node.op.fold in ("add", "mul"):
+        if source.dtype.is_int and combiner.widens:
             total = sum_dtype(source.dtype, result.dtype).compute
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
-        self._reductions.append(Reduction(node.name, node.op.fold, value, total))
+        self._reductions.append(Reduction(node.name, combiner, value, total))
         found: Value = Reduced(len(self._reductions) - 1)
         if total != wanted:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)

@@ -106,8 +106,8 @@ class _Builder(ProgramBuilder):
         if not self._reductions:
             value, own = self._value(x), compute_type(x.dtype, self.real)
             self._reductions += [
-                Reduction(node.name, "sorted", value, own),
-                Reduction(node.name, "position", value, "int32"),
+                Reduction(node.name, None, value, own),
+                Reduction(node.name, None, value, "int32"),
             ]
         if node.attributes.get("dtype") is None:
             return self._rounded(result, Reduced(0))
