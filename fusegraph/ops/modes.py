@@ -156,15 +156,16 @@ def _combined(name: str, combiner: Combiner, before: Before | None = None, after
     )
 
 
+SUM, AVERAGE = _combined("add", ADD), _combined("avg", ADD, after=MEAN)
 COMBINED = {
     mode.name: mode
     for mode in (
-        _combined("add", ADD),
+        SUM,
         _combined("mul", MUL),
         _combined("min", MIN),
         _combined("max", MAX),
         _combined("amax", MAX, ABS),
-        _combined("avg", ADD, after=MEAN),
+        AVERAGE,
         _combined("norm1", ADD, ABS),
         _combined("norm2", ADD, SQUARE, ROOT),
     )

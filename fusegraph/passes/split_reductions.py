@@ -19,7 +19,7 @@ from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.modes import COMBINED, MODES, After, Combined
+from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, Combined
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
@@ -125,14 +125,14 @@ def mean_of_variance(graph: Graph, node: Node) -> Node | None:
         found = graph.producer(tensor)
         return found if found is not None and found.op is TABLE[op] else None
 
-    if not can_be_split(node) or mode_of(node).part is not COMBINED["add"]:
+    if not can_be_split(node) or mode_of(node).part is not SUM:
         return None
     square = made_by(node.inputs[0], "mul")
     if square is None or square.inputs[0] is not square.inputs[1]:
         return None
     centred = made_by(square.inputs[0], "sub")
     mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
-    if centred is None or mean is None or MODES[mean.attributes["mode"]] is not COMBINED["avg"]:
+    if centred is None or mean is None or mean.attributes["mode"] != AVERAGE.name:
         return None
     alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))
     whole = mean.inputs[0] is centred.inputs[0] and centred.output.shape == centred.inputs[0].shape
