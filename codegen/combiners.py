@@ -19,6 +19,7 @@ class Combiner:
     sign      the C operator for floats.  Integers then are combined in 32 or 64 bits, and wrap around.
     atomic    the function of ``codegen/device/scatter.cuh`` that combines integers in memory in any order; "" if there
               is none.
+    floats    whether it is of floats alone.
     selects   whether the result is one of the values: nothing is rounded, and of no values there is none.
     """
 
@@ -31,6 +32,7 @@ class Combiner:
     sign: str = ""
     atomic: str = ""
     selects: bool = False
+    floats: bool = False
 
     @property
     def widens(self) -> bool:
@@ -53,7 +55,9 @@ ADD = Combiner("add", np.add, 0.0, "sum", "math::wrapping_add", "reduce::Add", "
 MUL = Combiner("mul", np.multiply, 1.0, "product", "math::wrapping_mul", "reduce::Mul", "*")
 MAX = Combiner("max", np.maximum, -np.inf, "max", "math::maximum", "reduce::Max", selects=True)
 MIN = Combiner("min", np.minimum, np.inf, "min", "math::minimum", "reduce::Min", selects=True)
-LOGADDEXP = Combiner("logaddexp", np.logaddexp, -np.inf, "log", "reduce::Logaddexp::of", "reduce::Logaddexp")
+LOGADDEXP = Combiner(
+    "logaddexp", np.logaddexp, -np.inf, "log", "reduce::Logaddexp::of", "reduce::Logaddexp", floats=True
+)
 #: The largest of integers that are taken for unsigned ones.
 MOST = Combiner("most", np.maximum, 0.0, "most", atomic="scatter::most", selects=True)
 

@@ -62,7 +62,7 @@ def test_parts_make_the_whole(mode: Combined) -> None:
 @pytest.mark.parametrize("split", [False, True])
 def test_one_more_entry_is_enough(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of absolute values: in a graph, in kernels whole and in parts, with its bounds."""
-    mode = Combined(name="mean_abs", combiner=ADD, before=ABS, after=MEAN, floats=True)
+    mode = Combined("mean_abs", ADD, ABS, MEAN)
     for table in (COMBINED, MODES):
         monkeypatch.setitem(table, mode.name, mode)
     if split:
@@ -104,5 +104,5 @@ def test_comparisons_are_seen() -> None:
         'op.fold == "add"',
     ):
         assert len([*compared(ast.parse(text))]) == 1
-    for text in ('mode == "convolution"', 'node.op.name == "add"', "mode is MODES['add']"):
+    for text in ('mode == "convolution"', 'node.op.name == "add"', "mode is SUM"):
         assert [*compared(ast.parse(text))] == []

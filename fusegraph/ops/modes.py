@@ -5,7 +5,7 @@ An entry is all that shapes, NumPy, kernels, split reductions and error bounds k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype
 
 Array = np.ndarray[Any, Any]
+Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,33 +78,26 @@ MEAN = After(
 ROOT = After("sqrt", lambda total, _: np.sqrt(total), lambda *_: "math::sqrt({0})", _root_error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mode:
-    """A mode, and what its result is.
-
-    floats     whether it takes floats alone.
-    selects    whether the result is one of the elements, or its absolute value.
-    position   whether the result says where an element is; truth: whether it is True or False.
-    corrects   whether it takes a correction.
-    cudnn      whether cuDNN's reduction has it.
-    """
-
-    name: str
-    floats: bool = False
-    selects: bool = False
-    position: bool = False
-    truth: bool = False
-    corrects: bool = False
-    cudnn: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Combined(Mode):
+@dataclass(frozen=True)
+class Combined:
     """A mode that combines elements two by two."""
 
+    name: str
     combiner: Combiner
     before: Before | None = None
     after: After | None = None
+    position = truth = corrects = False
+    cudnn = True
+
+    @property
+    def floats(self) -> bool:
+        """Whether it takes floats alone."""
+        return self.after is not None or self.combiner.floats
+
+    @property
+    def selects(self) -> bool:
+        """Whether the result is one of the elements, or its absolute value."""
+        return self.combiner.selects
 
     @property
     def looks_twice(self) -> bool:
@@ -115,12 +109,12 @@ class Combined(Mode):
         """The mode of parts, which ``combiner`` makes the result of."""
         return next(m for m in PARTS.values() if (m.combiner, m.before) == (self.combiner, self.before))
 
-    def combine(self, x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
+    def combine(self, x: Array, axes: Axes, *, keepdims: bool = False) -> Array:
         """The elements along axes combined, without what is done to the result."""
         each = x if self.before is None else self.before.numpy(x)
         return np.asarray(self.combiner.ufunc.reduce(each, axis=axes, keepdims=keepdims))
 
-    def reference(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None, _: float = 0.0) -> Array:
+    def reference(self, x: Array, axes: Axes, keepdims: bool, dtype: DType | None, _: float = 0.0) -> Array:
         """The mode's meaning; integers are combined in 64 bits."""
         integers = x.dtype.kind in "iu" and not self.selects
         total = self.combine(x.astype(f"{x.dtype.kind}8") if integers else x, axes, keepdims=keepdims)
@@ -132,62 +126,61 @@ class Combined(Mode):
         return total.astype(sum_dtype(source, dtype or source).numpy)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Composed(Mode):
+@dataclass(frozen=True)
+class Composed:
     """A mode that is written out as reductions of others and pointwise ops.
 
     reference  (x, axes, keepdims, dtype, correction) -> the result.
     expand     (write, reduce, x, axes, keepdims, dtype, correction) -> the result of nodes that ``write`` adds;
                ``reduce(part, operand, mode, keepdims=True, dtype=None)`` is a reduction along the same axes.
+    floats     whether it takes floats alone.
+    position   whether the result says where an element is; truth: whether it is True or False.
+    corrects   whether it takes a correction.
+    cudnn      whether cuDNN's reduction has it.
     """
 
-    reference: Callable[[Array, tuple[int, ...], bool, DType | None, float], Array]
+    name: str
+    reference: Callable[[Array, Axes, bool, DType | None, float], Array]
     expand: Callable[..., Any]
+    floats: bool = False
+    position: bool = False
+    truth: bool = False
+    corrects: bool = False
+    cudnn: bool = False
+    selects = False
 
 
-def _combined(name: str, combiner: Combiner, before: Before | None = None, after: After | None = None) -> Combined:
-    return Combined(
-        name=name,
-        combiner=combiner,
-        before=before,
-        after=after,
-        floats=after is not None,
-        selects=combiner.selects,
-    )
-
-
-SUM, AVERAGE = _combined("add", ADD), _combined("avg", ADD, after=MEAN)
+Mode = Combined | Composed
+SUM, AVERAGE = Combined("add", ADD), Combined("avg", ADD, after=MEAN)
 COMBINED = {
     mode.name: mode
     for mode in (
         SUM,
-        _combined("mul", MUL),
-        _combined("min", MIN),
-        _combined("max", MAX),
-        _combined("amax", MAX, ABS),
+        Combined("mul", MUL),
+        Combined("min", MIN),
+        Combined("max", MAX),
+        Combined("amax", MAX, ABS),
         AVERAGE,
-        _combined("norm1", ADD, ABS),
-        _combined("norm2", ADD, SQUARE, ROOT),
+        Combined("norm1", ADD, ABS),
+        Combined("norm2", ADD, SQUARE, ROOT),
     )
 }
 #: Modes of parts, which are those that do nothing to the result: those of `passes.split_reductions` among them.
 PARTS = {
     **{mode.name: mode for mode in COMBINED.values() if mode.after is None},
-    "squares": _combined("squares", ADD, SQUARE),
-    "squared_deviation": _combined("squared_deviation", ADD, DEVIATION),
+    "squares": Combined("squares", ADD, SQUARE),
+    "squared_deviation": Combined("squared_deviation", ADD, DEVIATION),
 }
 
 
 # ---- modes made of others
 
 
-def _no_zeros(x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None, _: float) -> Array:
+def _no_zeros(x: Array, axes: Axes, keepdims: bool, dtype: DType | None, _: float) -> Array:
     return COMBINED["mul"].reference(np.where(x == 0, np.ones_like(x), x), axes, keepdims, dtype)
 
 
-def _expand_no_zeros(
-    write: Any, reduce: Any, x: Any, axes: Sequence[int], keepdims: bool, dtype: DType | None, _: float
-) -> Any:
+def _expand_no_zeros(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, dtype: Any, _: float) -> Any:
     factor = write("binary_select", "factor", x, 1, write("cmp_neq", "not zero", x, 0))
     return reduce("", factor, "mul", keepdims, dtype=dtype)
 
@@ -195,23 +188,21 @@ def _expand_no_zeros(
 def _truth(name: str, function: Callable[..., Any], is_found: str, is_true: str) -> Composed:
     """Whether there is one that is true, or that is false: the largest of 0 and 1, of which no elements have none."""
 
-    def expand(write: Any, reduce: Any, x: Any, axes: Sequence[int], keepdims: bool, *_: Any) -> Any:
+    def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, *_: Any) -> Any:
         number = write("identity", "number", write(is_found, "found", x, 0), dtype=int32)
         most = reduce("most", number, "max" if all(x.shape[d] for d in axes) else "add", keepdims)
         return write(is_true, "", most, 0)
 
-    def reference(x: Array, axes: tuple[int, ...], keepdims: bool, *_: Any) -> Array:
+    def reference(x: Array, axes: Axes, keepdims: bool, *_: Any) -> Array:
         return np.asarray(function(x != 0, axis=axes, keepdims=keepdims))
 
-    return Composed(name=name, truth=True, cudnn=False, reference=reference, expand=expand)
+    return Composed(name, reference, expand, truth=True)
 
 
 def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed:
     """The first of those that equal the extreme; NaN is one, and then the only one."""
 
-    def expand(
-        write: Any, reduce: Any, x: Any, axes: Sequence[int], keepdims: bool, dtype: DType | None, _: float
-    ) -> Any:
+    def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, dtype: Any, _: float) -> Any:
         equal = write("cmp_eq", "equal", x, reduce(extreme, x, extreme))
         if x.dtype.is_float:
             equal = write("logical_or", "or nan", equal, write("isnan", "nan", x))
@@ -220,16 +211,16 @@ def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed
         wanted = dtype or int64
         return first if first.dtype == wanted else write("identity", "", first, dtype=wanted)
 
-    def reference(x: Array, axes: tuple[int, ...], keepdims: bool, *_: Any) -> Array:
+    def reference(x: Array, axes: Axes, keepdims: bool, *_: Any) -> Array:
         kept = [d for d in range(x.ndim) if d not in axes]
         last = x.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), prod(x.shape[d] for d in axes)])
         found = np.asarray(function(last, axis=-1))
         return found.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else found
 
-    return Composed(name=name, position=True, cudnn=False, reference=reference, expand=expand)
+    return Composed(name, reference, expand, position=True)
 
 
-def _positions(write: Any, x: Any, axes: Sequence[int]) -> Any:
+def _positions(write: Any, x: Any, axes: Axes) -> Any:
     """Each element's position along axes, in row-major order."""
     position = None
     large = prod(x.shape[d] for d in axes) > int32.max
@@ -242,15 +233,13 @@ def _positions(write: Any, x: Any, axes: Sequence[int]) -> Any:
     return position
 
 
-def _variance(x: Array, axes: tuple[int, ...], keepdims: bool, _: DType | None, correction: float) -> Array:
+def _variance(x: Array, axes: Axes, keepdims: bool, _: DType | None, correction: float) -> Array:
     centred = x - x.mean(axis=axes, keepdims=True)
     total = (centred * centred).sum(axis=axes, keepdims=keepdims)
     return np.asarray(total / np.float64(max(prod(x.shape[d] for d in axes) - correction, 0.0)))
 
 
-def _expand_variance(
-    write: Any, reduce: Any, x: Any, axes: Sequence[int], keepdims: bool, _: DType | None, correction: float
-) -> Any:
+def _expand_variance(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, _: Any, correction: float) -> Any:
     centred = write("sub", "centred", x, reduce("mean", x, "avg"))
     total = reduce("total", write("mul", "square", centred, centred), "add", keepdims)
     return write("div", "", total, float(max(prod(x.shape[d] for d in axes) - correction, 0.0)))
@@ -259,13 +248,13 @@ def _expand_variance(
 COMPOSED = {
     mode.name: mode
     for mode in (
-        Composed(name="mul_no_zeros", reference=_no_zeros, expand=_expand_no_zeros),
+        Composed("mul_no_zeros", _no_zeros, _expand_no_zeros, cudnn=True),
         _truth("any", np.any, "cmp_neq", "cmp_gt"),
         _truth("all", np.all, "cmp_eq", "cmp_eq"),
         _position("argmin", np.argmin, "min"),
         _position("argmax", np.argmax, "max"),
-        Composed(name="var", floats=True, corrects=True, cudnn=False, reference=_variance, expand=_expand_variance),
+        Composed("var", _variance, _expand_variance, floats=True, corrects=True),
     )
 }
 #: Every mode of `reduction`.
-MODES: dict[str, Combined | Composed] = {**COMBINED, **COMPOSED}
+MODES: dict[str, Mode] = {**COMBINED, **COMPOSED}

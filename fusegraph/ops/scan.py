@@ -74,7 +74,7 @@ _register("cummax", COMBINED["max"], "largest", ".  From a NaN on it is NaN.")
 _register("cummin", COMBINED["min"], "smallest", ".  From a NaN on it is NaN.")
 _register(
     "logcumsumexp",
-    Combined(name="logaddexp", combiner=LOGADDEXP, floats=True),
+    Combined("logaddexp", LOGADDEXP),
     "logarithms of the sums of exponentials",
     ", without overflow.  x holds floats.",
 )
