@@ -187,7 +187,7 @@ class Epilogue:
         for sink in sinks:
             condition = f"if ({sink.within}) " if sink.within else ""
             value = self._emitter.term(sink.reduction.value, terms)
-            w.line(f"{condition}reduce::into<{sink.reduction.functor}>({sink.own}, {value});")
+            w.line(f"{condition}reduce::into<{sink.reduction.combiner.functor}>({sink.own}, {value});")
         if run:
             w.close()
         for n, name in stored.items():

@@ -128,12 +128,12 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    With ``at`` it is that of the first of the largest elements, or of the last that is NaN; -1 of none.  combiner is
-    None in the sort family, whose reductions choose elements: see `codegen.spec.SortSpec`.
+    With ``at`` it is that of the first of the largest elements, or of the last that is NaN; -1 of none.  The sort
+    family, whose reductions choose elements by their places, does not ask for the combiner (`codegen.spec.SortSpec`).
     """
 
     name: str
-    combiner: Combiner | None
+    combiner: Combiner
     value: Value
     ctype: str
     at: Value | None = None
@@ -141,39 +141,19 @@ class Reduction:
     @property
     def start(self) -> str:
         """The C literal of the result of no elements."""
-        return "-1" if self.at is not None else literal(self._combiner.start(self.ctype), self.ctype)
-
-    @property
-    def word(self) -> str:
-        """What the result is called beside the elements."""
-        return "at" if self.at is not None else self._combiner.word
-
-    @property
-    def starts_zero(self) -> bool:
-        """Whether the result of no elements is 0 in every type."""
-        return self._combiner.neutral == 0
-
-    @property
-    def functor(self) -> str:
-        """The type of ``codegen/device/reduce.cuh`` that combines two parts."""
-        return self._combiner.functor
+        return "-1" if self.at is not None else literal(self.combiner.start(self.ctype), self.ctype)
 
     @property
     def operator(self) -> str:
         """The C operator that combines two parts, "" if there is none."""
-        return self._combiner.sign if self.ctype in ("float", "double") else ""
+        return self.combiner.sign if self.ctype in ("float", "double") else ""
 
     def into(self, total: str, value: str) -> str:
         """The C statement that combines an element with what there is."""
         if self.operator:
             return f"{total} {self.operator}= {value};"
-        value = f"{self.ctype}({value})" if self._combiner.widens else value
-        return f"{total} = {self._combiner.function}({total}, {value});"
-
-    @property
-    def _combiner(self) -> Combiner:
-        assert self.combiner is not None
-        return self.combiner
+        value = f"{self.ctype}({value})" if self.combiner.widens else value
+        return f"{total} = {self.combiner.function}({total}, {value});"
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Partials:
         """Declares what a thread has of a partial reduction: nothing yet."""
         dims = "".join(f"[{size}]" for size in sizes)
         ctype = part.reduction.ctype
-        if part.reduction.starts_zero:
+        if part.reduction.combiner.neutral == 0:
             self.w.line(f"{ctype} {part.own}{dims} = {{}};")
             return
         self.w.line(f"{ctype} {part.own}{dims};")
@@ -74,7 +74,7 @@ class Partials:
         w.open(f"for (int i = 0; i < {rows}; ++i)")
         w.line("#pragma unroll")
         w.open(f"for (int q = 0; q < {chunks}; ++q)")
-        w.line(f"const {reduction.ctype} total = reduce::lanes<{reduction.functor}, 4>({part.own}[i][q]);")
+        w.line(f"const {reduction.ctype} total = reduce::lanes<{reduction.combiner.functor}, 4>({part.own}[i][q]);")
         step = "i * 8" if rows == 2 else "i / 2 * 16 + i % 2 * 8"
         w.line(f"const {self.t} place = {m} + {step}, col = {n} + q * {c};")
         w.line(f"if (lane % 4 != 0 || place >= {sizes[0]} || col >= {sizes[1]}) continue;")

@@ -237,9 +237,9 @@ class _Renderer:
         w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
         w.line(f"{sums}[e] = {total};")
         self._close_elements()
-        how = f"scan::lanes<{self.sum.functor}, {s.lanes}>({total}, carry)"
+        how = f"scan::lanes<{self.sum.combiner.functor}, {s.lanes}>({total}, carry)"
         if s.lanes > 32:
-            how = f"scan::block<{self.sum.functor}, {s.lanes // 32}>({total}, carry, {self.sum.start}, parts)"
+            how = f"scan::block<{self.sum.combiner.functor}, {s.lanes // 32}>({total}, carry, {self.sum.start}, parts)"
         w.line(f"const {ctype} before = {how};")
         self._stores(held, sums, position)
         w.close()
@@ -308,7 +308,7 @@ class _Renderer:
         terms = self._terms(held, position)
         total = self.names.unique(self.sum.name)
         sign = self.sum.operator
-        both = f"before {sign} {sums}[e]" if sign else f"{self.sum.functor}::of(before, {sums}[e])"
+        both = f"before {sign} {sums}[e]" if sign else f"{self.sum.combiner.functor}::of(before, {sums}[e])"
         w.line(f"const {self.sum.ctype} {total} = {both};")
         terms[Reduced(0)] = total
         self.emitter.statements(w, terms, lambda k: Result(k) in self.after)

@@ -19,8 +19,6 @@ from codegen.kernel import Pointers, converted, headers, heading, locate, parame
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, SortSpec
 
-#: The reductions of a program: the element that is in a place, and where it comes from.
-VALUE, POSITION = 0, 1
 #: Words that a thread sorts by itself, and threads that merge two runs.
 ITEMS, MERGING = 8, 256
 #: Threads of a block that has several rows, and bytes of words that a block sorts at most.
@@ -284,8 +282,8 @@ class _Renderer:
         terms = self._terms(self.after, rank)
         computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
         computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
-        for k in range(len(self.program.reductions)):
-            if k == POSITION:
+        for k, reduction in enumerate(self.program.reductions):
+            if reduction.at is not None:
                 terms[Reduced(k)] = "int32(at)"
             elif Reduced(k) in computed:
                 terms[Reduced(k)] = self._value(self.again, "at", "_at")
@@ -302,7 +300,8 @@ class _Renderer:
         """Whether elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
-        return store.value.reduction == VALUE and self.program.loads[self.key.operand].dtype == store.operand.dtype
+        reduction = self.program.reductions[store.value.reduction]
+        return reduction.at is None and self.program.loads[self.key.operand].dtype == store.operand.dtype
 
     def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
         """Computes what rows are sorted by, of the element at a position; returns the C expression."""

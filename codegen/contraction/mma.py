@@ -366,7 +366,7 @@ class _Renderer:
                 continue
             self._loop("j", self.fragments_n)
             reduction = part.reduction
-            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.functor}>({part.own}[j]);")
+            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
             w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
             outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
             outside += [f"col >= {parts.cols}"] if self.b.ragged else []

@@ -79,7 +79,7 @@ class SimtPartials(Partials):
         w.line(f"{ctype} total = {tile}[i / {over}][0][i % {over}];")
         w.line("#pragma unroll")
         others = f"{tile}[i / {over}][q][i % {over}]"
-        w.line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{part.reduction.functor}>(total, {others});")
+        w.line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{part.reduction.combiner.functor}>(total, {others});")
         self.store(part, *(("place", "at") if rows else ("at", "place")), "total")
         w.close()
 

@@ -188,7 +188,9 @@ class PoolRenderer(Elements):
     def _free(self, reduction: Reduction) -> str:
         """A name for what a window is folded to, which may be that of a tensor."""
         taken = identifier(reduction.name) in (*self.pointers.loads, *self.pointers.stores, *self.reserved)
-        return self.names.unique(reduction.name, f"_{reduction.word}" if taken else "")
+        return self.names.unique(
+            reduction.name, ("_at" if reduction.at is not None else f"_{reduction.combiner.word}") if taken else ""
+        )
 
     @property
     def _each(self) -> list[tuple[str, int]]:

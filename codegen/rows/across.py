@@ -137,7 +137,8 @@ class AcrossRenderer(RowsRenderer):
                 groups = s.threads // max(32, self.side)
                 w.line(f"__shared__ {reduction.ctype} {name}[{groups * s.rows}];")
             shared = self._exchange[reduction.ctype]
-            w.line(f"reduce::across<{reduction.functor}, {self.side}, {s.lanes}>({part[: part.index('[')]}, {shared});")
+            how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
+            w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
 
     def _row_stores(self, stage: int) -> None:
         w, n = self.w, len(self.space.outer)

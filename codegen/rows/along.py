@@ -191,7 +191,7 @@ class AlongRenderer(RowsRenderer):
             if k in together:
                 continue
             reduction = self.program.reductions[k]
-            op, ctype = reduction.functor, reduction.ctype
+            op, ctype = reduction.combiner.functor, reduction.ctype
             if s.lanes == 1 and s.cluster == 1:
                 self.terms[Reduced(k)] = part
                 continue

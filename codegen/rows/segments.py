@@ -65,7 +65,7 @@ class SegmentRenderer(AlongRenderer):
         w, n = self.w, len(self.space.outer)
         w.close()
         for k, name in self.beside.items():
-            w.line(f"{name} = reduce::lanes<{self.program.reductions[k].functor}, 32>({name});")
+            w.line(f"{name} = reduce::lanes<{self.program.reductions[k].combiner.functor}, 32>({name});")
         stores = [(store, k) for store, k in self.space.sums.items() if k in self.beside]
         if stores:
             w.open("if (lane % 32 == 0)")

@@ -203,7 +203,7 @@ class WalkRenderer(AlongRenderer):
             self._close_vectors()
         for k, name in self._own.items():
             reduction = self.program.reductions[k]
-            start = " = {}" if reduction.starts_zero else ""
+            start = " = {}" if reduction.combiner.neutral == 0 else ""
             w.line(f"{reduction.ctype} {name}[{self.unroll}][{s.vector}]{start};")
             if not start:
                 w.line(f"reduce::fill({name}, {reduction.start});")
@@ -377,13 +377,13 @@ class WalkRenderer(AlongRenderer):
             return
         w, s, warps = self.w, self.s, self.s.lanes // 32
         for k, part in parts.items():
-            w.line(f"reduce::give<{self.program.reductions[k].functor}>({part}, {self._exchanged[k]}[turn]);")
+            w.line(f"reduce::give<{self.program.reductions[k].combiner.functor}>({part}, {self._exchanged[k]}[turn]);")
         w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
         own = "" if s.rows == 1 else f" + sub * {warps}"
         for k in parts:
             reduction = self.program.reductions[k]
             name = self.names.unique(reduction.name)
-            text = f"reduce::take<{reduction.functor}, {warps}>({self._exchanged[k]}[turn]{own})"
+            text = f"reduce::take<{reduction.combiner.functor}, {warps}>({self._exchanged[k]}[turn]{own})"
             w.line(f"const {reduction.ctype} {name} = {text};")
             self.terms[Reduced(k)] = name
 
@@ -404,7 +404,7 @@ class WalkRenderer(AlongRenderer):
                 if self.unroll > 1:
                     w.line("#pragma unroll")
                 loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
-                across = f"reduce::across<{reduction.functor}, {s.lanes}, {s.rows}>"
+                across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
                 w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
             w.line("if (sub > 0) return;")
         self.rows = self._begin

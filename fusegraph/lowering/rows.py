@@ -10,13 +10,13 @@ from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
-from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
+from fusegraph.ops.modes import accumulator
 from fusegraph.ops.partial import PARTIAL
 
 #: Rows of fewer blocks than this, each of which would read more than that, leave most of a GPU idle: what else is
@@ -364,7 +364,7 @@ class RowsBuilder(ProgramBuilder):
         combiner, before, after = mode.combiner, mode.before, mode.after
         value = self._value(source)
         own = compute_type(source.dtype, self.real)
-        total = _accumulator(node, self.real)
+        total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         if before is not None and before.centred:
@@ -408,14 +408,6 @@ class RowsBuilder(ProgramBuilder):
         if of_columns:
             self._of_columns.add(found.reduction)
         return found
-
-
-def _accumulator(node: Node, real: str) -> str:
-    """The C type in which a reduction combines."""
-    source, result = node.inputs[0].dtype, node.output.dtype
-    if source.is_float:
-        return compute_type(source, real)
-    return sum_dtype(source, result).compute if mode_of(node).combiner.widens else compute_type(source)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

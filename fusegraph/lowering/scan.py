@@ -5,12 +5,12 @@ from __future__ import annotations
 from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Value, compute_type
 from codegen.spec import PointwiseSpec, ScanSpec
-from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
+from fusegraph.ops.modes import accumulator
 
 
 def scans(view: GroupView) -> list[Node]:
@@ -45,9 +45,7 @@ class _Builder(ProgramBuilder):
         value, wanted = self._value(source), compute_type(result.dtype, self.real)
         own, combiner = compute_type(source.dtype, self.real), node.op.combiner
         assert combiner is not None
-        total = own
-        if source.dtype.is_int and combiner.widens:
-            total = sum_dtype(source.dtype, result.dtype).compute
+        total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
         self._reductions.append(Reduction(node.name, combiner, value, total))

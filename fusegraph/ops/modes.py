@@ -19,6 +19,11 @@ Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...]
 
 
+def accumulator(combiner: Combiner, source: DType, result: DType) -> DType:
+    """The dtype in which elements are combined to a result; floats are computed in another."""
+    return sum_dtype(source, result) if source.is_int and combiner.widens else source
+
+
 @dataclass(frozen=True)
 class Before:
     """What is done to each element.

@@ -13,13 +13,13 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from fusegraph.dtypes import DType, sum_dtype
+from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, Combined
+from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
@@ -153,7 +153,7 @@ class _Writer:
         rest = tuple(d for d in node.attributes["axes"] if d not in axes)
         first, second, after = mode.part.name, mode.combiner.name, mode.after
         if size is None:
-            dtype = None if mode.selects else _accumulator(self._graph, mode, x.dtype, result.dtype)
+            dtype = None if mode.selects else self._accumulator(node)
             how = {**TABLE["reduction"].attributes, "mode": first, "axes": axes, "dtype": dtype}
             parts = self._add(node, "parts", TABLE["reduction"], x, **how)
             combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
@@ -214,20 +214,18 @@ class _Writer:
         keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
-            dtype = _accumulator(self._graph, mode_of(node), x.dtype, result.dtype)
+            dtype = self._accumulator(node)
             how = {"mode": mode, "axes": axes, "chunk": size, "keepdims": keepdims, "dtype": dtype}
             self._parts[key] = self._add(node, "parts", PARTIAL, x, **how)
         return self._parts[key]
+
+    def _accumulator(self, node: Node) -> DType:
+        """The dtype of the parts: that in which they are combined."""
+        dtype = accumulator(mode_of(node).combiner, node.inputs[0].dtype, node.output.dtype)
+        return compute_dtype(dtype, self._graph.compute_dtype)
 
     def _add(self, node: Node, name: str, op: Op, *inputs: Tensor, **attributes: object) -> Tensor:
         return named(self._graph.apply(op, inputs, attributes), node.name, name)
 
     def _constant(self, value: np.ndarray[Any, Any], dtype: DType) -> Tensor:
         return self._graph.constant(value, dtype=dtype)
-
-
-def _accumulator(graph: Graph, mode: Combined, source: DType, result: DType) -> DType:
-    """The dtype of the parts: that in which they are combined."""
-    if source.is_float:
-        return compute_dtype(source, graph.compute_dtype)
-    return sum_dtype(source, result) if mode.combiner.widens else source
