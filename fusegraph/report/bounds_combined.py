@@ -1,4 +1,4 @@
-"""How far kernels may be from the reference that combine elements: along an axis (scans), or at places (scatters).
+"""How far kernels may be from the reference that combine elements: along axes (reductions, scans), or at places.
 
 See `report.bounds`, which asks here.
 """
