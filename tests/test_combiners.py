@@ -19,6 +19,7 @@ from fusegraph.passes import split_reductions
 from fusegraph.plan import plan
 from fusegraph.report.bounds_combined import ERRORS
 from fusegraph.report.check import random_inputs
+from fusegraph.report.eager_reductions import REDUCTIONS
 
 DEVICE = Path(codegen.__file__).parent / "device"
 NAMES = {*COMBINERS, *MODES, *PARTS}
@@ -74,6 +75,10 @@ def test_one_more_entry_is_enough(split: bool, monkeypatch: pytest.MonkeyPatch) 
     assert ("reduction_partial" in ops) == split
     check_all([g])
     check_all([g], inputs=lambda g: random_inputs(g, 1, special=1e-3))
+
+
+def test_torch_has_every_mode() -> None:
+    assert set(REDUCTIONS) == set(MODES)
 
 
 def compared(tree: ast.Module) -> Iterator[ast.Compare]:
