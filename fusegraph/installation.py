@@ -20,7 +20,7 @@ def codegen_folder() -> str:
         + ("none" if found is None else f"another one: {found}")
         + ".  What to do: "
         + (
-            "take its folder off sys.path (PYTHONPATH, the folder of the script that runs), or rename it if it is yours."
+            "take its folder off sys.path (PYTHONPATH, the folder of the script that runs), or rename it if yours."
             if whole
             else "pip uninstall codegen, if that is installed, then pip install --force-reinstall --no-deps fusegraph."
         )
