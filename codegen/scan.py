@@ -12,6 +12,7 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
@@ -25,7 +26,7 @@ _TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before",
 
 
 @dataclass(frozen=True)
-class ScanSchedule:
+class ScanSchedule(Schedule):
     """How a scan is mapped to threads.
 
     vector  neighbouring elements of a row that a thread adds up by itself.
@@ -97,6 +98,9 @@ def schedules(spec: ScanSpec, arch: Arch) -> Iterator[ScanSchedule]:
 def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, render),))
 
 
 class _Renderer:

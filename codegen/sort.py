@@ -14,6 +14,7 @@ from math import prod
 from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
@@ -30,7 +31,7 @@ _TAKEN = (
 
 
 @dataclass(frozen=True)
-class SortSchedule:
+class SortSchedule(Schedule):
     """How a sort is mapped to threads.
 
     items  elements that a thread sorts by itself, or merges.
@@ -99,6 +100,9 @@ def schedules(spec: SortSpec, arch: Arch) -> Iterator[SortSchedule]:
 def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, render),))
 
 
 class _Renderer:

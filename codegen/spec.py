@@ -12,6 +12,13 @@ Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel computes.  Each kernel family has a class of its own."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A kernel parameter that describes a tensor to the copy engine (TMA): ``const __grid_constant__ TensorMap``.
 
@@ -72,13 +79,12 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
-class PointwiseSpec:
+class PointwiseSpec(KernelSpec):
     """A pointwise kernel: a program evaluated at every point of a space.
 
     shape   sizes of the iteration space; the operands of the program have one stride a dimension.
     """
 
-    name: str
     shape: tuple[int, ...]
     program: Program
 
@@ -113,7 +119,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class RowsSpec:
+class RowsSpec(KernelSpec):
     """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
 
     outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
@@ -124,7 +130,6 @@ class RowsSpec:
     segments    None, or parts of rows are reduced as well, of rows that are whole and not walked.
     """
 
-    name: str
     outer: tuple[int, ...]
     row: tuple[int, ...]
     program: Program
@@ -134,14 +139,13 @@ class RowsSpec:
 
 
 @dataclass(frozen=True)
-class ScanSpec:
+class ScanSpec(KernelSpec):
     """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     reverse        elements are added up from the last one on.
     """
 
-    name: str
     outer: tuple[int, ...]
     length: int
     program: Program
@@ -149,7 +153,7 @@ class ScanSpec:
 
 
 @dataclass(frozen=True)
-class SortSpec:
+class SortSpec(KernelSpec):
     """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
 
     The program's reductions are of the value that rows are sorted by: "sorted" is that value in its place, "position"
@@ -167,7 +171,6 @@ class SortSpec:
     order          None, or where positions along the row are read from: its strides are over the program's space.
     """
 
-    name: str
     outer: tuple[int, ...]
     length: int
     count: int
@@ -185,7 +188,7 @@ class SortSpec:
 
 
 @dataclass(frozen=True)
-class PoolSpec:
+class PoolSpec(KernelSpec):
     """A program with reductions over windows: every window is folded, and what depends on it written.
 
     outer    sizes of the result's dimensions: an element for each window.
@@ -194,7 +197,6 @@ class PoolSpec:
              strides over these, and of 0 along the window's own dimension.
     """
 
-    name: str
     outer: tuple[int, ...]
     windows: tuple[tuple[int, Window], ...]
     program: Program
@@ -314,7 +316,7 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class ContractionSpec:
+class ContractionSpec(KernelSpec):
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
     batch, rows, cols, inner  sizes of the batch, row, column and reduction dimensions.
@@ -332,7 +334,6 @@ class ContractionSpec:
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
 
-    name: str
     batch: tuple[int, ...]
     rows: tuple[int, ...]
     cols: tuple[int, ...]
@@ -426,7 +427,7 @@ class ComputedRows:
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(KernelSpec):
     """out[b, i] = sum over j of p[b, i, j] * v[b, j], p being the softmax over j of scale * program(q[b, i] . k[b, j]).
 
     batch, rows, keys  sizes of the batch dimensions, and the numbers of queries and of keys.
@@ -455,7 +456,6 @@ class AttentionSpec:
                        launched, its last argument; or None.  Not all forms use it.
     """
 
-    name: str
     batch: tuple[int, ...]
     rows: int
     keys: int

@@ -11,9 +11,8 @@ from codegen.anonymous import anonymous
 from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
+from codegen.lasting import nothing_lasting
 from codegen.naming import Names
-from codegen.pointwise import PointwiseSchedule
-from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
@@ -236,8 +235,8 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
                 refused.append((group.nodes, str(reason)))
                 continue
         choice = choices[alike]
-        if group in found and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
-            choice = replace(choice, schedule=replace(choice.schedule, lasting=False))
+        if group in found:
+            choice = replace(choice, schedule=nothing_lasting(choice.schedule))
         early = number + 1 < len(groups) and order.may_come_in_early(groups[number + 1])
         key = alike, group in turned, number == 0, early, group in found
         if key not in sources:

@@ -12,6 +12,7 @@ from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
 from codegen.declined import Declined
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.spec import AttentionSpec, Pages, TensorMap
 from codegen.tensor_map import MOST_RANK, refusal
 
@@ -46,7 +47,7 @@ SHARED_IN_L2 = 24 << 20
 
 
 @dataclass(frozen=True)
-class AttentionWgmmaSchedule:
+class AttentionWgmmaSchedule(Schedule):
     """A tile of groups * 64 queries a block.
 
     groups  consumer warpgroups of a block, 1 to 3.

@@ -9,6 +9,7 @@ from math import gcd, prod
 from codegen.arch import KNOWN
 from codegen.computed_tiles import Computed, computed
 from codegen.expr import Operand, Program, Store
+from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, TensorMap
@@ -34,7 +35,7 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule:
+class WgmmaSchedule(Schedule):
     """A tile of groups * 64 rows and ``cols`` columns a block.
 
     groups  consumer warpgroups of a block, 1 to 3.

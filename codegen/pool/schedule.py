@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
+from codegen.family import Schedule
 from codegen.pool.space import Space, index_type, normalize, widest, width
 from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
@@ -21,7 +22,7 @@ ENOUGH_THREADS = 1 << 17
 
 
 @dataclass(frozen=True)
-class PoolSchedule:
+class PoolSchedule(Schedule):
     """How a pool kernel is mapped to threads.
 
     vector  neighbours in memory, outside of all windows, that a thread folds at once.

@@ -9,6 +9,7 @@ from math import log2, prod
 from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.iteration import index_type
 from codegen.rows.space import Space, normalize, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
@@ -40,7 +41,7 @@ LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
 
 
 @dataclass(frozen=True)
-class RowsSchedule:
+class RowsSchedule(Schedule):
     """How a rows kernel is mapped to threads.
 
     form     where a row is between its passes: "registers", "shared" (dynamic shared memory), or "memory" (read again).
