@@ -14,7 +14,7 @@ from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
@@ -269,3 +269,6 @@ def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
     """Whether a factor is computed, or has another dtype than the product."""
     common = anchor.op.promoted(tuple(t.type for t in anchor.inputs))
     return factors[number].program is not None or anchor.inputs[number].dtype != common
+
+
+LOWERING = FamilyLowering(lambda view: view.anchors, accept, lower)

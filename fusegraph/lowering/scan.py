@@ -7,7 +7,7 @@ from codegen.expr import Reduced, Reduction, Value, compute_type
 from codegen.spec import PointwiseSpec, ScanSpec
 from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -72,3 +72,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         return Lowered("pointwise", PointwiseSpec(name, space, program), reads, writes)
     sizes, reverse = tuple(shape[d] for d in outer), node.attributes["reverse"]
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
+
+
+LOWERING = FamilyLowering(scans, accept, lower)

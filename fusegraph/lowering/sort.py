@@ -10,7 +10,7 @@ from codegen.sort import longest
 from codegen.spec import PointwiseSpec, SortSpec
 from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -140,3 +140,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         reads = (*reads, indices)
     how = (way.count, way.run, way.keep, way.descending)
     return Lowered("sort", SortSpec(name, sizes, x.shape[axis], *how, program, way.merged, order), reads, writes)
+
+
+LOWERING = FamilyLowering(sorts, accept, lower)
