@@ -17,6 +17,13 @@ class KernelSpec:
 
     name: str
 
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        """The program's space, if every thread reads its loads at those points alone whose results it writes, and the
+        number of the argument that is the first load; None if threads read what others write.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class TensorMap:
@@ -88,6 +95,10 @@ class PointwiseSpec(KernelSpec):
     shape: tuple[int, ...]
     program: Program
 
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return self.shape, 0
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -136,6 +147,10 @@ class RowsSpec(KernelSpec):
     chunk: int | None = None
     walk: Walk | None = None
     segments: Segments | None = None
+
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return ((*self.outer, *self.row), 0) if self.walk is None and self.segments is None else None
 
 
 @dataclass(frozen=True)
@@ -380,6 +395,10 @@ class ContractionSpec(KernelSpec):
         """Sizes of the program's space."""
         rows = tuple(x.size for x in self.results) or self.rows
         return (*self.batch, *rows, *self.cols)
+
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return None if self.partials else (self.space, len(self.arguments))
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class _Joined(Renderer):
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:
         cols, stages, apart = schedule.cols, schedule.stages, schedule.apart
-        super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, 1, apart))
+        super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, apart=apart))
         assert spec.by_queries is not None
         assert spec.order is not None
         self.schedule, self.each = schedule, False

@@ -38,7 +38,7 @@ class AttentionBackwardMmaSchedule(Schedule):
 
     warps: int
     cols: int
-    heads: int
+    heads: int = 1
 
     @property
     def height(self) -> int:

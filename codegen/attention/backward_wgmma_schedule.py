@@ -40,7 +40,7 @@ class AttentionBackwardWgmmaSchedule(Schedule):
     groups: int
     cols: int
     stages: int
-    heads: int
+    heads: int = 1
     apart: bool = False
     blocks: int = 1 << 24
     ahead: int = 1

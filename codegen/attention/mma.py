@@ -50,7 +50,7 @@ class AttentionMmaSchedule(Schedule):
 
     warps: int
     keys: int
-    heads: int
+    heads: int = 1
     fillers: int = 0
 
     @property

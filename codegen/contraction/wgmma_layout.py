@@ -46,17 +46,17 @@ class WgmmaSchedule(Schedule):
     fillers  warpgroups of the producer that fill tiles of a factor that is computed or converted; 0 for none.
     computes  whether the consumers compute the first factor in registers.
     stages  of the ring, each 128 bytes along the reduction.
+    blocks  of the grid: as many as the device has multiprocessors.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
-    blocks  of the grid: as many as the device has multiprocessors.
     """
 
     groups: int
     cols: int
     stages: int
-    split: int
-    band: int
     blocks: int
+    split: int = 1
+    band: int = BAND
     gather: bool = False
     turns: bool = False
     fillers: int = 0

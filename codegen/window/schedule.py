@@ -48,8 +48,8 @@ class PlanesSchedule(Schedule):
     cols: int
     lanes: int
     down: int
-    planes: int
     itype: str
+    planes: int = 1
 
     @property
     def threads(self) -> int:
@@ -224,7 +224,7 @@ def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
         for lanes in _halves(_halved(32, -(-width // cols))):
             for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
                 for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
-                    yield PlanesSchedule(rows, cols, lanes, down, planes, itype)
+                    yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
 def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
