@@ -11,18 +11,32 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
-from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.rows.renderer import accumulate, combiner, identity
-from codegen.spec import KernelSource, ScanSpec
+from codegen.spec import KernelSource, KernelSpec
 
 #: Threads of a block; those of a row are at most as many.
 THREADS = 256
 _TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before", "parts", "scan", "reduce", "math")
+
+
+@dataclass(frozen=True)
+class ScanSpec(KernelSpec):
+    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    reverse        elements are added up from the last one on.
+    """
+
+    outer: tuple[int, ...]
+    length: int
+    program: Program
+    reverse: bool = False
 
 
 @dataclass(frozen=True)

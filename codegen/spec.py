@@ -154,55 +154,6 @@ class RowsSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
-class ScanSpec(KernelSpec):
-    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
-
-    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
-    reverse        elements are added up from the last one on.
-    """
-
-    outer: tuple[int, ...]
-    length: int
-    program: Program
-    reverse: bool = False
-
-
-@dataclass(frozen=True)
-class SortSpec(KernelSpec):
-    """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
-
-    The program's reductions are of the value that rows are sorted by: "sorted" is that value in its place, "position"
-    the one along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the order
-    of their positions.
-
-    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
-    count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
-    run            how many of them are a run, of which the last one has what is left; at most ``codegen.sort.longest``
-                   unless runs are merged.
-    keep           how many of each run are written, one run behind the other: the program's space has so many there
-                   where it depends on a reduction, or is stored.
-    descending     whether the largest come first.
-    merged         whether each run consists of two that are in order already, the first of ``run / 2``.
-    order          None, or where positions along the row are read from: its strides are over the program's space.
-    """
-
-    outer: tuple[int, ...]
-    length: int
-    count: int
-    run: int
-    keep: int
-    descending: bool
-    program: Program
-    merged: bool = False
-    order: Operand | None = None
-
-    @property
-    def runs(self) -> int:
-        """Runs of a row."""
-        return -(-self.count // self.run) if self.count else 0
-
-
-@dataclass(frozen=True)
 class PoolSpec(KernelSpec):
     """A program with reductions over windows: every window is folded, and what depends on it written.
 

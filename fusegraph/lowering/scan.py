@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Value, compute_type
-from codegen.spec import PointwiseSpec, ScanSpec
+from codegen.scan import ScanSpec
+from codegen.spec import PointwiseSpec
 from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from codegen.declined import Declined
 from codegen.expr import Operand, Reduced, Reduction, Value, compute_type
-from codegen.sort import longest
-from codegen.spec import PointwiseSpec, SortSpec
+from codegen.sort import SortSpec, longest
+from codegen.spec import PointwiseSpec
 from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
