@@ -34,9 +34,9 @@ _TAKEN = (
 class SortSpec(KernelSpec):
     """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
 
-    The program's reductions are of the value that rows are sorted by: "sorted" is that value in its place, "position"
-    the one along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the order
-    of their positions.
+    The program's reductions are of the value that rows are sorted by: that value in its place or, with ``at``,
+    the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the
+    order of their positions.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
@@ -322,7 +322,7 @@ class _Renderer:
         computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
         computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
         for k, reduction in enumerate(self.program.reductions):
-            if reduction.combine == "position":
+            if reduction.at is not None:
                 terms[Reduced(k)] = "int32(at)"
             elif Reduced(k) in computed:
                 terms[Reduced(k)] = self._value(self.again, "at", "_at")
@@ -340,7 +340,7 @@ class _Renderer:
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
         reduction = self.program.reductions[store.value.reduction]
-        return reduction.combine == "sorted" and self.program.loads[self.key.operand].dtype == store.operand.dtype
+        return reduction.at is None and self.program.loads[self.key.operand].dtype == store.operand.dtype
 
     def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
         """Computes what rows are sorted by, of the element at a position; returns the C expression."""
