@@ -12,10 +12,12 @@ than before.  So it is done by kernels only that move twice as much as the cache
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.arch import Arch
 from codegen.expr import Operand, Program
+from codegen.family import Schedule
 
 #: Bytes that a kernel reads and writes at least: twice what the caches of the GPUs hold that this was measured on.
 LEAST_BYTES = 100_000_000
@@ -37,6 +39,11 @@ def worth_lasting(program: Program, shape: Sequence[int], arch: Arch) -> bool:
     stored = [store.operand for store in program.stores]
     written = elements * sum(operand.dtype.itemsize for operand in stored if _once(operand, shape))
     return read + written >= LEAST_BYTES and written * LEAST_SHARE >= read > 0
+
+
+def nothing_lasting(schedule: Schedule) -> Schedule:
+    """The schedule of a kernel whose streams are evicted like all else."""
+    return replace(schedule, **{"lasting": False}) if getattr(schedule, "lasting", False) else schedule
 
 
 def _once(operand: Operand, shape: Sequence[int]) -> bool:

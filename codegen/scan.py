@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.arch import Arch
-from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
-from codegen.spec import KernelSource, ScanSpec
+from codegen.spec import KernelSource, KernelSpec
 
 #: Threads of a block; those of a row are at most as many.
 THREADS = 256
@@ -24,7 +25,21 @@ _TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before",
 
 
 @dataclass(frozen=True)
-class ScanSchedule:
+class ScanSpec(KernelSpec):
+    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    reverse        elements are added up from the last one on.
+    """
+
+    outer: tuple[int, ...]
+    length: int
+    program: Program
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class ScanSchedule(Schedule):
     """How a scan is mapped to threads.
 
     vector  neighbouring elements of a row that a thread adds up by itself.
@@ -96,6 +111,9 @@ def schedules(spec: ScanSpec, arch: Arch) -> Iterator[ScanSchedule]:
 def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, render),))
 
 
 class _Renderer:

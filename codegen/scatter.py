@@ -14,14 +14,15 @@ from math import prod
 from codegen.arch import Arch
 from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
-from codegen.spec import KernelSource
+from codegen.spec import KernelSource, KernelSpec
 
 
 @dataclass(frozen=True)
-class ScatterSpec:
+class ScatterSpec(KernelSpec):
     """result[..., index, ...] = that combined with a value, for each value; where the index is outside, nothing.
 
     shape     sizes of the values' dimensions.
@@ -33,7 +34,6 @@ class ScatterSpec:
     combiner  how values are combined: atomically, or by threads that walk them.
     """
 
-    name: str
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     program: Program
@@ -44,7 +44,7 @@ class ScatterSpec:
 
 
 @dataclass(frozen=True)
-class ScatterSchedule:
+class ScatterSchedule(Schedule):
     """Threads of a block; each has one update, or walks all along the axis."""
 
     threads: int
@@ -61,6 +61,9 @@ def schedules(spec: ScatterSpec, arch: Arch) -> Iterator[ScatterSchedule]:
 def render(spec: ScatterSpec, schedule: ScatterSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("scatter", ScatterSpec, (Form("scatter", ScatterSchedule, schedules, render),))
 
 
 class _Renderer:

@@ -13,11 +13,12 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
-from codegen.expr import Emitter, Index, Load, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
-from codegen.spec import KernelSource, SortSpec
+from codegen.spec import KernelSource, KernelSpec
 
 #: Words that a thread sorts by itself, and threads that merge two runs.
 ITEMS, MERGING = 8, 256
@@ -30,7 +31,42 @@ _TAKEN = (
 
 
 @dataclass(frozen=True)
-class SortSchedule:
+class SortSpec(KernelSpec):
+    """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
+
+    The program's reductions are of the value that rows are sorted by: that value in its place or, with ``at``,
+    the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the
+    order of their positions.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
+    run            how many of them are a run, of which the last one has what is left; at most ``longest`` unless
+                   runs are merged.
+    keep           how many of each run are written, one run behind the other: the program's space has so many there
+                   where it depends on a reduction, or is stored.
+    descending     whether the largest come first.
+    merged         whether each run consists of two that are in order already, the first of ``run / 2``.
+    order          None, or where positions along the row are read from: its strides are over the program's space.
+    """
+
+    outer: tuple[int, ...]
+    length: int
+    count: int
+    run: int
+    keep: int
+    descending: bool
+    program: Program
+    merged: bool = False
+    order: Operand | None = None
+
+    @property
+    def runs(self) -> int:
+        """Runs of a row."""
+        return -(-self.count // self.run) if self.count else 0
+
+
+@dataclass(frozen=True)
+class SortSchedule(Schedule):
     """How a sort is mapped to threads.
 
     items  elements that a thread sorts by itself, or merges.
@@ -99,6 +135,9 @@ def schedules(spec: SortSpec, arch: Arch) -> Iterator[SortSchedule]:
 def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, render),))
 
 
 class _Renderer:

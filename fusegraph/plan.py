@@ -12,9 +12,8 @@ from codegen.anonymous import anonymous
 from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
+from codegen.lasting import nothing_lasting
 from codegen.naming import Names
-from codegen.pointwise import PointwiseSchedule
-from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
@@ -180,8 +179,8 @@ def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group])
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):
-        if group in cached and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
-            choice = replace(choice, schedule=replace(choice.schedule, lasting=False))
+        if group in cached:
+            choice = replace(choice, schedule=nothing_lasting(choice.schedule))
         early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
         key = alike, group in turned, number == 0, early, group in cached
         if key not in sources:

@@ -285,7 +285,7 @@ def test_rows_that_are_read_again() -> None:
     def of(form: str) -> tuple[CpuExecutable, Pairs]:
         graph = graph_of(again, (6, 200))
         executable = lazily(graph)
-        schedule = RowsSchedule(form, False, 1, 32, 1, "uint32")
+        schedule = RowsSchedule(form, 1, 32, 1, "uint32")
         executable.plan = executable._plans[16] = plan(graph, choose=lambda *_: Choice(schedule))
         assert len(executable.plan.kernels) == 1
         return executable, frozenset({(0, 0)})

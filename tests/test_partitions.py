@@ -200,7 +200,7 @@ class _Counted:
 @pytest.mark.parametrize("reduced", [False, True])
 def test_tries_grow_with_the_readers_of_a_tensor_not_with_their_pairs(reduced):
     graph, counted = _readers(300, reduced), _Counted()
-    partition = fuse(graph, target=counted)
+    partition = fuse(graph, backend=counted)
     check_partition(partition)
     assert len(partition.groups) <= -(-300 // 13) + 1, "kernels of 28 tensors"
     assert counted.asked < 4 * len(graph.nodes)

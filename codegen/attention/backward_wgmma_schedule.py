@@ -12,6 +12,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.declined import Declined
+from codegen.family import Schedule
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
@@ -24,7 +25,7 @@ SHARED_IN_L2 = 24 << 20
 
 
 @dataclass(frozen=True)
-class AttentionBackwardWgmmaSchedule:
+class AttentionBackwardWgmmaSchedule(Schedule):
     """A tile of groups * 64 rows a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
@@ -39,7 +40,7 @@ class AttentionBackwardWgmmaSchedule:
     groups: int
     cols: int
     stages: int
-    heads: int
+    heads: int = 1
     apart: bool = False
     blocks: int = 1 << 24
     ahead: int = 1
@@ -95,6 +96,8 @@ def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
 
 def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
     """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
+    if spec.joined:
+        return ()
     check(spec, arch)
     a = spec.attention
     tall = max(a.depth, a.width)

@@ -11,7 +11,6 @@ from math import prod
 from codegen.arch import Arch
 from codegen.computed_tiles import Computed, computed
 from codegen.contraction.wgmma_layout import (
-    BAND,
     GROUP,
     GROUP_ROWS,
     PIECES,
@@ -146,7 +145,7 @@ def _candidates(
                     not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or 32 < cols < 16 * split
                 ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
+                s = WgmmaSchedule(groups, cols, 2, sms, split, gather=gather, fillers=fillers, computes=computes)
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
                 in_turn = even and groups == 2 and split == 1 and not (fillers or computes or adds_up)

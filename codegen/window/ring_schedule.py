@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.arch import Arch
+from codegen.family import Schedule
 from codegen.window.spec import WindowSpec
 
 #: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
@@ -30,7 +31,7 @@ ENOUGH_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class RingSchedule:
+class RingSchedule(Schedule):
     """A block walks down rows of outputs with the input rows in a ring in shared memory.
 
     A block has ``lanes`` threads of ``vector`` channels each, and ``across`` of them along the columns; each computes

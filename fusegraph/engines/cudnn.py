@@ -131,10 +131,10 @@ class CudnnExecutable(Executable):
 
     def _built(self, graph: Graph, options: Options, pieces: bool, autotune: bool) -> tuple[Partition, list[_Built]]:
         """The pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is refused."""
-        target = _Target(self)
+        backend = _Lowering(self)
         known: dict[tuple[Node, ...], _Built] = {}
         while True:
-            partition = self._partition(graph, options, pieces, target)
+            partition = self._partition(graph, options, pieces, backend)
             try:
                 for group in partition.groups:
                     if group.nodes not in known:
@@ -142,14 +142,14 @@ class CudnnExecutable(Executable):
             except NotSupportedError as error:
                 if not pieces:
                     raise
-                target.refuse(group.nodes, error.reason)
+                backend.refuse(group.nodes, error.reason)
                 continue
             return partition, [known[group.nodes] for group in partition.groups]
 
-    def _partition(self, graph: Graph, options: Options, pieces: bool, target: _Target) -> Partition:
+    def _partition(self, graph: Graph, options: Options, pieces: bool, backend: _Lowering) -> Partition:
         if pieces:
             try:
-                return fuse(graph, options, target=target)
+                return fuse(graph, options, backend=backend)
             except Declined as refusal:
                 raise NotSupportedError(
                     f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}", str(refusal)
@@ -157,7 +157,7 @@ class CudnnExecutable(Executable):
         order = {n: k for k, n in enumerate(graph.nodes)}
         view = GroupView(graph, graph.nodes, order)
         try:
-            lowered = target.lower(view, options)
+            lowered = backend.lower(view, options)
         except Declined as refusal:
             raise NotSupportedError(
                 f"cuDNN refuses graph {graph.name!r} ({_named(view.nodes)}): {refusal}; "
@@ -278,8 +278,8 @@ class CudnnExecutable(Executable):
         return found.pointer
 
 
-class _Target:
-    """cuDNN as a target of fusion: takes a group if cuDNN makes plans for it.  Answers are remembered."""
+class _Lowering:
+    """cuDNN as what groups are lowered to: takes a group if cuDNN makes plans for it.  Answers are remembered."""
 
     def __init__(self, executable: CudnnExecutable) -> None:
         self._executable = executable

@@ -14,7 +14,7 @@ from codegen.spec import AttentionSpec, Pages
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
@@ -420,3 +420,6 @@ class _Whole(GroupView):
     def __init__(self, graph: Graph, nodes: Sequence[Node], writes: Sequence[Tensor]) -> None:
         super().__init__(graph, nodes, {n: k for k, n in enumerate(nodes)})
         self.writes = tuple(writes)
+
+
+LOWERING = FamilyLowering(attentions, accept, lower)

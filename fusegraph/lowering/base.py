@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol, TypeAlias
@@ -113,8 +113,22 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
 
 
-class Target(Protocol):
-    """What groups are lowered to: says which it takes, and lowers them."""
+@dataclass(eq=False)
+class FamilyLowering:
+    """How groups become kernels of a family.
+
+    about   what in a group its kernels are about; nothing of another family's group.
+    accept  raises Declined, whose text is the reason, if such a group cannot be one kernel.
+    lower   the kernel, with a name, of a group that it accepts.  Raises Declined as well.
+    """
+
+    about: Callable[[GroupView], object]
+    accept: Callable[[GroupView, Options], None]
+    lower: Callable[[GroupView, Options, str], Lowered]
+
+
+class Lowering(Protocol):
+    """What groups are lowered to, kernels or cuDNN: says which it takes, and lowers them."""
 
     def accept(self, view: GroupView, options: Options) -> None:
         """Raises Declined, whose text is the reason, if the group cannot be one unit."""

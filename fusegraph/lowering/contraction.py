@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from codegen import contraction
 from codegen.arch import arch
+from codegen.contraction import FAMILY
 from codegen.contraction.merge import exchanged
 from codegen.declined import Declined
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
@@ -260,7 +260,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
         turned, few = exchanged(spec), prod(found.rows) <= FEW_ROWS
-        if turned is not None and (not few or contraction.cycles(turned, HOPPER) < contraction.cycles(spec, HOPPER)):
+        if turned is not None and (not few or FAMILY.cycles(turned, HOPPER) < FAMILY.cycles(spec, HOPPER)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 
@@ -269,3 +269,6 @@ def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
     """Whether a factor is computed, or has another dtype than the product."""
     common = anchor.op.promoted(tuple(t.type for t in anchor.inputs))
     return factors[number].program is not None or anchor.inputs[number].dtype != common
+
+
+LOWERING = FamilyLowering(lambda view: view.anchors, accept, lower)

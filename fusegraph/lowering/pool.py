@@ -13,7 +13,7 @@ from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import PoolSpec, RowsSpec
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -317,3 +317,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         row = tuple(space.elements[axis] for axis in space.windows)
         return Lowered("rows", RowsSpec(name, space.shape, row, program), reads, writes)
     return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)
+
+
+LOWERING = FamilyLowering(pools, accept, lower)

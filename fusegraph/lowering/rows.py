@@ -11,7 +11,7 @@ from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
@@ -417,3 +417,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     program, reads, writes = RowsBuilder(view, options, space.strides, beside=beside).build()
     spec = RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk, space.segmented)
     return Lowered("rows", spec, reads, writes)
+
+
+LOWERING = FamilyLowering(reductions, accept, lower)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Value, compute_type
-from codegen.spec import PointwiseSpec, ScanSpec
+from codegen.scan import ScanSpec
+from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -71,3 +72,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         return Lowered("pointwise", PointwiseSpec(name, space, program), reads, writes)
     sizes, reverse = tuple(shape[d] for d in outer), node.attributes["reverse"]
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
+
+
+LOWERING = FamilyLowering(scans, accept, lower)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from codegen.combiners import MIN
 from codegen.declined import Declined
 from codegen.expr import Operand, Reduced, Reduction, Value, compute_type
-from codegen.sort import longest
-from codegen.spec import PointwiseSpec, SortSpec
+from codegen.sort import SortSpec, longest
+from codegen.spec import PointwiseSpec
 from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
@@ -141,3 +141,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         reads = (*reads, indices)
     how = (way.count, way.run, way.keep, way.descending)
     return Lowered("sort", SortSpec(name, sizes, x.shape[axis], *how, program, way.merged, order), reads, writes)
+
+
+LOWERING = FamilyLowering(sorts, accept, lower)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from codegen.expr import Operand, Program
 from codegen.window.spec import WinogradSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.contraction import accept
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+from fusegraph.ops.base import Kind
 from fusegraph.ops.winograd import tiles
 
 Strides = tuple[int, ...]
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The transform of a group that `lowering.contraction.accept` takes."""
+    """The transform of a group that `accept` takes."""
     (anchor,) = view.anchors
     (source,) = anchor.inputs
 
@@ -74,3 +76,6 @@ def _spec(anchor: Node, name: str, alignment: int, program: Program) -> Winograd
             strides = (n, c, 0, 0, row, column)
     operand = Operand(source.name, source.dtype, strides, alignment)
     return WinogradSpec(name, transform, tile, images, channels, grid, operand, start, window, results, program)
+
+
+LOWERING = FamilyLowering(lambda view: view.anchors and view.anchors[0].kind is Kind.TRANSFORM, accept, lower)

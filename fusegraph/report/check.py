@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import attention, contraction
-from codegen.spec import AttentionSpec, ContractionSpec
+from codegen import coarse_products
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
@@ -142,10 +141,9 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
     for kernel in plan.kernels:
         spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
-        if isinstance(spec, AttentionSpec) and (most := attention.coarse_products(spec, schedule)) is not None:
-            coarse |= {n.outputs[0]: most for n in kernel.group.nodes if n.kind is Kind.ATTENTION}
-        if isinstance(spec, ContractionSpec) and (most := contraction.coarse_products(spec, schedule)) is not None:
-            coarse |= {n.output: most for n in kernel.group.nodes if _is_fp8(n)}
+        if (most := coarse_products(spec, schedule)) is not None:
+            attended = [n for n in kernel.group.nodes if n.kind is Kind.ATTENTION]
+            coarse |= {n.outputs[0]: most for n in attended or filter(_is_fp8, kernel.group.nodes)}
     # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
     factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
     stored = plan.partition.materialized | factors

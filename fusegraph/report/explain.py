@@ -6,11 +6,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
+from codegen import PORTABLE, declined, schedule_data, schedule_from_data, schedule_text
 from codegen.arch import Arch
-from codegen.attention import backward as attention_backward
-from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
@@ -84,10 +81,9 @@ def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[
     """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
     others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
     node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
-    ``declined_forms``: of a contraction or attention why it has none of the faster forms, by their names.
+    ``declined_forms``: why it has none of the faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
-    schedule = schedule_data(kernel.choice.schedule)
     return {
         "number": number,
         "name": kernel.name,
@@ -99,22 +95,10 @@ def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[
         "grid": list(source.grid),
         "block": list(source.block),
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
-        "schedule": schedule,
+        "schedule": schedule_data(kernel.choice.schedule),
         "chosen_by": kernel.choice.reason,
-        "declined_forms": _declined_forms(group.lowered.spec, arch, schedule["type"]),
+        "declined_forms": declined(group.lowered.spec, kernel.choice.schedule, arch),
     }
-
-
-def _declined_forms(spec: Any, arch: Arch, taken: str) -> dict[str, str]:
-    """Why a contraction or attention has none of the forms that are faster than the one taken."""
-    if isinstance(spec, AttentionSpec):
-        return {f: why for f, why in attention.declined(spec, arch).items() if not taken.endswith(f"attention{f}")}
-    if isinstance(spec, AttentionBackwardSpec):
-        reasons = attention_backward.declined(spec, arch)
-        return {form: why for form, why in reasons.items() if not taken.endswith(f"attentionbackward{form}")}
-    if not isinstance(spec, ContractionSpec):
-        return {}
-    return {form: reason for form, reason in contraction.declined(spec, arch).items() if form != taken}
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
