@@ -24,6 +24,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.layout import layout_strides
@@ -34,7 +35,6 @@ from fusegraph.report.workload import Workload
 from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 _T = TypeVar("_T")
