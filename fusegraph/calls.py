@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fusegraph.tensor import Node, Tensor
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
+from fusegraph.tensor import Graph, Node, Tensor
 
 Array = np.ndarray[Any, Any]
 #: (type of the result, the function's arguments with arrays for tensors) -> the result, or a list of several.

@@ -8,15 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.ops.reduction import normal_axes
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
+from fusegraph.tensor import Graph, Tensor
 
 #: Up to so many integers are float32.
 EXACT = 1 << 24

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fusegraph import composed, indexing, meanings, resampling
+from fusegraph import composed, meanings, rearranging, resampling
 from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.base import REQUIRED, Op
-from fusegraph.tensor import Tensor
+from fusegraph.tensor import Graph, Tensor
 from fusegraph.values import Kind, array, dtype, flag, integer, number, one_or_several, optional, word
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
 
 
 def _named(op: Op, operands: Sequence[Any]) -> Iterable[tuple[str, Any]]:
@@ -118,7 +115,8 @@ def _cast(self: Graph, x: Tensor, dtype: Any, *, saturate: bool = True, name: st
     What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
     (NaN where the dtype has no infinity).
     """
-    return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
+    result: Tensor = self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
+    return result
 
 
 #: Method of `Graph` -> what it is.
@@ -127,12 +125,12 @@ METHODS: dict[str, Callable[..., Any]] = {
     **{
         function.__name__: _composed(function)
         for function in (
-            means(meanings.split)(indexing.split),
-            means(meanings.flip)(indexing.flip),
-            means(meanings.reshaped)(indexing.squeeze),
-            means(meanings.reshaped)(indexing.unsqueeze),
-            means(meanings.space_to_depth)(indexing.space_to_depth),
-            means(meanings.depth_to_space)(indexing.depth_to_space),
+            means(meanings.split)(rearranging.split),
+            means(meanings.flip)(rearranging.flip),
+            means(meanings.reshaped)(rearranging.squeeze),
+            means(meanings.reshaped)(rearranging.unsqueeze),
+            means(meanings.space_to_depth)(rearranging.space_to_depth),
+            means(meanings.depth_to_space)(rearranging.depth_to_space),
             *(means(getattr(meanings, f.__name__), weighs=f is composed.einsum)(f) for f in composed.FUNCTIONS),
             means(meanings.resample, weighs=True)(resampling.resample),
             means(meanings.interpolate, weighs=True)(resampling.interpolate),

@@ -6,7 +6,7 @@ Along axes which elements and weights is known while the graph is built; of a gr
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from fusegraph import composed
 from fusegraph.dtypes import float32, float64, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.reduction import normal_axes
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
+from fusegraph.tensor import Graph, Tensor
 
 Array = np.ndarray[Any, Any]
 

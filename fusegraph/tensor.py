@@ -6,18 +6,19 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from fusegraph import indexing
 from fusegraph.dtypes import DType
-from fusegraph.errors import GraphError, shown
+from fusegraph.errors import AttributeValueError, GraphError, ShapeError, shown
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
+from fusegraph.values import Unfit, integer, optional, position
 
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
+#: A graph, to tensors and to the functions that its methods are made of: what has methods so made is above them all
+#: (`fusegraph.graph`).
+Graph: TypeAlias = Any
 
 _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
@@ -93,8 +94,9 @@ class Tensor:
     def __bool__(self) -> bool:
         raise GraphError(f"tensor {self.name!r} has no truth value while the graph is being built; use binary_select")
 
-    def _op(self, name: str, *operands: Any) -> Tensor:
-        return self.graph.apply(TABLE[name], operands, {})
+    def _op(self, name: str, *operands: Any, **attributes: Any) -> Tensor:
+        result: Tensor = self.graph.apply(TABLE[name], operands, attributes)
+        return result
 
     def __add__(self, other: Any) -> Tensor:
         return self._op("add", self, other)
@@ -191,24 +193,73 @@ class Tensor:
 
     def __getitem__(self, key: Any) -> Tensor:
         """Basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with arrays (see
-        `Graph.gather`).  Raises AttributeValueError.
+        `Graph.gather`).  Raises AttributeValueError for other keys, ShapeError for integers out of range and too many.
         """
-        return indexing.index(self, key)
+        return _index(self, key)
 
     def reshape(self, *shape: Any) -> Tensor:
         """`Graph.reshape`, of a shape or of so many sizes."""
         given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
-        return self.graph.apply(TABLE["reshape"], (self,), {"shape": given})
+        return self._op("reshape", self, shape=given)
 
     def transpose(self, *perm: Any) -> Tensor:
         """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
         given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
-        return self.graph.apply(TABLE["transpose"], (self,), {"perm": given})
+        return self._op("transpose", self, perm=given)
 
     @property
     def T(self) -> Tensor:
         """The dimensions in reverse."""
         return self.transpose()
+
+
+def _index(x: Tensor, key: Any) -> Tensor:
+    """A slice of the tensor, reshaped."""
+    keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
+    used = sum(one is not None and one is not Ellipsis for one in keys)
+    if used > x.rank:
+        raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
+    if sum(one is Ellipsis for one in keys) > 1:
+        raise AttributeValueError(f"{x.name!r} is indexed with several '...'")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    place = keys.index(Ellipsis)
+    keys[place : place + 1] = [slice(None)] * (x.rank - used)
+    bounds: list[slice] = []
+    shape: list[int] = []
+    for one in keys:
+        if one is None:
+            shape.append(1)
+            continue
+        size = x.shape[len(bounds)]
+        if isinstance(one, slice):
+            if one.step == 0:
+                raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
+            bounds.append(one)
+            shape.append(len(range(*one.indices(size))))
+        else:
+            if not -size <= one < size:
+                raise ShapeError(
+                    f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
+                )
+            bounds.append(slice(one % size, one % size + 1))
+    result = x
+    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
+        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
+        result = x.graph.slice(x, *parts)
+    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
+
+
+def _key(x: Tensor, one: Any) -> Any:
+    """An index as None, ``...``, an int or a slice of ints."""
+    try:
+        if isinstance(one, slice):
+            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
+        return one if one is None or one is Ellipsis else integer(one)
+    except Unfit:
+        raise AttributeValueError(
+            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
+        ) from None
 
 
 def _is_truth(operand: Any) -> bool:

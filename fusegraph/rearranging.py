@@ -1,68 +1,13 @@
-"""Indexing, splitting and other rearranging of tensors, written as slices, reshapes and transposes of the op table."""
+"""Splitting and rearranging tensors, written as slices, reshapes and transposes of the op table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from fusegraph.errors import AttributeValueError, ShapeError, shown
+from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.reduction import normal_axes
-from fusegraph.values import MOST_ENTRIES, Unfit, integer, optional, position
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
-
-
-def index(x: Tensor, key: Any) -> Tensor:
-    """``x[key]`` as in NumPy: slices, integers, ``...`` and None.
-
-    Raises AttributeValueError for other keys, ShapeError for integers out of range and too many of them.
-    """
-    keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
-    used = sum(one is not None and one is not Ellipsis for one in keys)
-    if used > x.rank:
-        raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
-    if sum(one is Ellipsis for one in keys) > 1:
-        raise AttributeValueError(f"{x.name!r} is indexed with several '...'")
-    if Ellipsis not in keys:
-        keys.append(Ellipsis)
-    place = keys.index(Ellipsis)
-    keys[place : place + 1] = [slice(None)] * (x.rank - used)
-    bounds: list[slice] = []
-    shape: list[int] = []
-    for one in keys:
-        if one is None:
-            shape.append(1)
-            continue
-        size = x.shape[len(bounds)]
-        if isinstance(one, slice):
-            if one.step == 0:
-                raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
-            bounds.append(one)
-            shape.append(len(range(*one.indices(size))))
-        else:
-            if not -size <= one < size:
-                raise ShapeError(
-                    f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
-                )
-            bounds.append(slice(one % size, one % size + 1))
-    result = x
-    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
-        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
-        result = x.graph.slice(x, *parts)
-    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
-
-
-def _key(x: Tensor, one: Any) -> Any:
-    """An index as None, ``...``, an int or a slice of ints."""
-    try:
-        if isinstance(one, slice):
-            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
-        return one if one is None or one is Ellipsis else integer(one)
-    except Unfit:
-        raise AttributeValueError(
-            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
-        ) from None
+from fusegraph.tensor import Graph, Tensor
+from fusegraph.values import MOST_ENTRIES
 
 
 def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
