@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fusegraph import hooks
+
 if TYPE_CHECKING:
     from fusegraph import errors, onnx
     from fusegraph.dtypes import (
@@ -111,6 +113,13 @@ if not TYPE_CHECKING:  # a type checker that saw this would take every name for 
         value = getattr(import_module(_HOME.get(name, "fusegraph.dtypes")), name)
         globals()[name] = value
         return value
+
+
+def _compile(*arguments: Any, **options: Any) -> Any:
+    return import_module(_HOME["compile"]).compile(*arguments, **options)
+
+
+hooks.compile_graph = _compile
 
 
 def __dir__() -> list[str]:

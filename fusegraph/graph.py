@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
+from fusegraph import hooks
+from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
@@ -27,10 +29,6 @@ from fusegraph.ops.base import REQUIRED, Kind, Op
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
-
-if TYPE_CHECKING:
-    from fusegraph.calls import Call
-    from fusegraph.engines.base import Executable
 
 __all__ = ["Graph", "Node", "Tensor"]
 
@@ -289,14 +287,12 @@ class Graph:
         """The nodes that take a tensor, each once, in the order they were added."""
         return list(self._consumers.get(tensor, ()))
 
-    def compile(self, engine: str | None = None, **options: Any) -> Executable:
+    def compile(self, engine: str | None = None, **options: Any) -> Any:
         """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
 
-        Options are those of `fusegraph.compile`.
+        Options are those of `fusegraph.compile`.  Returns a `fusegraph.Executable`.
         """
-        from fusegraph.engines import compile as compile_graph
-
-        return compile_graph(self, engine=engine, **options)
+        return hooks.compile_graph(self, engine=engine, **options)
 
     def __repr__(self) -> str:
         return (

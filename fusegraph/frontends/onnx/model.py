@@ -53,7 +53,8 @@ class Model:
 
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph, as `Graph.compile`; call the result with one array an input, in their order."""
-        return self.graph.compile(engine, **options)
+        executable: Executable = self.graph.compile(engine, **options)
+        return executable
 
 
 def load(
