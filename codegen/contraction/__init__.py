@@ -24,8 +24,8 @@ from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
+from codegen.factors import ROW_BYTES
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tiles import ROW_BYTES
 from codegen.ways import product_types
 
 #: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
