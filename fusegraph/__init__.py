@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fusegraph import hooks
+from fusegraph.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fusegraph import errors, onnx
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from fusegraph.frontends.cudnn import from_cudnn
     from fusegraph.graph import Graph, Node, Tensor
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ENGINES",

@@ -437,7 +437,6 @@ def pictures(folder: Path) -> dict[Path, str]:
 
 Makers = Mapping[str, Callable[[], str]]
 
-_imports = runpy.run_path(str(ROOT / "tools" / "layers.py"))["table"]
 _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
@@ -445,7 +444,7 @@ def readme_makers(_: str, root: str = "") -> Makers:
     """What makes the sections of README.md and of docs, by their names."""
     makers = (kernel, explain, dtypes, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
-    return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked | {"imports": _imports}
+    return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
 
 
 PAGES: dict[Path, Callable[[str], Makers]] = {
