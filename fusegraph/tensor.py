@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -33,6 +33,15 @@ def check_name(what: str, name: object) -> str:
             "use 1 to 200 letters, digits, spaces or any of _ . : / [ ] ( ) , + @ # -"
         )
     return name
+
+
+def _operator(op: str, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    """A method for an operator of two operands."""
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        return self._op(op, other, self) if reflected else self._op(op, self, other)
+
+    return method
 
 
 class Tensor:
@@ -98,59 +107,34 @@ class Tensor:
         result: Tensor = self.graph.apply(TABLE[name], operands, attributes)
         return result
 
-    def __add__(self, other: Any) -> Tensor:
-        return self._op("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self._op("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self._op("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self._op("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self._op("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self._op("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self._op("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return self._op("div", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return self._op("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return self._op("pow", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return self._op("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return self._op("matmul", other, self)
+    __add__ = _operator("add")
+    __radd__ = _operator("add", reflected=True)
+    __sub__ = _operator("sub")
+    __rsub__ = _operator("sub", reflected=True)
+    __mul__ = _operator("mul")
+    __rmul__ = _operator("mul", reflected=True)
+    __truediv__ = _operator("div")
+    __rtruediv__ = _operator("div", reflected=True)
+    __pow__ = _operator("pow")
+    __rpow__ = _operator("pow", reflected=True)
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _operator("matmul", reflected=True)
+    __gt__ = _operator("cmp_gt")
+    __ge__ = _operator("cmp_ge")
+    __lt__ = _operator("cmp_lt")
+    __le__ = _operator("cmp_le")
+    __xor__ = _operator("bitwise_xor")
+    __rxor__ = _operator("bitwise_xor", reflected=True)
+    __lshift__ = _operator("shift_left")
+    __rlshift__ = _operator("shift_left", reflected=True)
+    __rshift__ = _operator("shift_right")
+    __rrshift__ = _operator("shift_right", reflected=True)
 
     def __neg__(self) -> Tensor:
         return self._op("neg", self)
 
     def __abs__(self) -> Tensor:
         return self._op("abs", self)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return self._op("cmp_gt", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return self._op("cmp_ge", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return self._op("cmp_lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return self._op("cmp_le", self, other)
 
     def _bits(self, logical: str, bitwise: str, *operands: Any) -> Tensor:
         """Booleans are combined by the op of truth values, which masks are recognised by; integers bit by bit."""
@@ -167,24 +151,6 @@ class Tensor:
 
     def __ror__(self, other: Any) -> Tensor:
         return self._bits("logical_or", "bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return self._op("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return self._op("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return self._op("shift_left", self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return self._op("shift_left", other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return self._op("shift_right", self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return self._op("shift_right", other, self)
 
     def __invert__(self) -> Tensor:
         return self._bits("logical_not", "bitwise_not", self)
