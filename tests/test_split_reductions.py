@@ -70,7 +70,7 @@ def test_what_the_user_sees() -> None:
     assert (first.producer, first.consumer, first.fused) == ("y parts", "y total", False)
     assert "needs all parts of 'y parts'" in first.reason
     assert second.fused
-    assert found.counterpart[g.outputs[0]].dtype.name == "bfloat16"
+    assert found.counterparts[g.outputs[0]].dtype.name == "bfloat16"
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import uint8
+from fusegraph.engines.in_place import Pairs
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import Device, refuse_gradient, view
 from fusegraph.runtime.packed import pack, unpack
 from fusegraph.runtime.strides import NDArray, share_memory

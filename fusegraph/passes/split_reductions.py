@@ -15,12 +15,13 @@ import numpy as np
 
 from fusegraph.dtypes import DType, sum_dtype
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
 ENOUGH_BLOCKS = 128
@@ -50,13 +51,13 @@ _HALVES = {
 Split = tuple[tuple[int, ...], int | None]
 
 
-def split_reductions(graph: Graph) -> Simplified:
-    """The graph with its reductions split where that is worthwhile, or itself if there is none."""
+def split_reductions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Splits reductions of much into parts where one kernel would leave most of a GPU idle."""
     chunks = {node: found for node in graph.nodes if (found := chunk(graph, node)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
 
-def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
+def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
     """The graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
@@ -75,10 +76,10 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     return rewrite.done()
 
 
-def half_of(simplified: Simplified, node: Node) -> Node:
+def half_of(simplified: Rewritten, node: Node) -> Node:
     """The node that makes the parts of a reduction that `split` has split."""
-    x = simplified.counterpart[node.inputs[0]]
-    half = simplified.graph.producer(simplified.counterpart[node.output])
+    x = simplified.counterparts[node.inputs[0]]
+    half = simplified.graph.producer(simplified.counterparts[node.output])
     while half is not None and half.inputs[0] is not x:
         half = simplified.graph.producer(half.inputs[0])
     assert half is not None

@@ -77,7 +77,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     for node in written_out.graph.nodes:
         with np.errstate(all="ignore"):
             found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
-    counterpart = written_out.counterpart  # constants that add nothing have none
+    counterpart = written_out.counterparts  # constants that add nothing have none
     parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
     if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return parts
