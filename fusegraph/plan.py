@@ -127,55 +127,67 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     choose = choose or by_cost_model()
 
-    def accepted(steps: Steps) -> tuple[Steps, Partition, tuple[Kernel, ...]]:
+    def accepted(steps: Steps) -> tuple[Steps, Partition, list[_Chosen]]:
         partition = fuse(steps.graph, steps.options, enabled=fusion)
         steps.check(partition)
         if fusion:
             again, partition = recompute(partition, steps.options)
             steps = steps.then("recomputation", recompute, again)
-        turned = order.from_the_end(partition) if fusion else frozenset()
-        return steps, partition, _rendered(partition, choose, turned)
+        return steps, partition, _chosen(partition, choose)
 
     try:
-        _, (steps, partition, kernels) = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
+        _, (steps, partition, chosen) = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
     except NotAccepted as refusal:  # the kernel families take every node of the op table: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+    turned = order.from_the_end(partition) if fusion else frozenset()
+    kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     return Plan(graph, steps, partition, kernels, plan_memory(partition))
 
 
-def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tuple[Kernel, ...]:
-    """The kernels of a partition's groups; those that are ``turned`` begin at the end of memory.
+#: A group that is a kernel, what it has in common with those that compute the same of other tensors, and its schedule.
+_Chosen: TypeAlias = tuple[Group, str, Choice]
+
+
+def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
+    """The schedules of a partition's groups, in order.  Raises NoKernel if there is none for some of them."""
+    choices: dict[str, Choice] = {}
+    without: list[tuple[Sequence[Node], str]] = []
+    found = []
+    for group in partition.groups:
+        if group.family == "view":
+            continue
+        alike = repr(anonymous(group.lowered.spec))
+        try:
+            choices[alike] = choices.get(alike) or choose(group.lowered.spec, group)
+        except Declined as reason:
+            without.append((group.nodes, str(reason)))
+        else:
+            found.append((group, alike, choices[alike]))
+    if without:
+        raise NoKernel(without)
+    return found
+
+
+def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
+    """The kernels of groups; those that are ``turned`` begin at the end of memory, operands of those that are
+    ``cached`` are in the L2 cache.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
     """
-    groups = [g for g in partition.groups if g.family != "view"]
     names = Names()
-    choices: dict[str, Choice] = {}
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
-    found = order.found_in_cache(partition, turned)
-    refused: list[tuple[Sequence[Node], str]] = []
     kernels = []
-    for number, group in enumerate(groups):
-        spec = group.lowered.spec
-        alike = repr(anonymous(spec))
-        if alike not in choices:
-            try:
-                choices[alike] = choose(spec, group)
-            except Declined as reason:
-                refused.append((group.nodes, str(reason)))
-                continue
-        choice = choices[alike]
-        if group in found and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
+    for number, (group, alike, choice) in enumerate(chosen):
+        if group in cached and isinstance(choice.schedule, (PointwiseSchedule, RowsSchedule)):
             choice = replace(choice, schedule=replace(choice.schedule, lasting=False))
-        early = number + 1 < len(groups) and order.may_come_in_early(groups[number + 1])
-        key = alike, group in turned, number == 0, early, group in found
+        early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
+        key = alike, group in turned, number == 0, early, group in cached
         if key not in sources:
+            spec = group.lowered.spec
             source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
             source = from_the_end(source) if group in turned else source
             sources[key] = in_sequence(source, first=number == 0, early=early)
         kernels.append(Kernel(group, sources[key], choice))
-    if refused:
-        raise NoKernel(refused)
     return tuple(kernels)
