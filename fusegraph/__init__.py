@@ -16,7 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusegraph import hooks
+from fusegraph.installation import codegen_folder
+from fusegraph.operations import Operations
 from fusegraph.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from fusegraph.frontends.cudnn import from_cudnn
     from fusegraph.graph import Graph, Node, Tensor
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
+
+codegen_folder()  # before anything of it is imported
 
 __all__ = [
     "ENGINES",
@@ -114,11 +117,16 @@ if not TYPE_CHECKING:  # a type checker that saw this would take every name for 
         return value
 
 
-def _compile(*arguments: Any, **options: Any) -> Any:
-    return import_module(_HOME["compile"]).compile(*arguments, **options)
+def _compile(self: Operations, engine: str | None = None, **options: Any) -> Executable:
+    """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
+
+    Options are those of `fusegraph.compile`.
+    """
+    executable: Executable = import_module(_HOME["compile"]).compile(self, engine=engine, **options)
+    return executable
 
 
-hooks.compile_graph = _compile
+Operations.compile = _compile  # type: ignore[assignment, method-assign]
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fusegraph.tensor import Graph, Node, Tensor
+from fusegraph.operations import Operations
+from fusegraph.tensor import Node, Tensor
 
 Array = np.ndarray[Any, Any]
 #: (type of the result, the function's arguments with arrays for tensors) -> the result, or a list of several.
@@ -72,7 +73,7 @@ def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Fun
 
     def recorded(function: Function) -> Function:
         @wraps(function)
-        def method(self: Graph, *arguments: Any, **keywords: Any) -> Any:
+        def method(self: Operations, *arguments: Any, **keywords: Any) -> Any:
             if self._written is not None:  # part of what another one writes
                 return function(self, *arguments, **keywords)
             written: list[Node] = []

@@ -53,6 +53,10 @@ class WorkspaceError(FusegraphError):
     """A graph needs more workspace than the limit it was given."""
 
 
+class InstallationError(FusegraphError, ImportError):
+    """The package codegen that Python finds is not the one that came with fusegraph; raised by ``import fusegraph``."""
+
+
 class FileError(FusegraphError):
     """A file given on the command line cannot be read, is not Python, raises, or holds no graph."""
 

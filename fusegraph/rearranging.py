@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.operations import Operations
 from fusegraph.ops.reduction import normal_axes
-from fusegraph.tensor import Graph, Tensor
+from fusegraph.tensor import Tensor
 from fusegraph.values import MOST_ENTRIES
 
 
-def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """The tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
 
     Raises ShapeError if the sizes are not those of the axis.
@@ -33,14 +34,14 @@ def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> 
     return found
 
 
-def flip(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+def flip(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """The elements in reverse along axes (None: all)."""
     chosen = normal_axes(axes, x.rank)
     result: Tensor = self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
     return result
 
 
-def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
     chosen = [d for d, size in enumerate(x.shape) if size == 1] if axes is None else normal_axes(axes, x.rank)
     for d in chosen:
@@ -50,7 +51,7 @@ def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, 
     return result
 
 
-def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
+def unsqueeze(self: Operations, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
     """With new dimensions of size 1, which are the axes of these numbers in the result."""
     count = 1 if isinstance(axes, int) else len(axes)
     chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
@@ -58,7 +59,7 @@ def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | 
     return result
 
 
-def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
     place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
 
@@ -74,7 +75,7 @@ def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = Non
     return result
 
 
-def depth_to_space(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
     `space_to_depth` undoes.  torch's pixel_shuffle.
 

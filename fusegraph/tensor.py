@@ -6,19 +6,16 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, GraphError, ShapeError, shown
+from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
 from fusegraph.values import Unfit, integer, optional, position
-
-#: A graph, to tensors and to the functions that its methods are made of: what has methods so made is above them all
-#: (`fusegraph.graph`).
-Graph: TypeAlias = Any
 
 _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
@@ -56,7 +53,7 @@ class Tensor:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Operations,
         name: str,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
@@ -104,8 +101,7 @@ class Tensor:
         raise GraphError(f"tensor {self.name!r} has no truth value while the graph is being built; use binary_select")
 
     def _op(self, name: str, *operands: Any, **attributes: Any) -> Tensor:
-        result: Tensor = self.graph.apply(TABLE[name], operands, attributes)
-        return result
+        return self.graph.apply(TABLE[name], operands, attributes)
 
     __add__ = _operator("add")
     __radd__ = _operator("add", reflected=True)

@@ -237,6 +237,7 @@ register(
             **SCORES,
             "dropout_probability": 0.0,
         },
+        words=forward.WORDS,
         normalize=_normalize,
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),

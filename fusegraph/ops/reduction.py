@@ -56,8 +56,6 @@ def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
     x = types[0]
     mode = attributes["mode"]
-    if mode not in MODES and mode not in COMPOSED:
-        raise AttributeValueError(f"mode is one of {', '.join((*MODES, *COMPOSED))}, got {mode!r}")
     correction = attributes["correction"]
     if not isfinite(correction):
         raise AttributeValueError(f"correction is a finite number, got {correction!r}")
@@ -219,6 +217,7 @@ register(
         kind=Kind.REDUCTION,
         operands=("x",),
         attributes={"mode": "add", "axes": None, "keepdims": True, "dtype": None, "correction": 0},
+        words={"mode": (*MODES, *COMPOSED)},
         composite=lambda attributes: attributes["mode"] in COMPOSED,
         expand=_expand,
         normalize=_normalize,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -25,15 +25,13 @@ from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, O
 
 Array = np.ndarray[Any, Any]
 
-REDUCTIONS = ("none", "add", "mul", "max", "min", "mean")
+Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
     reduction, include = attributes["reduction"], attributes["include_self"]
-    if reduction not in REDUCTIONS:
-        raise AttributeValueError(f"reduction is one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not isinstance(include, (bool, np.bool_)):
         raise AttributeValueError(f"include_self is True or False, got {include!r}")
     if not types[0].shape:
@@ -312,6 +310,7 @@ register(
         kind=Kind.SCATTER,
         operands=("x", "index", "updates"),
         attributes={"axis": 0, "reduction": "none", "include_self": True},
+        words={"reduction": get_args(Reduction)},
         integers=("index",),
         normalize=_normalize,
         infer=_infer,

@@ -15,6 +15,7 @@ from typing import Any
 
 from codegen.spec import KernelSource
 from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.installation import codegen_folder
 from fusegraph.report.explain import size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -112,6 +113,7 @@ def _python() -> list[Finding]:
     return [
         Finding("Python", True, platform.python_version(), needed="everything"),
         Finding("fusegraph", True, __version__, str(Path(__file__).parents[1]), needed="everything"),
+        Finding("codegen", True, path=codegen_folder(), detail="the one that came with fusegraph", needed="everything"),
     ]
 
 

@@ -53,8 +53,7 @@ class Model:
 
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph, as `Graph.compile`; call the result with one array an input, in their order."""
-        executable: Executable = self.graph.compile(engine, **options)
-        return executable
+        return self.graph.compile(engine, **options)
 
 
 def load(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf, prod
+from typing import Any
 
 from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.onnx.table import Call, operator
@@ -28,7 +29,7 @@ def _reduction(write: Write, call: Call, *inputs: Tensor) -> Tensor:
     return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
 
 
-def _mode(mode: str) -> Write:
+def _mode(mode: Any) -> Write:
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         return call.graph.cast(call.graph.reduction(x, mode, axes, keepdims), x.dtype)
 
@@ -54,7 +55,7 @@ def _of_floats(write: Write) -> Write:
     return written
 
 
-def _extreme(mode: str) -> Write:
+def _extreme(mode: Any) -> Write:
     """The largest or smallest; of no elements the number that all others win over."""
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -101,7 +102,7 @@ for _name, _write in {
     operator(_name)(partial(_reduction, _write))
 
 
-def _position(mode: str, call: Call, x: Tensor) -> Tensor:
+def _position(mode: Any, call: Call, x: Tensor) -> Tensor:
     """Where the first extreme is, or the last."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if not call["select_last_index"]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
+from typing import Any
 
-from benchmarks import attention, models
-from benchmarks.layouts import calls, layouts
-from benchmarks.refused import refused
-from benchmarks.workload import Build, Input, Workload, short, transposed
+from fusegraph.bench import attention, models
+from fusegraph.bench.layouts import calls, layouts
+from fusegraph.bench.refused import refused
+from fusegraph.bench.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
 
 
@@ -56,11 +57,11 @@ def _softmax_backward(g: Graph, loss: Tensor, y: Tensor) -> Tensor:
     return g.softmax_backward(loss, y)
 
 
-def _layernorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+def _layernorm_backward(g: Graph, *operands: Any) -> tuple[Tensor, ...]:
     return g.layernorm_backward(*operands)
 
 
-def _rmsnorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+def _rmsnorm_backward(g: Graph, *operands: Any) -> tuple[Tensor, ...]:
     return g.rmsnorm_backward(*operands)
 
 

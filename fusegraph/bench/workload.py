@@ -2,59 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from fusegraph.graph import Graph, Node
+from codegen.naming import identifier
+from fusegraph.dtypes import as_dtype
+from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn_attention import given
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.ops.base import Kind
 
-
-class Operand(Protocol):
-    """An input of a workload of a table: see `benchmarks.workload.Input`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def layout(self) -> str: ...
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def values(self) -> Sequence[int]: ...
+Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-class Workload(Protocol):
-    """What is timed: see `benchmarks.workloads.Workload`, and `GraphWorkload` for any graph."""
+@dataclass(frozen=True)
+class Input:
+    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's.
+
+    Its values are random, or those given, in C order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: str = "contiguous"
+    dtype: str | None = None
+    strides: tuple[int, ...] | None = None
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of a suite: a graph of ours and torch code of the same, over the same inputs.
+
+    build        (graph, *tensors) -> the result, or a tuple of several; None if a graph cannot express it yet.
+    missing      why there is no build: "no OP in the op table yet", or what else.
+    torch        name of the function in `fusegraph.bench.peers` that computes the same with torch.
+    output       shape of the (first) result; also: those of the others.
+    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
+                 rate that bounds them.
+    extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
+    output_strides  in elements, where the result does not lie as the graph would have it.
+    output_dtype  of the (first) result, where it is not the workload's.
+    """
+
+    name: str
+    dtype: str
+    inputs: tuple[Input, ...]
+    output: tuple[int, ...]
+    torch: str
+    build: Build | None = None
+    flops: int = 0
+    unit: str = ""
+    extra_bytes: int = 0
+    missing: str = ""
+    output_strides: tuple[int, ...] | None = None
+    also: tuple[tuple[int, ...], ...] = ()
+    output_dtype: str | None = None
 
     @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def inputs(self) -> Sequence[Operand]: ...
-    @property
-    def torch(self) -> str: ...
-    @property
-    def missing(self) -> str: ...
-    @property
-    def flops(self) -> int: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-    def graph(self) -> Graph | None: ...
+    def bytes(self) -> int:
+        """Device-memory traffic that no implementation can avoid."""
+        each = [prod(i.shape) * as_dtype(i.dtype or self.dtype).itemsize for i in self.inputs]
+        written = prod(self.output) * as_dtype(self.output_dtype or self.dtype).itemsize
+        written += sum(map(prod, self.also)) * as_dtype(self.dtype).itemsize
+        return sum(each) + written + self.extra_bytes
+
+    def graph(self) -> Graph | None:
+        """The workload as a graph, None if it cannot be expressed yet."""
+        if self.build is None:
+            return None
+        compute = "tf32" if self.unit == "tf32" else "float32"
+        graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
+        tensors = [
+            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
+            for i in self.inputs
+        ]
+        result = self.build(graph, *tensors)
+        first, *others = result if isinstance(result, tuple) else (result,)
+        graph.output(first, name="out", strides=self.output_strides)
+        for number, other in enumerate(others):
+            graph.output(other, name=f"out {number + 2}")
+        return graph
+
+
+def transposed(name: str, k: int, n: int) -> Input:
+    """The weight (N, K) of a linear layer as a factor (K, N)."""
+    return Input(name, (k, n), strides=(1, k))
+
+
+def short(dtype: str) -> str:
+    """What rows call a dtype."""
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
 
 
 class GraphWorkload:
     """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
 
     torch = missing = ""
-    inputs: Sequence[Operand] = ()
+    inputs: tuple[Input, ...] = ()
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -71,6 +121,10 @@ class GraphWorkload:
 
     def graph(self) -> Graph:
         return self._graph
+
+
+#: What can be timed.
+AnyWorkload: TypeAlias = Workload | GraphWorkload
 
 
 def _products(graph: Graph) -> tuple[str, int]:
