@@ -126,6 +126,7 @@ def _compile(self: Operations, engine: str | None = None, **options: Any) -> Exe
     return executable
 
 
+_compile.__name__, _compile.__qualname__ = "compile", "Graph.compile"
 Operations.compile = _compile  # type: ignore[assignment, method-assign]
 
 

@@ -30,6 +30,7 @@ from fusegraph.bench.plot import OURS, PARTS, Standing, standings, svg
 from fusegraph.bench.results import when
 from fusegraph.dtypes import ALL, PACKED
 from fusegraph.graph import Graph
+from fusegraph.methods import METHODS
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
 from fusegraph.plan import plan
@@ -87,8 +88,8 @@ def ops() -> str:
 def functions() -> str:
     """The methods of Graph that write several nodes: how each is called, and the first sentence of what it computes."""
     lines = ["| function | result |", "| --- | --- |"]
-    for name, method in inspect.getmembers(Graph, inspect.isfunction):
-        if not name.startswith("_") and name not in TABLE and method.__module__ != Graph.__module__:
+    for name, method in sorted(METHODS.items()):
+        if name not in TABLE:
             shown = list(inspect.signature(method).parameters.values())[1:]
             plain = [str(p.replace(annotation=inspect.Parameter.empty)) for p in shown if p.name != "name"]
             lines.append(_cells([f"`{name}({', '.join(plain)})`", _sentence(method)]))
