@@ -32,11 +32,14 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
-def _operator(op: str, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """A method for an operator of two operands."""
+def _operator(op: str, truth: str | None = None, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    """A method for an operator of two operands; booleans are combined by the op of truth values, if there is one: masks
+    are recognised by it.
+    """
 
     def method(self: Tensor, other: Any) -> Tensor:
-        return self._op(op, other, self) if reflected else self._op(op, self, other)
+        operands = (other, self) if reflected else (self, other)
+        return self._op(truth if truth and all(map(_is_truth, operands)) else op, *operands)
 
     return method
 
@@ -119,6 +122,10 @@ class Tensor:
     __ge__ = _operator("cmp_ge")
     __lt__ = _operator("cmp_lt")
     __le__ = _operator("cmp_le")
+    __and__ = _operator("bitwise_and", "logical_and")
+    __rand__ = _operator("bitwise_and", "logical_and", reflected=True)
+    __or__ = _operator("bitwise_or", "logical_or")
+    __ror__ = _operator("bitwise_or", "logical_or", reflected=True)
     __xor__ = _operator("bitwise_xor")
     __rxor__ = _operator("bitwise_xor", reflected=True)
     __lshift__ = _operator("shift_left")
@@ -132,24 +139,8 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return self._op("abs", self)
 
-    def _bits(self, logical: str, bitwise: str, *operands: Any) -> Tensor:
-        """Booleans are combined by the op of truth values, which masks are recognised by; integers bit by bit."""
-        return self._op(logical if all(map(_is_truth, operands)) else bitwise, *operands)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self._bits("logical_and", "bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return self._bits("logical_and", "bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self._bits("logical_or", "bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return self._bits("logical_or", "bitwise_or", other, self)
-
     def __invert__(self) -> Tensor:
-        return self._bits("logical_not", "bitwise_not", self)
+        return self._op("logical_not" if _is_truth(self) else "bitwise_not", self)
 
     __iter__ = None  # indexing would make one, of a slice an element
 
