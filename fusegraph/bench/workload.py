@@ -106,9 +106,9 @@ class GraphWorkload:
     torch = missing = ""
     inputs: tuple[Input, ...] = ()
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, name: str = "") -> None:
         self._graph = graph
-        self.name = graph.name
+        self.name = name or graph.name
         self.dtype = graph.io_dtype.name
         self.unit, self.flops = _products(graph)
 
@@ -141,15 +141,11 @@ def _products(graph: Graph) -> tuple[str, int]:
             flops += 2 * _multiplications(node)
             unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
             units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
-        elif node.op.name == "sdpa":
+        elif node.op.name in ("sdpa", "sdpa_backward"):
             q, k, v = node.inputs[:3]
             met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            flops += 2 * met * (q.shape[3] + v.shape[3])
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
-        elif node.op.name == "sdpa_backward":
-            q, k, v = node.inputs[:3]
-            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            flops += 2 * met * (3 * q.shape[3] + 2 * v.shape[3])
+            of_q, of_v = (1, 1) if node.op.name == "sdpa" else (3, 2)
+            flops += 2 * met * (of_q * q.shape[3] + of_v * v.shape[3])
             units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0

@@ -223,10 +223,7 @@ def _cells(row: Row) -> list[str]:
 def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
     if file is not None:
         names = artifacts.UniqueNames()
-        workloads = [GraphWorkload(graph) for graph in load_graphs(file)]
-        for workload in workloads:
-            workload.name = names.unique(workload.name)
-        return list(workloads)
+        return [GraphWorkload(graph, names.unique(graph.name)) for graph in load_graphs(file)]
     from fusegraph.bench.workloads import SUITES
 
     make = SUITES.get(suite or SUITE)
