@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
+from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
+from fusegraph.methods import METHODS
 from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
@@ -27,10 +29,6 @@ from fusegraph.ops.base import REQUIRED, Kind, Op
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
-
-if TYPE_CHECKING:
-    from fusegraph.calls import Call
-    from fusegraph.engines.base import Executable
 
 __all__ = ["Graph", "Node", "Tensor"]
 
@@ -289,15 +287,6 @@ class Graph(Operations):
         """The nodes that take a tensor, each once, in the order they were added."""
         return list(self._consumers.get(tensor, ()))
 
-    def compile(self, engine: str | None = None, **options: Any) -> Executable:
-        """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
-
-        Options are those of `fusegraph.compile`.
-        """
-        from fusegraph.engines import compile as compile_graph
-
-        return compile_graph(self, engine=engine, **options)
-
     def __repr__(self) -> str:
         return (
             f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.network)} nodes, {len(self.outputs)} outputs>"
@@ -416,3 +405,7 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
     if leader is None or overlaps(leader.shape, leader.strides):
         return packed_strides(shape)
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
+
+
+for _name, _function in METHODS.items():
+    setattr(Operations, _name, _function)

@@ -1,8 +1,9 @@
-"""The base class of `Graph`: its methods that write nodes, which operations.pyi tells type checkers and editors of.
+"""The base class of `Graph`, which its methods are put in from above: operations.pyi tells type checkers and editors of
+them.
 
 A stub, which tools/stubs.py writes, hides the module beside it: this one is small, so that graph.py is checked itself.
 """
 
-from fusegraph.methods import METHODS
 
-Operations = type("Operations", (), {**METHODS, "__module__": __name__})
+class Operations:
+    """A graph, to tensors and to the functions that its methods are made of, which `fusegraph.graph` is above."""

@@ -1,18 +1,46 @@
 """Written by tools/stubs.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
-from fusegraph.dtypes import int32, int64
+from fusegraph.calls import Call
+from fusegraph.dtypes import DType, int32, int64
+from fusegraph.engines.base import Executable
+from fusegraph.ops.base import Op
 from fusegraph.ops.scatter import Reduction
 from fusegraph.resampling import Beyond, Mode
-from fusegraph.tensor import Tensor
+from fusegraph.tensor import Node, Tensor
 
 Operand: TypeAlias = Tensor | float | np.ndarray[Any, Any] | np.generic
 
-class Operations:
+class _Known:
+    """What else tensors, and the functions that methods are made of, know of a graph."""
+
+    name: str
+    compute_dtype: DType
+    outputs: list[Tensor]
+    calls: dict[Tensor, Call]
+    _written: list[Node] | None
+    _automatic: set[Tensor]
+    def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor: ...
+    def apply(
+        self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
+    ) -> Tensor: ...
+    def apply_node(
+        self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
+    ) -> Node: ...
+    def producer(self, tensor: Tensor) -> Node | None: ...
+    def compile(self, engine: str | None = None, **options: Any) -> Executable:
+        """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
+
+        Options are those of `fusegraph.compile`."""
+    def _own(self, tensor: object, label: str) -> None: ...
+    def _unique(self, stem: str) -> str: ...
+    def _rename(self, tensor: Tensor, name: str) -> None: ...
+
+class Operations(_Known):
     def reduction(
         self,
         x: Operand,

@@ -14,9 +14,9 @@ from codegen.contraction import mma, mma_schedule, simt, simt_schedule, wgmma, w
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.factors import ROW_BYTES
 from codegen.family import EstimatedFamily, Form
 from codegen.spec import ContractionSpec
-from codegen.tiles import ROW_BYTES
 from codegen.ways import product_types
 
 

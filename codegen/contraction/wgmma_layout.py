@@ -7,13 +7,14 @@ from functools import cached_property
 from math import gcd, prod
 
 from codegen.arch import KNOWN
-from codegen.computed_tiles import Computed, computed
+from codegen.computed_tiles import computed
 from codegen.expr import Operand, Program, Store
+from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
+from codegen.tiles import factors, gathered
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma

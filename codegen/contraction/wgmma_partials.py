@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, WgmmaSchedule
+from codegen.factors import Factors
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.partials import Partials, Sink
 from codegen.spec import ContractionSpec
-from codegen.tiles import Factors
 
 
 class WgmmaPartials(Partials):

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 
 from codegen.arch import Arch
-from codegen.computed_tiles import Computed, computed
+from codegen.computed_tiles import computed
 from codegen.contraction.wgmma_layout import (
     GROUP,
     GROUP_ROWS,
@@ -25,10 +25,11 @@ from codegen.contraction.wgmma_layout import (
 )
 from codegen.declined import Declined
 from codegen.expr import Program
+from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.filled_tiles import filled
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
-from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
+from codegen.tiles import factors, gathered
 from codegen.ways import ELEMENTS, Way, held_registers, product_types
 
 

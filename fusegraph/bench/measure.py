@@ -28,13 +28,13 @@ from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.bench.workload import AnyWorkload
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.layout import layout_strides
 from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 _T = TypeVar("_T")

@@ -14,6 +14,7 @@ import fusegraph
 from codegen import PORTABLE, target
 from fusegraph.cli.console import check_autotune, note, print_json, print_table, progress, say
 from fusegraph.engines.cuda import DEFAULT_ARCH, CudaExecutable
+from fusegraph.engines.environment import check_environment
 from fusegraph.errors import CompileError, FusegraphError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
@@ -24,7 +25,6 @@ from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.environment import check_environment
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from codegen import target
 from fusegraph.cli.console import columns, print_json, say
+from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import DEFAULT_ARCH, nvrtc_options
+from fusegraph.engines.environment import check_environment
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
@@ -16,9 +18,7 @@ from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
 from fusegraph.runtime import driver
-from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.environment import check_environment
 
 
 def explain_file(

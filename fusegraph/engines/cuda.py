@@ -10,6 +10,7 @@ from typing import Any
 from codegen.schedule import target
 from codegen.spec import KernelSource
 from fusegraph.engines.arguments import bind
+from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
@@ -19,7 +20,6 @@ from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
-from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, load_module
 from fusegraph.runtime.replay import Replay, record

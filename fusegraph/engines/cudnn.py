@@ -12,6 +12,7 @@ from typing import Any
 from codegen.declined import Declined
 from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs
+from fusegraph.engines.scratch import random_array
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
@@ -25,7 +26,6 @@ from fusegraph.passes.simplify import simplify
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import cuda_device, to_device
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 #: Timed runs of a plan when autotuning, and the seconds after which no further plan is tried once one has run: the

@@ -422,4 +422,4 @@ class _Whole(GroupView):
         self.writes = tuple(writes)
 
 
-LOWERING = FamilyLowering(attentions, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(attentions, accept, lower)

@@ -114,4 +114,4 @@ def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool
     return found.pop()
 
 
-LOWERING = FamilyLowering(gradients, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(gradients, accept, lower)

@@ -42,7 +42,7 @@ class Options:
     left_out: LeftOut = field(default_factory=dict, hash=False)
 
 
-DEFAULTS = Options()
+DEFAULTS: Options = Options()
 
 
 @dataclass(frozen=True)

@@ -271,4 +271,4 @@ def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
     return factors[number].program is not None or anchor.inputs[number].dtype != common
 
 
-LOWERING = FamilyLowering(lambda view: view.anchors, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.anchors, accept, lower)

@@ -110,4 +110,4 @@ def _program(
             parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
 
 
-LOWERING = FamilyLowering(movements, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(movements, accept, lower)

@@ -56,4 +56,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("pointwise", PointwiseSpec(name, shape, program), reads, writes)
 
 
-LOWERING = FamilyLowering(lambda view: view.nodes, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.nodes, accept, lower)

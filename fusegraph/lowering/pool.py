@@ -319,4 +319,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)
 
 
-LOWERING = FamilyLowering(pools, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(pools, accept, lower)

@@ -47,7 +47,7 @@ SCATTERED = 64.0
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
 
-SIMPLE = frozenset(
+SIMPLE: frozenset[str] = frozenset(
     """
     relu leaky_relu relu_backward leaky_relu_backward clamp hardsigmoid hardswish identity gen_index binary_select
     add sub mul bias scale add_square max min neg abs sign

@@ -419,4 +419,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("rows", spec, reads, writes)
 
 
-LOWERING = FamilyLowering(reductions, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(reductions, accept, lower)

@@ -74,4 +74,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
 
 
-LOWERING = FamilyLowering(scans, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(scans, accept, lower)

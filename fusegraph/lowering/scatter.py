@@ -102,4 +102,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("scatter", spec, reads, view.writes)
 
 
-LOWERING = FamilyLowering(scatters, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(scatters, accept, lower)

@@ -143,4 +143,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("sort", SortSpec(name, sizes, x.shape[axis], *how, program, way.merged, order), reads, writes)
 
 
-LOWERING = FamilyLowering(sorts, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(sorts, accept, lower)

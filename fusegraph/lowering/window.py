@@ -140,4 +140,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("window", spec, (x, w, *reads), writes)
 
 
-LOWERING = FamilyLowering(lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(
+    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower
+)

@@ -78,4 +78,6 @@ def _spec(anchor: Node, name: str, alignment: int, program: Program) -> Winograd
     return WinogradSpec(name, transform, tile, images, channels, grid, operand, start, window, results, program)
 
 
-LOWERING = FamilyLowering(lambda view: view.anchors and view.anchors[0].kind is Kind.TRANSFORM, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(
+    lambda view: view.anchors and view.anchors[0].kind is Kind.TRANSFORM, accept, lower
+)

@@ -11,6 +11,7 @@ import numpy as np
 from codegen import coarse_products
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.arguments import as_bytes, as_values
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import ArgumentError
@@ -24,7 +25,6 @@ from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
-from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]

@@ -25,6 +25,7 @@ import codegen
 from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules, target
 from codegen.anonymous import anonymous
 from codegen.spec import KernelSource
+from fusegraph.engines.scratch import random_array
 from fusegraph.errors import CompileError, DeviceError, FusegraphError, shown
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
@@ -32,7 +33,6 @@ from fusegraph.plan import Choice, Chooser, by_cost_model
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.launch import Launch, load_module
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 #: Candidates that are timed at most.
