@@ -122,7 +122,7 @@ register(
         kind=Kind.REDUCTION,
         operands=("x",),
         attributes={"mode": "add", "axes": None, "keepdims": True, "dtype": None, "correction": 0},
-        words={"mode": tuple(MODES)},
+        words={"mode": MODES.keys()},
         composite=lambda attributes: attributes["mode"] in COMPOSED,
         expand=_expand,
         normalize=_normalize,
