@@ -10,7 +10,7 @@ from math import inf
 
 from benchmarks.workload import Build, Input, Workload
 from fusegraph.graph import Graph, Tensor
-from fusegraph.report.workload import positions_met
+from fusegraph.ops.attention_band import positions_met
 
 #: Of the sequences of a packed batch: 16384 tokens.
 PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)

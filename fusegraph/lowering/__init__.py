@@ -19,8 +19,7 @@ from fusegraph.lowering import (
     winograd,
 )
 from fusegraph.lowering.base import GroupView, Lowered, Options, Target
-from fusegraph.ops.base import Kind
-from fusegraph.ops.partial import PARTIAL
+from fusegraph.ops.base import Kind, Role
 
 __all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Target", "accept", "kernel_name", "lower"]
 
@@ -61,7 +60,7 @@ def accept(view: GroupView, options: Options) -> None:
     elif view.anchors:
         contraction.accept(view, options)
         first, *others = view.anchors
-        halves = [n for n in view.nodes if n.op is PARTIAL]
+        halves = [n for n in view.nodes if n.op.role is Role.PARTIAL]
         if halves and window.suits(first, view.graph) is None:
             raise Declined(f"{first.name!r} is a direct convolution: its results are not reduced in parts")
         if others and window.suits(first, view.graph) is None:

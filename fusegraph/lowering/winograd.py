@@ -7,6 +7,7 @@ from codegen.window.spec import WinogradSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+from fusegraph.ops.base import Role
 from fusegraph.ops.winograd import tiles
 
 Strides = tuple[int, ...]
@@ -19,10 +20,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
     def strides(tensor: Tensor) -> Strides:
         """Strides over (image, channel, tile row, tile column, row, column) of what the program reads or writes."""
-        if anchor.op.name == "winograd_output":
+        if anchor.op.role is Role.WINOGRAD_OUTPUT:
             n, k, row, column = broadcast_strides(tensor, anchor.output.shape)
             return (n, k, tile * row, tile * column, row, column)
-        return _places(tensor, grid, of_filter=anchor.op.name == "winograd_filter", at=anchor)
+        return _places(tensor, grid, of_filter=anchor.op.role is Role.WINOGRAD_FILTER, at=anchor)
 
     tile = anchor.attributes["tile"]
     grid = _grid(anchor)

@@ -29,6 +29,7 @@ from fusegraph.ops.attention import (
     scored,
     scores_reference,
 )
+from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -238,6 +239,7 @@ register(
             "dropout_probability": 0.0,
         },
         normalize=_normalize,
+        multiplications=lambda types, _, at: multiplications(types, 3, 2, at),
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.reduction import summed
 
 Array = np.ndarray[Any, Any]
@@ -92,12 +93,14 @@ register(
     Op(
         name="matmul",
         kind=Kind.CONTRACTION,
+        role=Role.MATMUL,
         operands=("a", "b"),
         attributes={"dtype": None, "compute_dtype": None},
         normalize=_matmul_normalize,
         infer=_matmul_infer,
         reference=_matmul_reference,
         products=lambda types, _: types[0].shape[-1],
+        multiplications=lambda types, results, _: prod(results[0].shape) * types[0].shape[-1],
         cudnn="matmul",
         doc="""Matrix product of a (..., M, K) and b (..., K, N): (..., M, N).  Batch dimensions broadcast as in NumPy.
 

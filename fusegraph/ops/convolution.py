@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.contraction import accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
@@ -98,16 +98,21 @@ _COMMON = {
 _ALGORITHMS = ("direct", *TILES)
 
 
-def _check_algorithm(op: str, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
+def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
     """Raises AttributeValueError for an algorithm that there is not, or that does not do this convolution."""
     algorithm = attributes["algorithm"]
     if algorithm is not None and algorithm not in _ALGORITHMS:
         names = ", ".join(map(repr, _ALGORITHMS))
         raise AttributeValueError(f"algorithm is None, {names}, got {algorithm!r}")
     if algorithm in TILES:
-        reason = unsuitable(op, types, attributes)
+        reason = unsuitable(role, types, attributes)
         if reason is not None:
             raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
+
+
+def _multiplications(y: TensorType, w: TensorType) -> int:
+    """Those of the sums, of all results and the taps of one of their filters."""
+    return prod(y.shape) * prod(w.shape[1:])
 
 
 # ---- conv_fprop
@@ -124,7 +129,7 @@ def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("x", "w"))
     x, w = types[0].shape, types[1].shape
     groups = attributes["groups"]
-    _check_algorithm("conv_fprop", types, attributes)
+    _check_algorithm(Role.FPROP, types, attributes)
     if w[1] * groups != x[1]:
         raise ShapeError(f"{x[1]} channels of x are not {groups} groups of the filter's {w[1]} channels")
     if w[0] % groups:
@@ -181,12 +186,14 @@ register(
     Op(
         name="conv_fprop",
         kind=Kind.CONTRACTION,
+        role=Role.FPROP,
         operands=("x", "w"),
         attributes={**_COMMON, "groups": None, "algorithm": None},
         normalize=_fprop_normalize,
         infer=_fprop_infer,
         reference=_fprop_reference,
         products=lambda types, _: prod(types[1].shape[1:]),
+        multiplications=lambda types, results, _: _multiplications(results[0], types[1]),
         cudnn="conv_fprop",
         keeps_layout=True,
         doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
@@ -238,7 +245,7 @@ def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("loss", "filter"))
     loss, w = types[0].shape, types[1].shape
     groups, size = attributes["groups"], attributes["size"]
-    _check_algorithm("conv_dgrad", types, attributes)
+    _check_algorithm(Role.DGRAD, types, attributes)
     if loss[1] != w[0]:
         raise ShapeError(f"loss has {loss[1]} channels, one for each filter, but there are {w[0]} filters")
     if w[0] % groups:
@@ -323,12 +330,14 @@ register(
     Op(
         name="conv_dgrad",
         kind=Kind.CONTRACTION,
+        role=Role.DGRAD,
         operands=("loss", "filter"),
         attributes={"size": None, **_COMMON, "algorithm": None},
         normalize=_dgrad_normalize,
         infer=_dgrad_infer,
         reference=_dgrad_reference,
         products=_dgrad_products,
+        multiplications=lambda types, results, _: _multiplications(types[0], types[1]),
         cudnn="conv_dgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
@@ -428,12 +437,14 @@ register(
     Op(
         name="conv_wgrad",
         kind=Kind.CONTRACTION,
+        role=Role.WGRAD,
         operands=("image", "loss"),
         attributes={"taps": None, **_COMMON},
         normalize=_wgrad_normalize,
         infer=_wgrad_infer,
         reference=_wgrad_reference,
         products=lambda types, _: types[1].shape[0] * prod(types[1].shape[2:]),
+        multiplications=lambda types, results, _: _multiplications(types[1], results[0]),
         cudnn="conv_wgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.

@@ -10,12 +10,13 @@ import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Cost, Kind, Op, Role, TensorType, register
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
 Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
 Template: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -102,6 +103,8 @@ def pointwise(
     operands: Sequence[str],
     reference: Callable[..., Array],
     doc: str,
+    cost: Cost,
+    role: Role | None = None,
     *,
     attributes: Mapping[str, tuple[Any, Check]] | None = None,
     validate: Callable[[dict[str, Any], DType], None] | None = None,
@@ -112,6 +115,7 @@ def pointwise(
     ulps: float = 0.5,
     scale: Callable[..., Array] | None = None,
     reference_ulps: float = 4.0,
+    turns: Callable[..., Array] | None = None,
     cudnn: str | None = None,
     **cuda: Template,
 ) -> Op:
@@ -121,11 +125,14 @@ def pointwise(
     kinds       the operand classes the op accepts, where that is not the classes it has an expression for.
     result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
                 the promoted operand dtype.
-    cuda        expressions, under ``float``, ``int`` and ``bool``.
+    cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of floats alone, math::name of the
+                operands and attributes.
 
     NumPy's floating-point warnings are off while the reference runs.  The other arguments are `Op`'s.
     """
     checks = {key: check for key, (_, check) in (attributes or {}).items()}
+    if not cuda and not shapes:
+        cuda = {"float": f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})"}
     kinds = kinds or tuple(cuda)
 
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +155,8 @@ def pointwise(
     op = Op(
         name=name,
         kind=Kind.POINTWISE,
+        role=role,
+        cost=cost,
         operands=tuple(operands),
         infer=infer,
         reference=quiet_reference,
@@ -159,27 +168,30 @@ def pointwise(
         ulps=ulps,
         scale=scale,
         reference_ulps=reference_ulps,
+        turns=turns,
         cudnn=cudnn,
         doc=doc,
     )
     return register(op)
 
 
-def unary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+def unary(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
     """Registers an op of one operand ``x``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("x",), reference, doc, **rest)
+    return pointwise(name, ("x",), reference, doc, *traits, **rest)
 
 
-def binary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+def binary(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
     """Registers an op of two operands ``a`` and ``b``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("a", "b"), reference, doc, **rest)
+    return pointwise(name, ("a", "b"), reference, doc, *traits, **rest)
 
 
-def backward(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+def backward(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
     """Registers the gradient of an activation, of operands ``loss`` (the gradient of the result) and ``input``."""
-    return pointwise(name, ("loss", "input"), reference, doc, **rest)
+    return pointwise(name, ("loss", "input"), reference, doc, *traits, **rest)
 
 
-def predicate(name: str, operands: Sequence[str], reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
+def predicate(
+    name: str, operands: Sequence[str], reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any
+) -> Op:
     """Registers an op whose result is bool."""
-    return pointwise(name, operands, reference, doc, result=bool_, ulps=0, **rest)
+    return pointwise(name, operands, reference, doc, *traits, result=bool_, ulps=0, **rest)

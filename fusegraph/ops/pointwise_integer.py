@@ -9,8 +9,9 @@ import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype
 from fusegraph.errors import DTypeError
+from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference
-from fusegraph.ops.pointwise import Array, binary, unary
+from fusegraph.ops.pointwise import FUNCTION, Array, binary, unary
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -24,6 +25,7 @@ binary(
     "quotient",
     _quotient,
     "a / b of integers, rounded towards zero as C does; 0 where b is 0.  The quotient that belongs to mod.",
+    FUNCTION,
     int="math::quotient({a}, {b})",
     ulps=0,
 )
@@ -33,8 +35,9 @@ for _name, _ufunc, _sign in (
     ("bitwise_xor", np.bitwise_xor, "^"),
 ):
     _truth = {"&": "{a} && {b}", "|": "{a} || {b}", "^": "{a} != {b}"}[_sign]
-    binary(_name, _ufunc, f"a {_sign} b, bit by bit.", int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
-unary("bitwise_not", np.invert, "~x, every bit the other way.", int="{compute}(~{x})", bool="!{x}", ulps=0)
+    _doc = f"a {_sign} b, bit by bit."
+    binary(_name, _ufunc, _doc, FUNCTION, Role.BITS, int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
+unary("bitwise_not", np.invert, "~x, every bit the other way.", FUNCTION, int="{compute}(~{x})", bool="!{x}", ulps=0)
 
 
 def _bits(a: Array) -> int:
@@ -56,6 +59,8 @@ binary(
     "shift_left",
     _shift_left,
     "a << b, what leaves the type being lost; 0 where b is negative or all of the type's bits.",
+    FUNCTION,
+    Role.BITS,
     int="math::shift_left({a}, {b})",
     ulps=0,
 )
@@ -63,6 +68,7 @@ binary(
     "shift_right",
     _shift_right,
     "a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a.",
+    FUNCTION,
     int="math::shift_right({a}, {b})",
     ulps=0,
 )
@@ -92,6 +98,8 @@ unary(
     """The number of another dtype that has the same bits as x in its own: an unsigned integer unless dtype says other.
 
     A NaN may become any NaN of its dtype before.  source is x's dtype, whatever is given.""",
+    FUNCTION,
+    Role.BITCAST,
     attributes={"dtype": (None, _of_these_bits), "source": (None, lambda name, value, dtype, shape: dtype)},
     float=_reinterpreted,
     int=_reinterpreted,

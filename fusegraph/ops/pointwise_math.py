@@ -10,8 +10,12 @@ import numpy as np
 
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError
-from fusegraph.ops.base import REQUIRED
+from fusegraph.ops.base import REQUIRED, Role
 from fusegraph.ops.pointwise import (
+    FUNCTION,
+    PAIR,
+    ROUNDING,
+    SIMPLE,
     Array,
     axis,
     binary,
@@ -25,16 +29,26 @@ from fusegraph.ops.pointwise import (
 
 # NumPy's integer arithmetic wraps around, as math::wrapping_* do.
 
+_ufunc: Any
+
 # ---- arithmetic
 
-binary("add", np.add, "a + b", float="{a} + {b}", int="math::wrapping_add({a}, {b})", cudnn="add")
-binary("sub", np.subtract, "a - b", float="{a} - {b}", int="math::wrapping_sub({a}, {b})", cudnn="sub")
-binary("mul", np.multiply, "a * b", float="{a} * {b}", int="math::wrapping_mul({a}, {b})", cudnn="mul")
-binary("div", np.divide, "a / b, for floats.", float="math::divide({a}, {b})", cudnn="div")
-pointwise("bias", ("x", "b"), np.add, "x + b", float="{x} + {b}", int="math::wrapping_add({x}, {b})", cudnn="bias")
-pointwise(
-    "scale", ("x", "s"), np.multiply, "x * s", float="{x} * {s}", int="math::wrapping_mul({x}, {s})", cudnn="scale"
-)
+
+def _arithmetic(
+    name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, wrapping: str = ""
+) -> None:
+    a, b = operands
+    integers = f"math::wrapping_{wrapping or name}({{{a}}}, {{{b}}})"
+    floats = f"{{{a}}} {sign} {{{b}}}"
+    pointwise(name, operands, ufunc, f"{a} {sign} {b}", PAIR, role, float=floats, int=integers, cudnn=name)
+
+
+_arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
+_arithmetic("sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE)
+_arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT)
+binary("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})", cudnn="div")
+_arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, "add")
+_arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
 
 def _add_square(a: Array, b: Array) -> Array:
@@ -56,6 +70,7 @@ binary(
     "add_square",
     _add_square,
     "a + b * b, for floats rounded once.",
+    SIMPLE,
     float="math::fma({b}, {b}, {a})",
     int="math::wrapping_add({a}, math::wrapping_mul({b}, {b}))",
     cudnn="add_square",
@@ -72,54 +87,35 @@ binary(
     "mod",
     _remainder,
     "Remainder with the sign of a (C's fmod and %).  Where b is 0: NaN for floats, 0 for integers.",
+    FUNCTION,
+    turns=lambda a, b: np.trunc(np.asarray(a, np.float64) / np.asarray(b, np.float64)),
     float="math::fmod({a}, {b})",
     int="math::remainder({a}, {b})",
     ulps=0,
     cudnn="mod",
 )
-binary(
-    "pow",
-    np.float_power,  # power takes square roots for a half, which of -inf are NaN
-    "a to the power b, for floats; special cases as C's pow.",
-    float="math::pow({a}, {b})",
-    ulps=9,
-    cudnn="pow",
-)
-binary(
-    "max",
-    np.maximum,
-    "The larger, NaN where either is NaN.",
-    float="math::maximum({a}, {b})",
-    int="math::maximum({a}, {b})",
-    bool="{a} || {b}",
-    ulps=0,
-    cudnn="max",
-)
-binary(
-    "min",
-    np.minimum,
-    "The smaller, NaN where either is NaN.",
-    float="math::minimum({a}, {b})",
-    int="math::minimum({a}, {b})",
-    bool="{a} && {b}",
-    ulps=0,
-    cudnn="min",
-)
+# power takes square roots for a half, which of -inf are NaN
+binary("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9, cudnn="pow")
+for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
+    _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
+    _either = f"{{a}} {_sign} {{b}}"
+    binary(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0, cudnn=_name)
 
-unary("neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg")
+unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg")
 unary(
     "abs",
     np.abs,
     "|x|.  The most negative integer is its own absolute value.",
+    PAIR,
     float="math::abs({x})",
     int="math::wrapping_abs({x})",
     ulps=0,
     cudnn="abs",
 )
-unary("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", float="math::sign({x})", int="math::sign({x})", ulps=0)
-unary("reciprocal", lambda x: 1 / x, "1 / x", float="math::reciprocal({x})", ulps=1, cudnn="reciprocal")
-unary("sqrt", np.sqrt, "Square root.", float="math::sqrt({x})", ulps=1, cudnn="sqrt")
-unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", float="math::rsqrt({x})", ulps=2, cudnn="rsqrt")
+unary("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", SIMPLE, float="math::sign({x})", int="math::sign({x})", ulps=0)
+unary("reciprocal", lambda x: 1 / x, "1 / x", FUNCTION, ulps=1, cudnn="reciprocal")
+unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1, cudnn="sqrt")
+unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", FUNCTION, ulps=2, cudnn="rsqrt")
 
 
 def _check_clamp(values: dict[str, Any], _: DType) -> None:
@@ -140,6 +136,7 @@ unary(
     "clamp",
     lambda x, min, max: np.clip(x, min, max),
     "x limited to [min, max]; either may be None, for no limit.  NaN stays NaN.",
+    SIMPLE,
     attributes={"min": (None, optional_number), "max": (None, optional_number)},
     validate=_check_clamp,
     float=_clamp,
@@ -155,33 +152,13 @@ def _floats_only(function: np.ufunc) -> Any:
     return lambda x: function(x) if x.dtype.kind == "f" else x
 
 
-unary(
-    "ceil",
-    _floats_only(np.ceil),
-    "Smallest integer not below x.",
-    float="math::ceil({x})",
-    int="{x}",
-    ulps=0,
-    cudnn="ceil",
-)
-unary(
-    "floor",
-    _floats_only(np.floor),
-    "Largest integer not above x.",
-    float="math::floor({x})",
-    int="{x}",
-    ulps=0,
-    cudnn="floor",
-)
-unary("trunc", _floats_only(np.trunc), "The integer towards zero.", float="math::trunc({x})", int="{x}", ulps=0)
-unary(
-    "round",
-    _floats_only(np.rint),
-    "Nearest integer, halfway cases to even.",
-    float="math::round({x})",
-    int="{x}",
-    ulps=0,
-)
+for _name, _ufunc, _doc, _mode in (
+    ("ceil", np.ceil, "Smallest integer not below x.", "ceil"),
+    ("floor", np.floor, "Largest integer not above x.", "floor"),
+    ("trunc", np.trunc, "The integer towards zero.", None),
+    ("round", np.rint, "Nearest integer, halfway cases to even.", None),
+):
+    unary(_name, _floats_only(_ufunc), _doc, FUNCTION, float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_mode)
 
 
 def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
@@ -202,6 +179,8 @@ unary(
     Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0; integers wrap around.  What an
     8-bit float does not hold, infinity included, becomes its largest number, as ONNX and cuDNN have it; with
     saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
+    ROUNDING,
+    Role.CAST,
     attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
     validate=_only_where_it_matters,
     float="{x}",
@@ -224,6 +203,8 @@ unary(
     """The position of each element along an axis, int32; x gives the shape only.
 
     It has no CUDA expression: the lowering supplies the index.""",
+    SIMPLE,
+    Role.INDEX,
     attributes={"axis": (REQUIRED, axis)},
     shapes=("x",),
     kinds=("float", "int", "bool"),
@@ -236,24 +217,26 @@ unary(
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-unary("exp", np.exp, "e to the power x.", float="math::exp({x})", ulps=2, cudnn="exp")
-unary("exp2", np.exp2, "2 to the power x.", float="math::exp2({x})", ulps=2)
-unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", float="math::expm1({x})", ulps=2)
-unary("log", np.log, "Natural logarithm.", float="math::log({x})", ulps=2, cudnn="log")
-unary("log2", np.log2, "Logarithm to base 2.", float="math::log2({x})", ulps=2)
-unary("log1p", np.log1p, "log(1 + x), accurate for small x.", float="math::log1p({x})", ulps=2)
-unary("sin", np.sin, "Sine of x in radians.", float="math::sin({x})", ulps=2, cudnn="sin")
-unary("cos", np.cos, "Cosine of x in radians.", float="math::cos({x})", ulps=2, cudnn="cos")
-unary("tan", np.tan, "Tangent of x in radians.", float="math::tan({x})", ulps=4, cudnn="tan")
-unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", float="math::asin({x})", ulps=3)
-unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", float="math::acos({x})", ulps=3)
-unary("atan", np.arctan, "Arc tangent in radians.", float="math::atan({x})", ulps=3)
-unary("sinh", np.sinh, "Hyperbolic sine.", float="math::sinh({x})", ulps=4)
-unary("cosh", np.cosh, "Hyperbolic cosine.", float="math::cosh({x})", ulps=3)
-unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", float="math::asinh({x})", ulps=4)
-unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", float="math::acosh({x})", ulps=5)
-unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", float="math::atanh({x})", ulps=4)
-unary("erf", _erf, "Error function.", float="math::erf({x})", ulps=3, cudnn="erf")
+unary("exp", np.exp, "e to the power x.", FUNCTION, ulps=2, cudnn="exp")
+unary("exp2", np.exp2, "2 to the power x.", FUNCTION, ulps=2)
+unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", FUNCTION, ulps=2)
+unary("log", np.log, "Natural logarithm.", FUNCTION, ulps=2, cudnn="log")
+unary("log2", np.log2, "Logarithm to base 2.", FUNCTION, ulps=2)
+unary("log1p", np.log1p, "log(1 + x), accurate for small x.", FUNCTION, ulps=2)
+unary("sin", np.sin, "Sine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2, cudnn="sin")
+unary("cos", np.cos, "Cosine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2, cudnn="cos")
+unary(
+    "tan", np.tan, "Tangent of x in radians.", FUNCTION, turns=lambda x: np.floor(x / np.pi + 0.5), ulps=4, cudnn="tan"
+)
+unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3)
+unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3)
+unary("atan", np.arctan, "Arc tangent in radians.", FUNCTION, ulps=3)
+unary("sinh", np.sinh, "Hyperbolic sine.", FUNCTION, ulps=4)
+unary("cosh", np.cosh, "Hyperbolic cosine.", FUNCTION, ulps=3)
+unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", FUNCTION, ulps=4)
+unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", FUNCTION, ulps=5)
+unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", FUNCTION, ulps=4)
+unary("erf", _erf, "Error function.", FUNCTION, ulps=3, cudnn="erf")
 
 # ---- comparisons and logic
 
@@ -262,43 +245,51 @@ def _truth(combine: np.ufunc) -> Any:
     return lambda *arrays: combine(*(x != 0 for x in arrays))
 
 
-_ufunc: Any
-for _name, _ufunc, _sign in (
-    ("cmp_eq", np.equal, "=="),
-    ("cmp_neq", np.not_equal, "!="),
-    ("cmp_gt", np.greater, ">"),
-    ("cmp_ge", np.greater_equal, ">="),
-    ("cmp_lt", np.less, "<"),
-    ("cmp_le", np.less_equal, "<="),
+for _name, _ufunc, _sign, _role in (
+    ("cmp_eq", np.equal, "==", Role.EQ),
+    ("cmp_neq", np.not_equal, "!=", Role.NE),
+    ("cmp_gt", np.greater, ">", Role.GT),
+    ("cmp_ge", np.greater_equal, ">=", Role.GE),
+    ("cmp_lt", np.less, "<", Role.LT),
+    ("cmp_le", np.less_equal, "<=", Role.LE),
 ):
     _template = f"{{a}} {_sign} {{b}}"
     _doc = f"a {_sign} b, bool.  Comparisons with NaN are {'true' if _sign == '!=' else 'false'}."
-    predicate(_name, ("a", "b"), _ufunc, _doc, float=_template, int=_template, bool=_template, cudnn=_name)
+    predicate(
+        _name, ("a", "b"), _ufunc, _doc, SIMPLE, _role, float=_template, int=_template, bool=_template, cudnn=_name
+    )
 
-for _name, _ufunc, _sign in (("logical_and", np.logical_and, "&&"), ("logical_or", np.logical_or, "||")):
+for _name, _ufunc, _sign, _role in (
+    ("logical_and", np.logical_and, "&&", Role.AND),
+    ("logical_or", np.logical_or, "||", Role.OR),
+):
     _template = f"{{a}} != 0 {_sign} {{b}} != 0"
     _doc = f"a {_sign} b, bool.  Numbers count as true unless they are 0 (NaN is true)."
     predicate(
-        _name, ("a", "b"), _truth(_ufunc), _doc, float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
-        cudnn=_name,
+        _name, ("a", "b"), _truth(_ufunc), _doc, SIMPLE, _role,
+        float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}", cudnn=_name,
     )  # fmt: skip
 predicate(
     "logical_not",
     ("x",),
     _truth(np.logical_not),
     "not x, bool.  Numbers count as true unless they are 0 (NaN is true).",
+    SIMPLE,
+    Role.NOT,
     float="{x} == 0",
     int="{x} == 0",
     bool="!{x}",
     cudnn="logical_not",
 )
-predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", float="{x} != {x}")
+predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", SIMPLE, float="{x} != {x}")
 
 pointwise(
     "binary_select",
     ("input0", "input1", "mask"),
     lambda input0, input1, mask: np.asarray(np.where(mask, input0, input1)),
     "input0 where mask is true (not 0), input1 elsewhere.",
+    SIMPLE,
+    Role.SELECT,
     masks=("mask",),
     float="{mask} ? {input0} : {input1}",
     int="{mask} ? {input0} : {input1}",

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegraph.dtypes import BY_NUMPY, DType, bool_, float32, int32, int64, sum_dtype
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 
 Array = np.ndarray[Any, Any]
 
@@ -217,6 +217,7 @@ register(
     Op(
         name="reduction",
         kind=Kind.REDUCTION,
+        role=Role.REDUCE,
         operands=("x",),
         attributes={"mode": "add", "axes": None, "keepdims": True, "dtype": None, "correction": 0},
         composite=lambda attributes: attributes["mode"] in COMPOSED,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType, int32, int64
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, TensorType
 
 Array = np.ndarray[Any, Any]
 Types = tuple[TensorType, ...]
@@ -78,6 +78,7 @@ def _part(
     return Op(
         name=name,
         kind=Kind.POINTWISE,
+        cost=Cost.FUNCTION,
         operands=operands,
         integers=operands[1:],
         attributes=attributes,

@@ -21,6 +21,7 @@ from fusegraph.lowering import window
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
+from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.passes.rewrite import Rewrite, named
 from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
@@ -29,7 +30,7 @@ from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, 
 MARGIN = 1.2
 
 DIRECT, PRODUCT, IMPLICIT = "direct", "matrix product", "implicit GEMM"
-_CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+_CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Chosen:
 
 def choose(graph: Graph, options: Options) -> Chosen:
     """Decides on the algorithm of every convolution; the graph itself if none of them is Winograd's."""
-    algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.name in _CONVOLUTIONS}
+    algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
     if all(a.tile is None for a in algorithms.values()):
         return Chosen(graph, {t: t for t in graph.tensors.values()}, algorithms)
     rewrite = Rewrite(graph)
@@ -77,7 +78,7 @@ def choose(graph: Graph, options: Options) -> Chosen:
 def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     """What does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
     asked = node.attributes.get("algorithm")
-    no = w.unsuitable(node.op.name, tuple(t.type for t in node.inputs), node.attributes)
+    no = w.unsuitable(node.op.role, tuple(t.type for t in node.inputs), node.attributes)
     if no is None and not (node.output.size and node.inputs[0].size):
         no = "there is nothing to multiply"
     if no is None and graph.compute_dtype != float32:
@@ -106,7 +107,7 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
 
 def _is_product(node: Node) -> bool:
     at = node.attributes
-    taps = node.output.shape[2:] if node.op.name == "conv_wgrad" else node.inputs[1].shape[2:]
+    taps = node.output.shape[2:] if node.op.role is Role.WGRAD else node.inputs[1].shape[2:]
     return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
 
 
@@ -162,7 +163,7 @@ class _Parts:
         image that is read or written.
         """
         old = node.output
-        of_filter, of_input, of_output = w.transforms(node.op.name, node.attributes, old.shape, tile)
+        of_filter, of_input, of_output = w.transforms(node.op.role, node.attributes, old.shape, tile)
         x, taps = inputs
         u = self._once("filter", node, w.FILTER, taps, of_filter, (0, 2, 1))
         v = self._once("input", node, w.INPUT, x, of_input, _order(x))

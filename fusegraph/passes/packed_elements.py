@@ -15,6 +15,7 @@ from fusegraph.dtypes import DType, float4_e2m1, float32, int8, uint8
 from fusegraph.errors import LayoutError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, packed_strides, same_strides, stride_order
+from fusegraph.ops.base import Role
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, remove_dead, same
 
 #: The numbers halfway between those that float4_e2m1 holds, and whether one that is just there goes up, to the even.
@@ -80,7 +81,7 @@ class _Unpacking(Rewrite):
             return
         operands = list(self.inputs(node))
         attributes = dict(node.attributes)
-        if node.op.name == "identity":
+        if node.op.role is Role.CAST:
             source, target = node.inputs[0].dtype, node.output.dtype
             if target.is_packed and source != target:
                 with self._naming(node.output, "rounded"):

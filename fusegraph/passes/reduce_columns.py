@@ -15,8 +15,7 @@ import networkx as nx
 from codegen.spec import RowsSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.rows import has_segments, walk_chunk
-from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Simplified
 from fusegraph.passes.split_reductions import (
@@ -66,7 +65,7 @@ def reduce_columns(graph: Graph, declined: Collection[str] = ()) -> Columns:
     chunks: dict[Node, Split] = {}
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = _Leaves(graph)
-    whole = [n for n in graph.nodes if n.op is TABLE["reduction"] and n.attributes["axes"]]
+    whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
     for node in whole:
         # A variance and its mean are made in one look at what is in memory.
         alone = node not in means and mean_of_variance(graph, node) is None

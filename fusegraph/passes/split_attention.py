@@ -17,7 +17,7 @@ from fusegraph.lowering.attention import shares_keys
 from fusegraph.lowering.attention_front import multiplied
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
 
@@ -71,9 +71,7 @@ def _selects_nan(node: Node) -> bool:
     """
     weight: Weight | None = node.attributes["weight"]
     return (
-        weight is not None
-        and not node.attributes["zero"]
-        and any(n.op.name == "binary_select" for n in weight.graph.nodes)
+        weight is not None and not node.attributes["zero"] and any(n.op.role is Role.SELECT for n in weight.graph.nodes)
     )
 
 

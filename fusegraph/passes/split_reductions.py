@@ -17,6 +17,7 @@ from fusegraph.dtypes import DType, sum_dtype
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
+from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
@@ -110,7 +111,7 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
 
 def can_be_split(node: Node) -> bool:
     """Whether a node is a reduction that can be made of parts."""
-    return node.op is TABLE["reduction"] and node.attributes["mode"] in _HALVES and node.inputs[0].size > 0
+    return node.op.role is Role.REDUCE and node.attributes["mode"] in _HALVES and node.inputs[0].size > 0
 
 
 def of_whole(node: Node) -> bool:
@@ -132,17 +133,17 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """The mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
-    def made_by(tensor: Tensor, op: str) -> Node | None:
+    def made_by(tensor: Tensor, role: Role) -> Node | None:
         found = graph.producer(tensor)
-        return found if found is not None and found.op is TABLE[op] else None
+        return found if found is not None and found.op.role is role else None
 
-    if node.op is not TABLE["reduction"] or node.attributes["mode"] not in ("avg", "add"):
+    if node.op.role is not Role.REDUCE or node.attributes["mode"] not in ("avg", "add"):
         return None
-    square = made_by(node.inputs[0], "mul")
+    square = made_by(node.inputs[0], Role.PRODUCT)
     if square is None or square.inputs[0] is not square.inputs[1]:
         return None
-    centred = made_by(square.inputs[0], "sub")
-    mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
+    centred = made_by(square.inputs[0], Role.DIFFERENCE)
+    mean = made_by(centred.inputs[1], Role.REDUCE) if centred is not None else None
     if centred is None or mean is None or mean.attributes["mode"] != "avg":
         return None
     alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))

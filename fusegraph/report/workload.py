@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-import numpy as np
-
-from fusegraph.graph import Graph, Node
+from fusegraph.graph import Graph
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn_attention import given
 from fusegraph.ops.attention_packed import OFFSETS
-from fusegraph.ops.base import Kind
+from fusegraph.ops.contraction import TF32
 
 
 class Operand(Protocol):
@@ -81,46 +78,15 @@ def _products(graph: Graph) -> tuple[str, int]:
     """
     flops, units = 0, set()
     for node in graph.nodes:
-        if node.op.name.startswith("sdpa") and OFFSETS[0] in given(node, node.op.operands):
+        types = tuple(t.type for t in node.inputs)
+        if OFFSETS[0] in node.op.operands and OFFSETS[0] in given(node, node.op.operands):
             units.add("")  # data say which queries and keys meet
-        elif node.kind is Kind.CONTRACTION:
-            flops += 2 * _multiplications(node)
-            unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
-            units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
-        elif node.op.name == "sdpa":
-            q, k, v = node.inputs[:3]
-            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            flops += 2 * met * (q.shape[3] + v.shape[3])
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
-        elif node.op.name == "sdpa_backward":
-            q, k, v = node.inputs[:3]
-            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            flops += 2 * met * (3 * q.shape[3] + 2 * v.shape[3])
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
+        elif node.op.multiplications is not None:
+            flops += 2 * node.op.multiplications(types, tuple(t.type for t in node.outputs), node.attributes)
+            unit = _UNITS.get(node.op.promoted(types).name, "")
+            units.add(TF32 if node.attributes.get("compute_dtype") == TF32 else unit)
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
 
 
-def _multiplications(node: Node) -> int:
-    """Multiplications of a contraction; of a gradient those of the convolution."""
-    first, second = node.inputs
-    if node.op.name == "matmul":
-        return node.output.size * first.shape[-1]
-    result, taps = {
-        "conv_fprop": (node.output, second),
-        "conv_dgrad": (first, second),
-        "conv_wgrad": (second, node.output),
-    }[node.op.name]
-    return result.size * prod(taps.shape[1:])
-
-
 _UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
-
-
-def positions_met(rows: int, keys: int, attributes: Mapping[str, Any]) -> int:
-    """How many pairs of query and key the band of an sdpa with these attributes holds."""
-    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
-    diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
-    last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)
-    first = np.zeros(rows, np.int64) if left is None else np.clip(diagonal - left + 1, 0, keys)
-    return int(np.maximum(last - first, 0).sum())
