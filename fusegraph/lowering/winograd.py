@@ -13,6 +13,14 @@ from fusegraph.ops.winograd import tiles
 Strides = tuple[int, ...]
 
 
+#: What a specification calls the transforms.
+_TRANSFORMS: dict[Role | None, str] = {
+    Role.WINOGRAD_FILTER: "filter",
+    Role.WINOGRAD_INPUT: "input",
+    Role.WINOGRAD_OUTPUT: "output",
+}
+
+
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The transform of a group that `lowering.contraction.accept` takes."""
     (anchor,) = view.anchors
@@ -53,18 +61,18 @@ def _places(tensor: Tensor, grid: tuple[int, int], *, of_filter: bool, at: Node)
 
 def _spec(anchor: Node, name: str, alignment: int, program: Program) -> WinogradSpec:
     at, (source,) = anchor.attributes, anchor.inputs
-    transform, tile, grid = anchor.op.name.removeprefix("winograd_"), at["tile"], _grid(anchor)
+    role, tile, grid = anchor.op.role, at["tile"], _grid(anchor)
     start = 0
     window: tuple[tuple[int, int], tuple[int, int]] | None = None
     results: tuple[int, int] | None = None
-    if transform == "output":
+    if role is Role.WINOGRAD_OUTPUT:
         images, channels = at["shape"][:2]
         results = at["shape"][2:]
         strides = _places(source, grid, of_filter=False, at=anchor)
     else:
         images, channels = source.shape[:2]
         n, c, row, column = source.strides
-        if transform == "input":
+        if role is Role.WINOGRAD_INPUT:
             above, left = at["before"]
             window = ((above, source.shape[2]), (left, source.shape[3]))
             start = -above * row - left * column
@@ -74,4 +82,4 @@ def _spec(anchor: Node, name: str, alignment: int, program: Program) -> Winograd
         else:
             strides = (n, c, 0, 0, row, column)
     operand = Operand(source.name, source.dtype, strides, alignment)
-    return WinogradSpec(name, transform, tile, images, channels, grid, operand, start, window, results, program)
+    return WinogradSpec(name, _TRANSFORMS[role], tile, images, channels, grid, operand, start, window, results, program)
