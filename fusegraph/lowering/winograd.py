@@ -13,14 +13,6 @@ from fusegraph.ops.winograd import tiles
 Strides = tuple[int, ...]
 
 
-#: What a specification calls the transforms.
-_TRANSFORMS: dict[Role | None, str] = {
-    Role.WINOGRAD_FILTER: "filter",
-    Role.WINOGRAD_INPUT: "input",
-    Role.WINOGRAD_OUTPUT: "output",
-}
-
-
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """The transform of a group that `lowering.contraction.accept` takes."""
     (anchor,) = view.anchors
@@ -62,6 +54,7 @@ def _places(tensor: Tensor, grid: tuple[int, int], *, of_filter: bool, at: Node)
 def _spec(anchor: Node, name: str, alignment: int, program: Program) -> WinogradSpec:
     at, (source,) = anchor.attributes, anchor.inputs
     role, tile, grid = anchor.op.role, at["tile"], _grid(anchor)
+    assert role is not None
     start = 0
     window: tuple[tuple[int, int], tuple[int, int]] | None = None
     results: tuple[int, int] | None = None
@@ -82,4 +75,4 @@ def _spec(anchor: Node, name: str, alignment: int, program: Program) -> Winograd
         else:
             strides = (n, c, 0, 0, row, column)
     operand = Operand(source.name, source.dtype, strides, alignment)
-    return WinogradSpec(name, _TRANSFORMS[role], tile, images, channels, grid, operand, start, window, results, program)
+    return WinogradSpec(name, role.value, tile, images, channels, grid, operand, start, window, results, program)

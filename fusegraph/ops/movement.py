@@ -46,7 +46,7 @@ def _movement(
         Op(
             name=name,
             kind=Kind.MOVEMENT,
-            role=Role[name.upper()],
+            role=Role(name),
             operands=rest.pop("operands", ("x",)),
             attributes=attributes,
             normalize=normalize,

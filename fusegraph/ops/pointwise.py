@@ -116,7 +116,7 @@ def pointwise(
     scale: Callable[..., Array] | None = None,
     reference_ulps: float = 4.0,
     turns: Callable[..., Array] | None = None,
-    cudnn: str | None = None,
+    cudnn: bool = True,
     **cuda: Template,
 ) -> Op:
     """Registers a pointwise op and returns it.
@@ -125,6 +125,7 @@ def pointwise(
     kinds       the operand classes the op accepts, where that is not the classes it has an expression for.
     result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
                 the promoted operand dtype.
+    cudnn       whether cuDNN's graph API has a mode of this name.
     cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of floats alone, math::name of the
                 operands and attributes.
 
@@ -169,7 +170,7 @@ def pointwise(
         scale=scale,
         reference_ulps=reference_ulps,
         turns=turns,
-        cudnn=cudnn,
+        cudnn=name if cudnn else None,
         doc=doc,
     )
     return register(op)

@@ -28,6 +28,7 @@ binary(
     FUNCTION,
     int="math::quotient({a}, {b})",
     ulps=0,
+    cudnn=False,
 )
 for _name, _ufunc, _sign in (
     ("bitwise_and", np.bitwise_and, "&"),
@@ -35,9 +36,18 @@ for _name, _ufunc, _sign in (
     ("bitwise_xor", np.bitwise_xor, "^"),
 ):
     _truth = {"&": "{a} && {b}", "|": "{a} || {b}", "^": "{a} != {b}"}[_sign]
-    _doc = f"a {_sign} b, bit by bit."
-    binary(_name, _ufunc, _doc, FUNCTION, Role.BITS, int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
-unary("bitwise_not", np.invert, "~x, every bit the other way.", FUNCTION, int="{compute}(~{x})", bool="!{x}", ulps=0)
+    _doc, _text = f"a {_sign} b, bit by bit.", f"{{a}} {_sign} {{b}}"
+    binary(_name, _ufunc, _doc, FUNCTION, Role.BITS, int=_text, bool=_truth, ulps=0, cudnn=False)
+unary(
+    "bitwise_not",
+    np.invert,
+    "~x, every bit the other way.",
+    FUNCTION,
+    int="{compute}(~{x})",
+    bool="!{x}",
+    ulps=0,
+    cudnn=False,
+)
 
 
 def _bits(a: Array) -> int:
@@ -63,6 +73,7 @@ binary(
     Role.BITS,
     int="math::shift_left({a}, {b})",
     ulps=0,
+    cudnn=False,
 )
 binary(
     "shift_right",
@@ -71,6 +82,7 @@ binary(
     FUNCTION,
     int="math::shift_right({a}, {b})",
     ulps=0,
+    cudnn=False,
 )
 
 
@@ -105,4 +117,5 @@ unary(
     int=_reinterpreted,
     bool=_reinterpreted,
     ulps=0,
+    cudnn=False,
 )

@@ -40,13 +40,13 @@ def _arithmetic(
     a, b = operands
     integers = f"math::wrapping_{wrapping or name}({{{a}}}, {{{b}}})"
     floats = f"{{{a}}} {sign} {{{b}}}"
-    pointwise(name, operands, ufunc, f"{a} {sign} {b}", PAIR, role, float=floats, int=integers, cudnn=name)
+    pointwise(name, operands, ufunc, f"{a} {sign} {b}", PAIR, role, float=floats, int=integers)
 
 
 _arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
 _arithmetic("sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE)
 _arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT)
-binary("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})", cudnn="div")
+binary("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})")
 _arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, "add")
 _arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
@@ -73,7 +73,6 @@ binary(
     SIMPLE,
     float="math::fma({b}, {b}, {a})",
     int="math::wrapping_add({a}, math::wrapping_mul({b}, {b}))",
-    cudnn="add_square",
 )
 
 
@@ -92,16 +91,15 @@ binary(
     float="math::fmod({a}, {b})",
     int="math::remainder({a}, {b})",
     ulps=0,
-    cudnn="mod",
 )
 # power takes square roots for a half, which of -inf are NaN
-binary("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9, cudnn="pow")
+binary("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
 for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
     _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
     _either = f"{{a}} {_sign} {{b}}"
-    binary(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0, cudnn=_name)
+    binary(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0)
 
-unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg")
+unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0)
 unary(
     "abs",
     np.abs,
@@ -110,12 +108,20 @@ unary(
     float="math::abs({x})",
     int="math::wrapping_abs({x})",
     ulps=0,
-    cudnn="abs",
 )
-unary("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", SIMPLE, float="math::sign({x})", int="math::sign({x})", ulps=0)
-unary("reciprocal", lambda x: 1 / x, "1 / x", FUNCTION, ulps=1, cudnn="reciprocal")
-unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1, cudnn="sqrt")
-unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", FUNCTION, ulps=2, cudnn="rsqrt")
+unary(
+    "sign",
+    np.sign,
+    "-1, 0 or 1; NaN stays NaN.",
+    SIMPLE,
+    float="math::sign({x})",
+    int="math::sign({x})",
+    ulps=0,
+    cudnn=False,
+)
+unary("reciprocal", lambda x: 1 / x, "1 / x", FUNCTION, ulps=1)
+unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1)
+unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", FUNCTION, ulps=2)
 
 
 def _check_clamp(values: dict[str, Any], _: DType) -> None:
@@ -142,6 +148,7 @@ unary(
     float=_clamp,
     int=_clamp,
     ulps=0.5,  # that of rounding min and max
+    cudnn=False,
 )
 
 # ---- rounding
@@ -152,13 +159,13 @@ def _floats_only(function: np.ufunc) -> Any:
     return lambda x: function(x) if x.dtype.kind == "f" else x
 
 
-for _name, _ufunc, _doc, _mode in (
-    ("ceil", np.ceil, "Smallest integer not below x.", "ceil"),
-    ("floor", np.floor, "Largest integer not above x.", "floor"),
-    ("trunc", np.trunc, "The integer towards zero.", None),
-    ("round", np.rint, "Nearest integer, halfway cases to even.", None),
+for _name, _ufunc, _doc, _cudnn in (
+    ("ceil", np.ceil, "Smallest integer not below x.", True),
+    ("floor", np.floor, "Largest integer not above x.", True),
+    ("trunc", np.trunc, "The integer towards zero.", False),
+    ("round", np.rint, "Nearest integer, halfway cases to even.", False),
 ):
-    unary(_name, _floats_only(_ufunc), _doc, FUNCTION, float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_mode)
+    unary(_name, _floats_only(_ufunc), _doc, FUNCTION, float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_cudnn)
 
 
 def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
@@ -187,7 +194,6 @@ unary(
     int="{x}",
     bool="{x}",
     ulps=0,
-    cudnn="identity",
 )
 
 
@@ -210,33 +216,30 @@ unary(
     kinds=("float", "int", "bool"),
     result=int32,
     ulps=0,
-    cudnn="gen_index",
 )
 
 # ---- elementary functions.  Bounds of the CUDA C library: CUDA C++ Programming Guide, "Mathematical Functions".
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-unary("exp", np.exp, "e to the power x.", FUNCTION, ulps=2, cudnn="exp")
-unary("exp2", np.exp2, "2 to the power x.", FUNCTION, ulps=2)
-unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", FUNCTION, ulps=2)
-unary("log", np.log, "Natural logarithm.", FUNCTION, ulps=2, cudnn="log")
-unary("log2", np.log2, "Logarithm to base 2.", FUNCTION, ulps=2)
-unary("log1p", np.log1p, "log(1 + x), accurate for small x.", FUNCTION, ulps=2)
-unary("sin", np.sin, "Sine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2, cudnn="sin")
-unary("cos", np.cos, "Cosine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2, cudnn="cos")
-unary(
-    "tan", np.tan, "Tangent of x in radians.", FUNCTION, turns=lambda x: np.floor(x / np.pi + 0.5), ulps=4, cudnn="tan"
-)
-unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3)
-unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3)
-unary("atan", np.arctan, "Arc tangent in radians.", FUNCTION, ulps=3)
-unary("sinh", np.sinh, "Hyperbolic sine.", FUNCTION, ulps=4)
-unary("cosh", np.cosh, "Hyperbolic cosine.", FUNCTION, ulps=3)
-unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", FUNCTION, ulps=4)
-unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", FUNCTION, ulps=5)
-unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", FUNCTION, ulps=4)
-unary("erf", _erf, "Error function.", FUNCTION, ulps=3, cudnn="erf")
+unary("exp", np.exp, "e to the power x.", FUNCTION, ulps=2)
+unary("exp2", np.exp2, "2 to the power x.", FUNCTION, ulps=2, cudnn=False)
+unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", FUNCTION, ulps=2, cudnn=False)
+unary("log", np.log, "Natural logarithm.", FUNCTION, ulps=2)
+unary("log2", np.log2, "Logarithm to base 2.", FUNCTION, ulps=2, cudnn=False)
+unary("log1p", np.log1p, "log(1 + x), accurate for small x.", FUNCTION, ulps=2, cudnn=False)
+unary("sin", np.sin, "Sine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
+unary("cos", np.cos, "Cosine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
+unary("tan", np.tan, "Tangent of x in radians.", FUNCTION, turns=lambda x: np.floor(x / np.pi + 0.5), ulps=4)
+unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
+unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
+unary("atan", np.arctan, "Arc tangent in radians.", FUNCTION, ulps=3, cudnn=False)
+unary("sinh", np.sinh, "Hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
+unary("cosh", np.cosh, "Hyperbolic cosine.", FUNCTION, ulps=3, cudnn=False)
+unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
+unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", FUNCTION, ulps=5, cudnn=False)
+unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", FUNCTION, ulps=4, cudnn=False)
+unary("erf", _erf, "Error function.", FUNCTION, ulps=3)
 
 # ---- comparisons and logic
 
@@ -255,9 +258,7 @@ for _name, _ufunc, _sign, _role in (
 ):
     _template = f"{{a}} {_sign} {{b}}"
     _doc = f"a {_sign} b, bool.  Comparisons with NaN are {'true' if _sign == '!=' else 'false'}."
-    predicate(
-        _name, ("a", "b"), _ufunc, _doc, SIMPLE, _role, float=_template, int=_template, bool=_template, cudnn=_name
-    )
+    predicate(_name, ("a", "b"), _ufunc, _doc, SIMPLE, _role, float=_template, int=_template, bool=_template)
 
 for _name, _ufunc, _sign, _role in (
     ("logical_and", np.logical_and, "&&", Role.AND),
@@ -267,7 +268,7 @@ for _name, _ufunc, _sign, _role in (
     _doc = f"a {_sign} b, bool.  Numbers count as true unless they are 0 (NaN is true)."
     predicate(
         _name, ("a", "b"), _truth(_ufunc), _doc, SIMPLE, _role,
-        float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}", cudnn=_name,
+        float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
     )  # fmt: skip
 predicate(
     "logical_not",
@@ -279,9 +280,8 @@ predicate(
     float="{x} == 0",
     int="{x} == 0",
     bool="!{x}",
-    cudnn="logical_not",
 )
-predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", SIMPLE, float="{x} != {x}")
+predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", SIMPLE, float="{x} != {x}", cudnn=False)
 
 pointwise(
     "binary_select",
@@ -295,5 +295,4 @@ pointwise(
     int="{mask} ? {input0} : {input1}",
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
-    cudnn="binary_select",
 )

@@ -62,25 +62,17 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
 
     plain = """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor isnan log log1p log2
         logical_not neg reciprocal round sigmoid sin sinh sqrt tan tanh trunc pow logical_and logical_or
-        bitwise_and bitwise_or bitwise_xor bitwise_not"""
+        bitwise_and bitwise_or bitwise_xor bitwise_not add sub mul div clamp"""
     table = {name: getattr(torch, name) for name in plain.split()}
     table |= {f"cmp_{name}": getattr(torch, name) for name in ("eq", "gt", "ge", "lt", "le")}
-    table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish")}
+    table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish", "leaky_relu", "elu", "gelu")}
     return table | {
-        "add": torch.add,
         "bias": torch.add,
-        "sub": torch.sub,
-        "mul": torch.mul,
         "scale": torch.mul,
-        "div": torch.div,
         "max": torch.maximum,
         "min": torch.minimum,
         "cmp_neq": torch.ne,
-        "clamp": lambda x, min, max: torch.clamp(x, min, max),
-        "leaky_relu": lambda x, negative_slope: f.leaky_relu(x, negative_slope),
-        "elu": lambda x, alpha: f.elu(x, alpha),
         "softplus": lambda x, beta: f.softplus(x, beta, threshold=80),
-        "gelu": f.gelu,
         "gelu_approx_tanh": lambda x: f.gelu(x, approximate="tanh"),
         "gen_index": gen_index,
         "binary_select": lambda input0, input1, mask: torch.where(mask, input0, input1),
