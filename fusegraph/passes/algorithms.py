@@ -178,7 +178,7 @@ class _Parts:
     def _once(
         self, part: str, node: Node, op: Any, operand: Tensor, attributes: dict[str, Any], order: tuple[int, ...]
     ) -> Tensor:
-        key = op.name, operand, tuple(attributes.items())
+        key = op, operand, tuple(attributes.items())
         if key not in self._made:
             made = self._folded(operand, attributes) if part == "filter" and operand.is_constant else None
             if made is None:
