@@ -175,7 +175,7 @@ def _worthwhile(
     else:
         each = 1.0  # to round it
         for node in nodes:
-            each += (FUNCTION if _is_function(node) else 1.0) * node.output.size / factor.size
+            each += (FUNCTION if node.op.cost is Cost.FUNCTION else 1.0) * node.output.size / factor.size
         for tensor in large:
             each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
         each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
@@ -203,7 +203,7 @@ def _beside(
     each = 0.0
     for node in nodes:
         if node.op.cost is not Cost.ROUNDING:
-            each += (BESIDE_FUNCTION if _is_function(node) else BESIDE_OP) * node.output.size / factor.size
+            each += (BESIDE_FUNCTION if node.op.cost is Cost.FUNCTION else BESIDE_OP) * node.output.size / factor.size
     each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
     each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
     each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
@@ -222,10 +222,6 @@ def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> 
     ):
         return False
     return all(t.dtype == factor.dtype for t in read)
-
-
-def _is_function(node: Node) -> bool:
-    return node.op.cost is Cost.FUNCTION
 
 
 def _alike(tensor: Tensor, factor: Tensor) -> bool:

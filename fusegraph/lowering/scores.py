@@ -119,12 +119,7 @@ def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Grap
     rank = tensor.rank
     while (node := graph.producer(tensor)) is not None:
         masked = _masked(node)
-        if (
-            masked is None
-            and node.op.role is Role.CAST
-            and node.inputs[0].dtype.is_float
-            and node.output.dtype.is_float
-        ):
+        if masked is None and node.op.role is Role.CAST and all(t.dtype.is_float for t in (*node.inputs, node.output)):
             tensor = node.inputs[0]  # minus infinity in any dtype of scores (8-bit floats have none, and no kernel)
             continue
         if masked is None:
@@ -172,13 +167,9 @@ _COMPARISONS: dict[Role | None, tuple[tuple[int, int, int], ...]] = {
     Role.GT: ((1, -1, -1),),
     Role.EQ: ((-1, 1, 0), (1, -1, 0)),
 }
-_OPPOSITE: dict[Role | None, Role] = {
-    Role.GT: Role.LE,
-    Role.GE: Role.LT,
-    Role.LT: Role.GE,
-    Role.LE: Role.GT,
-    Role.NE: Role.EQ,
-}
+_OPPOSITE: dict[Role | None, Role] = dict(
+    zip((Role.GT, Role.GE, Role.LT, Role.LE, Role.NE), (Role.LE, Role.LT, Role.GE, Role.GT, Role.EQ))
+)
 
 
 def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condition] | None:

@@ -451,7 +451,7 @@ register(
             "generate_stats": False,
         },
         normalize=_normalize,
-        multiplications=lambda types, _, at: multiplications(types, 1, 1, at),
+        multiplications=lambda types, at: multiplications(types, 1, 1, at),
         expand=_expand,
         results=("", "stats"),
         optional=len(OPERANDS) - 3,

@@ -239,7 +239,7 @@ register(
             "dropout_probability": 0.0,
         },
         normalize=_normalize,
-        multiplications=lambda types, _, at: multiplications(types, 3, 2, at),
+        multiplications=lambda types, at: multiplications(types, 3, 2, at),
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),

@@ -126,8 +126,8 @@ class Op:
                 "chosen" (the loss of each window whose index is this element) or of the "shares" of means.  Scans: how
                 elements are combined (`codegen.expr.Reduction`).
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
-    multiplications  what is bounded by products: (operand types, types of the results, attributes) -> how many there
-                are; of a gradient of a convolution those of the convolution.
+    multiplications  what is made of products: (operand types, attributes) -> how many there are, where this is not as
+                many for each result as ``products`` says.
     composite   attributes -> whether the op is made of others; None where the kind says it.
     expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
@@ -158,7 +158,7 @@ class Op:
     )
     fold: str = ""
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
-    multiplications: Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
+    multiplications: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     composite: Callable[[Mapping[str, Any]], bool] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,6 @@ register(
         infer=_matmul_infer,
         reference=_matmul_reference,
         products=lambda types, _: types[0].shape[-1],
-        multiplications=lambda types, results, _: prod(results[0].shape) * types[0].shape[-1],
         cudnn="matmul",
         doc="""Matrix product of a (..., M, K) and b (..., K, N): (..., M, N).  Batch dimensions broadcast as in NumPy.
 

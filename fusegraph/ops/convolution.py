@@ -110,11 +110,6 @@ def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapp
             raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
 
 
-def _multiplications(y: TensorType, w: TensorType) -> int:
-    """Those of the sums, of all results and the taps of one of their filters."""
-    return prod(y.shape) * prod(w.shape[1:])
-
-
 # ---- conv_fprop
 
 
@@ -193,7 +188,6 @@ register(
         infer=_fprop_infer,
         reference=_fprop_reference,
         products=lambda types, _: prod(types[1].shape[1:]),
-        multiplications=lambda types, results, _: _multiplications(results[0], types[1]),
         cudnn="conv_fprop",
         keeps_layout=True,
         doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
@@ -337,7 +331,7 @@ register(
         infer=_dgrad_infer,
         reference=_dgrad_reference,
         products=_dgrad_products,
-        multiplications=lambda types, results, _: _multiplications(types[0], types[1]),
+        multiplications=lambda types, _: prod(types[0].shape) * prod(types[1].shape[1:]),
         cudnn="conv_dgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
@@ -444,7 +438,6 @@ register(
         infer=_wgrad_infer,
         reference=_wgrad_reference,
         products=lambda types, _: types[1].shape[0] * prod(types[1].shape[2:]),
-        multiplications=lambda types, results, _: _multiplications(types[1], results[0]),
         cudnn="conv_wgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -100,12 +101,12 @@ def accepted_kinds(op_name: str, dtype: DType, kinds: Sequence[str]) -> None:
 
 def pointwise(
     name: str,
-    operands: Sequence[str],
     reference: Callable[..., Array],
     doc: str,
     cost: Cost,
     role: Role | None = None,
     *,
+    operands: Sequence[str] = ("a", "b"),
     attributes: Mapping[str, tuple[Any, Check]] | None = None,
     validate: Callable[[dict[str, Any], DType], None] | None = None,
     masks: tuple[str, ...] = (),
@@ -126,15 +127,15 @@ def pointwise(
     result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
                 the promoted operand dtype.
     cudnn       whether cuDNN's graph API has a mode of this name.
-    cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of floats alone, math::name of the
-                operands and attributes.
+    cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of these kinds or of floats alone,
+                math::name of the operands and attributes.
 
     NumPy's floating-point warnings are off while the reference runs.  The other arguments are `Op`'s.
     """
     checks = {key: check for key, (_, check) in (attributes or {}).items()}
+    kinds = kinds or tuple(cuda) or ("float",)
     if not cuda and not shapes:
-        cuda = {"float": f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})"}
-    kinds = kinds or tuple(cuda)
+        cuda = dict.fromkeys(kinds, f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})")
 
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
         dtype, shape = op.promoted(types), broadcast([t.shape for t in types])
@@ -176,23 +177,7 @@ def pointwise(
     return register(op)
 
 
-def unary(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
-    """Registers an op of one operand ``x``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("x",), reference, doc, *traits, **rest)
-
-
-def binary(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
-    """Registers an op of two operands ``a`` and ``b``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("a", "b"), reference, doc, *traits, **rest)
-
-
-def backward(name: str, reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any) -> Op:
-    """Registers the gradient of an activation, of operands ``loss`` (the gradient of the result) and ``input``."""
-    return pointwise(name, ("loss", "input"), reference, doc, *traits, **rest)
-
-
-def predicate(
-    name: str, operands: Sequence[str], reference: Callable[..., Array], doc: str, *traits: Any, **rest: Any
-) -> Op:
-    """Registers an op whose result is bool."""
-    return pointwise(name, operands, reference, doc, *traits, result=bool_, ulps=0, **rest)
+#: Ops of one operand; gradients of activations, by that of the result and the activation's operand; ops that are bool.
+unary = partial(pointwise, operands=("x",))
+backward = partial(pointwise, operands=("loss", "input"))
+predicate = partial(pointwise, result=bool_, ulps=0)

@@ -18,7 +18,6 @@ from fusegraph.ops.pointwise import (
     SIMPLE,
     Array,
     axis,
-    binary,
     flag,
     optional_dtype,
     optional_number,
@@ -34,19 +33,17 @@ _ufunc: Any
 # ---- arithmetic
 
 
-def _arithmetic(
-    name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, wrapping: str = ""
-) -> None:
+def _arithmetic(name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, wraps: str = "") -> None:
     a, b = operands
-    integers = f"math::wrapping_{wrapping or name}({{{a}}}, {{{b}}})"
+    integers = f"math::wrapping_{wraps or name}({{{a}}}, {{{b}}})"
     floats = f"{{{a}}} {sign} {{{b}}}"
-    pointwise(name, operands, ufunc, f"{a} {sign} {b}", PAIR, role, float=floats, int=integers)
+    pointwise(name, ufunc, f"{a} {sign} {b}", PAIR, role, operands=operands, float=floats, int=integers)
 
 
 _arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
 _arithmetic("sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE)
 _arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT)
-binary("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})")
+pointwise("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})")
 _arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, "add")
 _arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
@@ -66,7 +63,7 @@ def _add_square(a: Array, b: Array) -> Array:
     return np.asarray(np.where(np.isfinite(rest), total + rest, total))
 
 
-binary(
+pointwise(
     "add_square",
     _add_square,
     "a + b * b, for floats rounded once.",
@@ -82,7 +79,7 @@ def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, np.zeros_like(a), np.fmod(a, np.where(b == 0, np.ones_like(b), b)))
 
 
-binary(
+pointwise(
     "mod",
     _remainder,
     "Remainder with the sign of a (C's fmod and %).  Where b is 0: NaN for floats, 0 for integers.",
@@ -93,11 +90,11 @@ binary(
     ulps=0,
 )
 # power takes square roots for a half, which of -inf are NaN
-binary("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
+pointwise("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
 for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
     _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
     _either = f"{{a}} {_sign} {{b}}"
-    binary(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0)
+    pointwise(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0)
 
 unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0)
 unary(
@@ -248,48 +245,42 @@ def _truth(combine: np.ufunc) -> Any:
     return lambda *arrays: combine(*(x != 0 for x in arrays))
 
 
-for _name, _ufunc, _sign, _role in (
-    ("cmp_eq", np.equal, "==", Role.EQ),
-    ("cmp_neq", np.not_equal, "!=", Role.NE),
-    ("cmp_gt", np.greater, ">", Role.GT),
-    ("cmp_ge", np.greater_equal, ">=", Role.GE),
-    ("cmp_lt", np.less, "<", Role.LT),
-    ("cmp_le", np.less_equal, "<=", Role.LE),
+for _name, _ufunc, _sign in (
+    ("cmp_eq", np.equal, "=="),
+    ("cmp_neq", np.not_equal, "!="),
+    ("cmp_gt", np.greater, ">"),
+    ("cmp_ge", np.greater_equal, ">="),
+    ("cmp_lt", np.less, "<"),
+    ("cmp_le", np.less_equal, "<="),
 ):
-    _template = f"{{a}} {_sign} {{b}}"
+    _text, _role = f"{{a}} {_sign} {{b}}", Role(f"a {_sign} b")
     _doc = f"a {_sign} b, bool.  Comparisons with NaN are {'true' if _sign == '!=' else 'false'}."
-    predicate(_name, ("a", "b"), _ufunc, _doc, SIMPLE, _role, float=_template, int=_template, bool=_template)
+    predicate(_name, _ufunc, _doc, SIMPLE, _role, float=_text, int=_text, bool=_text)
 
-for _name, _ufunc, _sign, _role in (
-    ("logical_and", np.logical_and, "&&", Role.AND),
-    ("logical_or", np.logical_or, "||", Role.OR),
-):
-    _template = f"{{a}} != 0 {_sign} {{b}} != 0"
+for _name, _ufunc, _sign in (("and", np.logical_and, "&&"), ("or", np.logical_or, "||")):
+    _text, _both, _role = f"{{a}} != 0 {_sign} {{b}} != 0", f"{{a}} {_sign} {{b}}", Role(f"a {_name} b")
     _doc = f"a {_sign} b, bool.  Numbers count as true unless they are 0 (NaN is true)."
-    predicate(
-        _name, ("a", "b"), _truth(_ufunc), _doc, SIMPLE, _role,
-        float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
-    )  # fmt: skip
+    predicate(f"logical_{_name}", _truth(_ufunc), _doc, SIMPLE, _role, float=_text, int=_text, bool=_both)
 predicate(
     "logical_not",
-    ("x",),
     _truth(np.logical_not),
     "not x, bool.  Numbers count as true unless they are 0 (NaN is true).",
     SIMPLE,
     Role.NOT,
+    operands=("x",),
     float="{x} == 0",
     int="{x} == 0",
     bool="!{x}",
 )
-predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", SIMPLE, float="{x} != {x}", cudnn=False)
+predicate("isnan", np.isnan, "Whether x is NaN, bool.", SIMPLE, operands=("x",), float="{x} != {x}", cudnn=False)
 
 pointwise(
     "binary_select",
-    ("input0", "input1", "mask"),
     lambda input0, input1, mask: np.asarray(np.where(mask, input0, input1)),
     "input0 where mask is true (not 0), input1 elsewhere.",
     SIMPLE,
     Role.SELECT,
+    operands=("input0", "input1", "mask"),
     masks=("mask",),
     float="{mask} ? {input0} : {input1}",
     int="{mask} ? {input0} : {input1}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from fusegraph.graph import Graph
+from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn_attention import given
 from fusegraph.ops.attention_packed import OFFSETS
+from fusegraph.ops.base import TensorType
 from fusegraph.ops.contraction import TF32
 
 
@@ -81,12 +82,18 @@ def _products(graph: Graph) -> tuple[str, int]:
         types = tuple(t.type for t in node.inputs)
         if OFFSETS[0] in node.op.operands and OFFSETS[0] in given(node, node.op.operands):
             units.add("")  # data say which queries and keys meet
-        elif node.op.multiplications is not None:
-            flops += 2 * node.op.multiplications(types, tuple(t.type for t in node.outputs), node.attributes)
+        elif (count := _multiplications(node, types)) is not None:
+            flops += 2 * count
             unit = _UNITS.get(node.op.promoted(types).name, "")
             units.add(TF32 if node.attributes.get("compute_dtype") == TF32 else unit)
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
+
+
+def _multiplications(node: Node, types: tuple[TensorType, ...]) -> int | None:
+    if node.op.multiplications is not None:
+        return node.op.multiplications(types, node.attributes)
+    return node.output.size * node.op.products(types, node.attributes) if node.op.products is not None else None
 
 
 _UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
