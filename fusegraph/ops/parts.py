@@ -41,6 +41,6 @@ def _in_parts(base: Op, *axes: int) -> Op:
     )
 
 
-#: op -> the one whose results are parts of its results.
+#: The axes of operands along which they are cut; op -> the one whose results are parts of its results.
 _AXES = {"matmul": (-1, -2), "conv_fprop": (1, 1), "conv_wgrad": (0, 0)}
 PARTS = {TABLE[name]: _in_parts(TABLE[name], *axes) for name, axes in _AXES.items()}

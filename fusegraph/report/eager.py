@@ -88,14 +88,8 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
         y = torch.where(x > lower_clip, x, lower_clip + negative_slope * (x - lower_clip))
         return y if upper_clip is None else torch.clamp(y, max=upper_clip)
 
-    def mod(a: Any, b: Any) -> Any:
-        if a.is_floating_point():
-            return torch.fmod(a, b)
-        return torch.where(b == 0, torch.zeros_like(a), torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b)))
-
-    def quotient(a: Any, b: Any) -> Any:
-        whole = torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
-        return torch.where(b == 0, torch.zeros_like(a), whole)
+    def divided(function: Any, a: Any, b: Any) -> Any:
+        return torch.where(b == 0, torch.zeros_like(a), function(a, torch.where(b == 0, torch.ones_like(b), b)))
 
     def shift(function: Any, beyond: Any) -> Any:
         def shifted(a: Any, b: Any) -> Any:
@@ -107,8 +101,8 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
     return {
         "relu": relu,
         "swish": lambda x, beta: torch.nn.functional.silu(x) if beta == 1 else x * torch.sigmoid(beta * x),
-        "mod": mod,
-        "quotient": quotient,
+        "mod": lambda a, b: torch.fmod(a, b) if a.is_floating_point() else divided(torch.fmod, a, b),
+        "quotient": partial(divided, partial(torch.div, rounding_mode="trunc")),
         "shift_left": shift(torch.bitwise_left_shift, torch.zeros_like),
         "shift_right": shift(torch.bitwise_right_shift, lambda a: -(a < 0).to(a.dtype)),
         "sign": lambda x: torch.where(torch.isnan(x), x, torch.sign(x)),
@@ -120,7 +114,6 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
 def composites(torch: Any) -> dict[str, Callable[..., Any]]:
     """The same for the ops that are made of others."""
     f = torch.nn.functional
-
     every = [True, True, True]
 
     def layernorm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
