@@ -102,7 +102,7 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
         "relu": relu,
         "swish": lambda x, beta: torch.nn.functional.silu(x) if beta == 1 else x * torch.sigmoid(beta * x),
         "mod": lambda a, b: torch.fmod(a, b) if a.is_floating_point() else divided(torch.fmod, a, b),
-        "quotient": partial(divided, partial(torch.div, rounding_mode="trunc")),
+        "quotient": lambda a, b: divided(partial(torch.div, rounding_mode="trunc"), a, b),
         "shift_left": shift(torch.bitwise_left_shift, torch.zeros_like),
         "shift_right": shift(torch.bitwise_right_shift, lambda a: -(a < 0).to(a.dtype)),
         "sign": lambda x: torch.where(torch.isnan(x), x, torch.sign(x)),
