@@ -283,7 +283,7 @@ class _Renderer:
         computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
         computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
         for k, reduction in enumerate(self.program.reductions):
-            if reduction.combine == "position":
+            if reduction.at is not None:
                 terms[Reduced(k)] = "int32(at)"
             elif Reduced(k) in computed:
                 terms[Reduced(k)] = self._value(self.again, "at", "_at")
@@ -301,7 +301,7 @@ class _Renderer:
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
         reduction = self.program.reductions[store.value.reduction]
-        return reduction.combine == "sorted" and self.program.loads[self.key.operand].dtype == store.operand.dtype
+        return reduction.at is None and self.program.loads[self.key.operand].dtype == store.operand.dtype
 
     def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
         """Computes what rows are sorted by, of the element at a position; returns the C expression."""

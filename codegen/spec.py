@@ -152,9 +152,9 @@ class ScanSpec:
 class SortSpec:
     """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
 
-    The program's reductions are of the value that rows are sorted by: "sorted" is that value in its place, "position"
-    the one along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the order
-    of their positions.
+    The program's reductions are of the value that rows are sorted by: that value in its place or, with ``at``,
+    the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the
+    order of their positions.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.

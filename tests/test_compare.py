@@ -297,7 +297,7 @@ def test_a_librarys_attention_may_round_the_factors_of_its_gradients():
     lowered = SimpleNamespace(spec=None)
     groups = (SimpleNamespace(family="cudnn", lowered=lowered, nodes=graph.nodes),)
     partition = SimpleNamespace(groups=groups, materialized=frozenset())
-    plan = SimpleNamespace(partition=partition, kernels=(), counterpart={}, copies={}, algorithms={}, namesakes={})
+    plan = SimpleNamespace(partition=partition, kernels=(), counterparts={}, copies={}, algorithms={}, namesakes={})
     rounding = rounding_of(SimpleNamespace(plan=plan))
     assert all(c.ok for c in compare(graph, inputs, result(bfloat16.numpy), rounding, slack=LIBRARY_SLACK))
     exact = compare(graph, inputs, result(bfloat16.numpy), eager.Rounding(), slack=LIBRARY_SLACK)

@@ -283,7 +283,7 @@ def test_what_overflows_is_not_decided():
 
 
 def chosen(graph: fg.Graph, **options: Any) -> tuple[str, str]:
-    (found,) = choose(graph, Options(**options)).algorithms.values()
+    (found,) = choose(graph, Options(**options)).notes["algorithms"].values()
     return found.name, found.reason
 
 

@@ -91,7 +91,7 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
     # Where the largest element is takes that element too.
-    kept = vector * sum(8 if r.combine == "index" else 4 for r in spec.program.reductions)
+    kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
     for c in columns:
         for r in rows:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusegraph.dtypes import uint8
+from fusegraph.engines.in_place import Pairs
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import Device, refuse_gradient, view
 from fusegraph.runtime.strides import share_memory
 

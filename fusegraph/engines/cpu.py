@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from codegen import PORTABLE, target
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import CompileError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import ALIGNMENT
 from fusegraph.plan import Plan, by_cost_model
 from fusegraph.runtime import host_compiler

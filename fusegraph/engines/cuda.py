@@ -11,11 +11,11 @@ from codegen.schedule import target
 from codegen.spec import KernelSource
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Queue
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device

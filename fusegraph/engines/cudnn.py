@@ -11,17 +11,18 @@ from typing import Any
 
 from codegen.declined import Declined
 from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.passes.fuse import fuse
-from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
+from fusegraph.passes.pipeline import Step, Steps, summary
 from fusegraph.passes.simplify import simplify
-from fusegraph.plan import Plan, namesakes
+from fusegraph.plan import Plan
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import cuda_device, to_device
 from fusegraph.runtime.scratch import random_array
@@ -104,11 +105,10 @@ class CudnnExecutable(Executable):
         self._ordinal = device
         self._handle = device_handle(device)
         simplified = simplify(graph)
+        steps = Steps((Step("simplification", summary(simplify), graph, simplified),))
         with self._handle.lock, driver.using(device):
             self.partition, built = self._built(simplified.graph, options, partition, autotune)
-        memory = plan_memory(self.partition)
-        alike = namesakes(simplified)
-        plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory, namesakes=alike)
+        plan = Plan(graph, steps, self.partition, (), plan_memory(self.partition))
         super().__init__(graph, plan, cuda_device(device))
         self._slots = Slots(plan)
         self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
@@ -22,18 +22,27 @@ class TooLarge(Declined):
     """A group has more nodes or tensors than one kernel should: so it has with any other beside it."""
 
 
+#: Rewrites that are not made, by the name of the pass and of what it would rewrite, and why.
+LeftOut: TypeAlias = Mapping[tuple[str, str], str]
+
+
 @dataclass(frozen=True)
 class Options:
-    """What the compiled graph should promise.
+    """What the compiled graph should promise, and what passes know beside the graph.
 
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
+    left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
     """
 
     strict: bool = False
     alignment: int = 16
     workspace: int = 1 << 32
+    left_out: LeftOut = field(default_factory=dict, hash=False)
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.combiners import COMBINERS
 from codegen.declined import Declined
 from codegen.expr import Operand, Program, Store
 from codegen.scatter import ScatterSpec
@@ -96,6 +97,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         result.shape[axis],
         result.strides[axis],
         result.size,
-        node.attributes["combine"],
+        COMBINERS[node.attributes["combine"]],
     )
     return Lowered("scatter", spec, reads, view.writes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.combiners import MIN
 from codegen.declined import Declined
 from codegen.expr import Operand, Reduced, Reduction, Value, compute_type
 from codegen.sort import longest
@@ -106,8 +107,8 @@ class _Builder(ProgramBuilder):
         if not self._reductions:
             value, own = self._value(x), compute_type(x.dtype, self.real)
             self._reductions += [
-                Reduction(node.name, "sorted", value, own),
-                Reduction(node.name, "position", value, "int32"),
+                Reduction(node.name, MIN, value, own),
+                Reduction(node.name, MIN, value, "int32", value),
             ]
         if node.attributes.get("dtype") is None:
             return self._rounded(result, Reduced(0))

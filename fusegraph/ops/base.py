@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.combiners import Combiner
 from codegen.windows import Window
 from fusegraph.dtypes import DType, bool_, promote
 from fusegraph.errors import GraphError
@@ -123,8 +124,8 @@ class Op:
     windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
                 result).
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
-                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.  Scans: how
-                elements are combined (`codegen.expr.Reduction`).
+                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
+    combiner    scans and window ops: how elements are combined.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
     multiplications  what is made of products: (operand types, attributes) -> how many there are, where this is not as
                 many for each result as ``products`` says.
@@ -157,6 +158,7 @@ class Op:
         None
     )
     fold: str = ""
+    combiner: Combiner | None = None
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     multiplications: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     composite: Callable[[Mapping[str, Any]], bool] | None = None

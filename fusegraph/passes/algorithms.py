@@ -6,8 +6,7 @@ and so are the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -23,7 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference, to_reference
-from fusegraph.passes.rewrite import Rewrite, named
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
@@ -42,24 +41,14 @@ class Algorithm:
     tile: int | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A graph with Winograd's convolutions written out.
+def choose(graph: Graph, options: Options) -> Rewritten:
+    """Decides on the algorithm of every convolution, and writes out those that are Winograd's.
 
-    counterpart  the new graph's tensor for each of the old one.
-    algorithms   convolution -> what does it, by name of the node.
+    The note "algorithms" has what does each convolution, by the name of its node.
     """
-
-    graph: Graph
-    counterpart: Mapping[Tensor, Tensor]
-    algorithms: Mapping[str, Algorithm]
-
-
-def choose(graph: Graph, options: Options) -> Chosen:
-    """Decides on the algorithm of every convolution; the graph itself if none of them is Winograd's."""
     algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
     if all(a.tile is None for a in algorithms.values()):
-        return Chosen(graph, {t: t for t in graph.tensors.values()}, algorithms)
+        return replace(same(graph), notes={"algorithms": algorithms})
     rewrite = Rewrite(graph)
     parts = _Parts(rewrite.graph)
     for node in graph.nodes:
@@ -68,8 +57,7 @@ def choose(graph: Graph, options: Options) -> Chosen:
             rewrite.new[node.output] = parts.convolution(node, rewrite.inputs(node), tile)
         else:
             rewrite.take_over(node)
-    made = rewrite.done()
-    return Chosen(made.graph, made.counterpart, algorithms)
+    return replace(rewrite.done(), notes={"algorithms": algorithms})
 
 
 # ---- the choice

@@ -20,10 +20,10 @@ from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Options, Target, TooLarge
+from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Options, Target, TooLarge
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Decision, Group, Partition, edges
-from fusegraph.passes.speculation import LeftOut, NoKernel, Rewriting
+from fusegraph.passes.speculation import FUSION, NoKernel
 from fusegraph.passes.views import place_views
 
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
@@ -55,7 +55,7 @@ class _Quotient:
 
     def __init__(self, graph: Graph, left_out: LeftOut) -> None:
         self.graph = graph
-        self.alone = {name: reason for (what, name), reason in left_out.items() if what is Rewriting.FUSION}
+        self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
@@ -238,7 +238,6 @@ def fuse(
     *,
     enabled: bool = True,
     target: Target = lowering.KERNELS,
-    left_out: LeftOut | None = None,
 ) -> Partition:
     """The partition of a graph into groups that a target takes (default: the kernel families).
 
@@ -247,7 +246,7 @@ def fuse(
     Raises NoKernel if the target does not even take a single node.
     """
     options = options or Options()
-    quotient = _Quotient(graph, left_out or {})
+    quotient = _Quotient(graph, options.left_out)
     siblings: list[Decision] = []
     refused = _Refused(quotient)
     if enabled:

@@ -23,7 +23,7 @@ from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import CYCLES_PER_US, alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
 ROW_BYTES, LINE_BYTES = 16, 128
@@ -52,8 +52,8 @@ class _Wish:
         return LAUNCH_US + (size + written) * itemsize / COPIED
 
 
-def lay_out(graph: Graph, options: Options) -> Simplified:
-    """The graph with the factors of its contractions laid out for tensor cores, or itself if all of them are."""
+def lay_out(graph: Graph, options: Options) -> Rewritten:
+    """Lays the operands of contractions out for tensor cores, where that pays."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
     found |= {node: _values(node) for node in graph.nodes if node.kind is Kind.ATTENTION}
     wanted = {node: wishes for node, wishes in found.items() if wishes}

@@ -15,11 +15,12 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.lowering.attention_front import multiplied
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
 #: Multiprocessors of an H200; queries and keys of a tile; the most parts.
 BLOCKS = arch("sm_90a").sm_count_hint
@@ -30,8 +31,8 @@ ROWS, KEYS, MOST_PARTS = 64, 128, 64
 BEGINNING, COMBINING, PART, AT_ONCE, ENOUGH, SLOWER, MARGIN = 4.0, 2.5, 0.05, 80, 0.9, 0.1, 1.2
 
 
-def split_attention(graph: Graph) -> Simplified:
-    """The graph with attention nodes cut where that keeps more of a GPU busy."""
+def split_attention(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
     parts = {node: n for node in graph.nodes if node.kind is Kind.ATTENTION and (n := best_parts(node)) > 1}
     if not parts:
         return same(graph)

@@ -14,12 +14,13 @@ from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering import window
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import cycles
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 from fusegraph.passes.split_products import meet
 
 #: Bytes of device memory moved in a cycle of an H200; cycles that another kernel takes to start, and that the first one
@@ -52,8 +53,8 @@ class _Cut:
         return [n for n in fitting if self.size // n * self.each % self.unit == 0]
 
 
-def split_contractions(graph: Graph) -> Simplified:
-    """The graph with its contractions split where that is worthwhile, or itself if there is none."""
+def split_contractions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Sums up contractions of few results and many products in parts, where that is worthwhile."""
     split = {node: n for node in graph.nodes if (n := parts_of(node, graph)) > 1}
     if not split:
         return same(graph)

@@ -150,13 +150,13 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
     stored = plan.partition.materialized | factors
 
-    every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterpart.items()]
+    every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterparts.items()]
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
         """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
-    constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
+    constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
     tiles = {
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))

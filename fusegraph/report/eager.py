@@ -19,8 +19,10 @@ from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.ops.modes import MODES
 from fusegraph.report.bounds import Rounding
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling, response_norm
+from fusegraph.report.eager_reductions import REDUCTIONS
 from fusegraph.report.eager_sorting import sorting
 
 Array = np.ndarray[Any, Any]
@@ -381,39 +383,16 @@ class Eager:
 
     def _reduction(self, node: Node) -> Callable[..., Any]:
         torch, at, source = self._torch, node.attributes, node.inputs[0].dtype
-        mode, axes, keep = at["mode"], list(at["axes"]), at["keepdims"]
-        result = self._dtypes[node.output.dtype]
+        mode, axes, result = MODES[at["mode"]], at["axes"], self._dtypes[node.output.dtype]
         if not axes:
             raise NotSupportedError(f"torch reduces no axes as all of them ({node.name!r})")
-        if mode in ("argmin", "argmax"):
-            if len(axes) > 1:
-                raise NotSupportedError(f"torch's {mode} is along one axis or all ({node.name!r})")
-            position = getattr(torch, mode)
-            return lambda x: position(x, dim=axes[0], keepdim=keep).to(result)
-        if mode in ("any", "all"):
-            truth = getattr(torch, mode)
-            return lambda x: truth(x != 0, dim=tuple(axes), keepdim=keep)
-        if mode in ("min", "max", "amax"):
-            extreme = torch.amin if mode == "min" else torch.amax
-            return lambda x: extreme(x.abs() if mode == "amax" else x, dim=axes, keepdim=keep).to(result)
-        wide = result if source.is_int else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
-        if mode == "var":
-            return lambda x: x.to(wide).var(dim=axes, correction=at["correction"], keepdim=keep).to(result)
-        if mode in ("mul", "mul_no_zeros"):
-
-            def product(x: Any) -> Any:
-                x = x.to(wide)
-                x = x.where(x != 0, 1) if mode == "mul_no_zeros" else x
-                for axis in reversed(axes):
-                    x = x.prod(dim=axis, keepdim=keep, dtype=wide)
-                return x.to(result)
-
-            return product
-        if mode == "avg":
-            return lambda x: x.mean(dim=axes, keepdim=keep, dtype=wide).to(result)
-        if mode == "norm2":
-            return lambda x: torch.linalg.vector_norm(x, 2, dim=axes, keepdim=keep, dtype=wide).to(result)
-        return lambda x: (x.to(wide).abs() if mode == "norm1" else x).sum(dim=axes, keepdim=keep, dtype=wide).to(result)
+        if mode.position and len(axes) > 1:
+            raise NotSupportedError(f"torch's {mode.name} is along one axis or all ({node.name!r})")
+        how = {"dim": axes[0] if mode.position else axes, "keepdim": at["keepdims"]}
+        if mode.corrects:
+            how["correction"] = at["correction"]
+        wide = result if not source.is_float else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
+        return lambda x: REDUCTIONS[mode.name](torch, x, wide, **how).to(result)
 
     def _scan(self, node: Node) -> Callable[..., Any]:
         axis, reverse, result = node.attributes["axis"], node.attributes["reverse"], node.output.dtype

@@ -16,7 +16,7 @@ from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
 
 #: Names of nodes listed in a row before the text form says how many more there are.
-_MOST_LISTED = 24
+MOST_LISTED = 24
 
 
 def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
         for decision in chosen:
-            lines += _decision(decision, width)
+            lines += decision_lines(decision, width)
     if facts["workspace"]:
         lines += ["", "  workspace:"]
         for name, place in facts["workspace"].items():
@@ -247,7 +247,8 @@ def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [f for f, why in declined.items() if why == reason] for reason in declined.values()}
 
 
-def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
+def decision_lines(decision: Mapping[str, Any], width: int) -> list[str]:
+    """Returns what `describe_decision` returns as lines."""
     sign = "->" if decision["shared_input"] is None else "beside"
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
@@ -260,8 +261,8 @@ def _schedule(data: Mapping[str, Any]) -> str:
 
 def _names(names: Iterable[str]) -> str:
     listed = list(names)
-    more = len(listed) - _MOST_LISTED
-    return ", ".join(listed) if more <= 0 else f"{', '.join(listed[:_MOST_LISTED])} and {more} more"
+    more = len(listed) - MOST_LISTED
+    return ", ".join(listed) if more <= 0 else f"{', '.join(listed[:MOST_LISTED])} and {more} more"
 
 
 def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf, prod
+from math import prod
 
+from codegen.combiners import MAX, MIN, Combiner
 from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Graph, Tensor
@@ -54,20 +55,18 @@ def _of_floats(write: Write) -> Write:
     return written
 
 
-def _extreme(mode: str) -> Write:
+def _extreme(combiner: Combiner, truth: str) -> Write:
     """The largest or smallest; of no elements the number that all others win over."""
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         graph = call.graph
         if x.dtype.is_bool:
-            return graph.reduction(x, "any" if mode == "max" else "all", axes, keepdims)
+            return graph.reduction(x, truth, axes, keepdims)
         if any(x.shape[d] == 0 for d in axes):
-            least = (
-                (-inf if mode == "max" else inf) if x.dtype.is_float else x.dtype.min if mode == "max" else x.dtype.max
-            )
             shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-            return graph.broadcast(graph.constant(least, dtype=x.dtype), shape)
-        return graph.reduction(x, mode, axes, keepdims)
+            none = combiner.start("float64" if x.dtype.is_float else x.dtype.numpy)
+            return graph.broadcast(graph.constant(none, dtype=x.dtype), shape)
+        return graph.reduction(x, combiner.name, axes, keepdims)
 
     return write
 
@@ -91,9 +90,9 @@ for _name, _write in {
     "ReduceL2": _of_floats(_mode("norm2")),
     "ReduceLogSum": _of_floats(_log_sum),
     "ReduceLogSumExp": _of_floats(_log_sum_exp),
-    "ReduceMax": _extreme("max"),
+    "ReduceMax": _extreme(MAX, "any"),
     "ReduceMean": _mean,
-    "ReduceMin": _extreme("min"),
+    "ReduceMin": _extreme(MIN, "all"),
     "ReduceProd": _mode("mul"),
     "ReduceSum": _mode("add"),
     "ReduceSumSquare": _sum_square,
