@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fusegraph.installation import codegen_folder
+
 if TYPE_CHECKING:
     from fusegraph import errors, onnx
     from fusegraph.dtypes import (
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
 __version__ = "0.1.0"
+
+codegen_folder()  # before anything of it is imported
 
 __all__ = [
     "ENGINES",

@@ -14,6 +14,7 @@ from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, pr
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.scatter import Reduction
 
 if TYPE_CHECKING:
     from fusegraph.graph import Graph, Tensor
@@ -99,8 +100,8 @@ def one_hot(
     shape[axis] = depth
     positions = self.reshape(arange(self, depth, dtype=promote(index.dtype, int32)), shape)
     hit = self.cmp_eq(self.unsqueeze(index, axis), positions)
-    both = (self.constant(v, dtype=kind) if isinstance(v, (bool, int, float)) else v for v in (on, off))
-    return self.binary_select(*both, hit, name=name)
+    on, off = (self.constant(v, dtype=kind) if isinstance(v, (bool, int, float)) else v for v in (on, off))
+    return self.binary_select(on, off, hit, name=name)
 
 
 def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
@@ -147,7 +148,7 @@ def searchsorted(
         return self.broadcast(self.constant(0, dtype=kind), values.shape, name=name)
     place = int64 if sequence.size > int32.max else int32
     position = self.broadcast(self.constant(0, dtype=place), values.shape)
-    before = -1  # of the first element of a row
+    before: Any = -1  # of the first element of a row
     if not shared:
         rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
         before = self.sub(self.mul(rows, count), 1)
@@ -217,7 +218,7 @@ def linear_index(graph: Graph, index: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def scatter_nd(
-    self: Graph, x: Tensor, index: Tensor, updates: Tensor, reduction: str = "none", *, name: str | None = None
+    self: Graph, x: Tensor, index: Tensor, updates: Tensor, reduction: Reduction = "none", *, name: str | None = None
 ) -> Tensor:
     """x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that the last
     dimension of index has.  What is at a position outside of a dimension is left out.

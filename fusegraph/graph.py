@@ -11,16 +11,16 @@ attributes, then ``name`` for the result.  Shapes and dtypes are inferred and ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
-from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError, shown
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
-from fusegraph.methods import METHODS
+from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op, Role
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "Node", "Tensor"]
 
 
-class Graph:
+class Graph(Operations):
     """An operation graph.
 
     name           names the output folder and the kernels.
@@ -45,10 +45,6 @@ class Graph:
                    significant bits of tf32, for tensor cores; "fast_float_for_fp8" is float32, but leaves sums of fp8
                    products to the tensor cores.  A node's own compute_dtype says otherwise for it.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
         self.name = check_name("graph", name)
@@ -217,6 +213,10 @@ class Graph:
         types = tuple(t.type for t in tensors)
         try:
             values |= checked(attributes)
+            for key, words in op.words.items():
+                if values[key] not in words:
+                    *others, last = map(repr, words)
+                    raise AttributeValueError(f"{key} is {', '.join(others)} or {last}, got {values[key]!r}")
             if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
                 values["compute_dtype"] = self._products
             if op.normalize is not None:
@@ -416,7 +416,3 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
     if leader is None or overlaps(leader.shape, leader.strides):
         return packed_strides(shape)
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
-
-
-for _name, _function in METHODS.items():
-    setattr(Graph, _name, _function)  # declared by __getattr__ for type checkers

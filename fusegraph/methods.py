@@ -78,7 +78,7 @@ _KINDS: dict[str, Kind] = {
     "int": integer,
     "float": number,
     "bool": flag,
-    "str": word,
+    **dict.fromkeys(("str", "Mode", "Beyond", "Reduction"), word),
     "int | Sequence[int]": _INTEGERS,
     "int | Sequence[int] | None": optional(_INTEGERS),
     "size": _INTEGERS,

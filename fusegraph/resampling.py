@@ -6,7 +6,7 @@ Along axes which elements and weights is known while the graph is built; of a gr
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 MAX_TABLE = 1 << 22
 #: More taps than this are a matrix product.
 MAX_TAPS = 8
-_MODES = ("nearest", "linear", "cubic")
+Mode: TypeAlias = Literal["nearest", "linear", "cubic"]
+_MODES = get_args(Mode)
 
 
 def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
@@ -151,7 +152,7 @@ def interpolate(
     self: Graph,
     x: Tensor,
     size: Any,
-    mode: str = "nearest",
+    mode: Mode = "nearest",
     align_corners: bool = False,
     *,
     name: str | None = None,
@@ -195,15 +196,16 @@ def interpolate(
 
 # ---- anywhere in an image
 
-_BEYOND = ("zeros", "border", "reflection")
+Beyond: TypeAlias = Literal["zeros", "border", "reflection"]
+_BEYOND = get_args(Beyond)
 
 
 def grid_sample(
     self: Graph,
     x: Tensor,
     grid: Tensor,
-    mode: str = "linear",
-    padding: str = "zeros",
+    mode: Mode = "linear",
+    padding: Beyond = "zeros",
     align_corners: bool = False,
     *,
     name: str | None = None,
@@ -244,6 +246,7 @@ def grid_sample(
         part = self.gather(flat, place)
         part = part if weight is None else self.mul(part, weight)
         total = part if total is None else self.add(total, part)
+    assert total is not None
     return self.identity(total, dtype=x.dtype, name=name)
 
 

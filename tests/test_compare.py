@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,15 +80,15 @@ def engines(monkeypatch):
 
 
 @pytest.fixture
-def tell(tmp_path, capsys):
-    def tell(text, *arguments):
+def tell(tmp_path, tell):
+    """Compares the graphs of a text: (status, object on stdout, stderr)."""
+
+    def compare(text, *arguments):
         path = tmp_path / "graphs.py"
         path.write_text(text)
-        status = main(["compare", str(path), *arguments, "--json"])
-        stdout, stderr = capsys.readouterr()
-        return status, json.loads(stdout, parse_constant=pytest.fail), stderr
+        return tell("compare", str(path), *arguments)
 
-    return tell
+    return compare
 
 
 # --- on real engines

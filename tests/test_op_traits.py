@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
+from fusegraph.bench.workload import GraphWorkload
 from fusegraph.graph import Graph, Node
 from fusegraph.ops import TABLE, scatter_parts, sort_runs, winograd
 from fusegraph.ops.base import Kind, Op, Role
@@ -18,7 +19,6 @@ from fusegraph.ops.parts import PARTS
 from fusegraph.passes.decompose import NARROW
 from fusegraph.plan import plan
 from fusegraph.report.bounds import _propagated
-from fusegraph.report.workload import GraphWorkload
 
 ROOT = Path(__file__).parent.parent
 #: Where ops are known by name: the table, what reads and writes other vocabularies.

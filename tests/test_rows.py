@@ -311,7 +311,7 @@ def test_reads_and_writes_each_element_once() -> None:
 @pytest.mark.parametrize(
     ("dtype", "how", "error", "text"),
     [
-        ("float32", {"mode": "median"}, AttributeValueError, "mode is one of add, mul, min"),
+        ("float32", {"mode": "median"}, AttributeValueError, "mode is 'add', 'mul', 'min'"),
         ("float32", {"axes": 2}, AttributeValueError, "axis 2 is not one of the 2 axes"),
         ("float32", {"axes": (0, -2)}, AttributeValueError, "name an axis twice"),
         ("float32", {"axes": "x"}, AttributeValueError, "axes is an integer, or a sequence of these, or None, got"),

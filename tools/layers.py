@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Folders of the table, from what users call down to what knows of nothing else.
 FOLDERS = (
-    "fusegraph/cli", "fusegraph/report", "fusegraph/frontends", "fusegraph/engines", "fusegraph/runtime",
-    "fusegraph/passes", "fusegraph/lowering", "fusegraph/ops", "codegen",
+    "fusegraph/cli", "fusegraph/bench", "fusegraph/report", "fusegraph/frontends", "fusegraph/engines",
+    "fusegraph/runtime", "fusegraph/passes", "fusegraph/lowering", "fusegraph/ops", "codegen",
 )  # fmt: skip
 
 

@@ -26,13 +26,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fusegraph.bench.plot import OURS, PARTS, Standing, standings, svg
+from fusegraph.bench.results import when
 from fusegraph.dtypes import ALL, PACKED
 from fusegraph.graph import Graph
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
 from fusegraph.plan import plan
-from fusegraph.report.plot import OURS, PARTS, Standing, standings, svg
-from fusegraph.report.results import when
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -238,6 +238,7 @@ register(
             **SCORES,
             "dropout_probability": 0.0,
         },
+        words=forward.WORDS,
         normalize=_normalize,
         multiplications=lambda types, at: multiplications(types, 3, 2, at),
         expand=_expand,

@@ -96,6 +96,7 @@ class Op:
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
     attributes  attribute name -> default (REQUIRED when there is none).
+    words       attribute name -> the values that it may have, where these are words; None may be one of them.
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
                 DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
     normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a
@@ -148,6 +149,7 @@ class Op:
     role: Role | None = None
     cost: Cost | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
     cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     ulps: float = 1.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import Kind, Op, Role, TensorType, register
-from fusegraph.ops.contraction import accumulator_result, factor_precision, widen, wrapped
+from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
 Array = np.ndarray[Any, Any]
@@ -47,8 +47,6 @@ def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], fi
     rank = len(types[0].shape) - 2
     if rank not in (1, 2, 3):
         raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
-    if attributes["mode"] not in ("cross_correlation", "convolution"):
-        raise AttributeValueError(f"mode is 'cross_correlation' or 'convolution', got {attributes['mode']!r}")
     groups = attributes["groups"]
     if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1:
         raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
@@ -94,16 +92,14 @@ _COMMON = {
     "compute_dtype": None,
 }
 
-#: Besides None, which leaves the choice to `passes.algorithms`.
-_ALGORITHMS = ("direct", *TILES)
+_WORDS = {"mode": ("cross_correlation", "convolution"), "compute_dtype": PRECISIONS}
+#: None leaves the choice to `passes.algorithms`.
+_ALGORITHMS = (None, "direct", *TILES)
 
 
 def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
-    """Raises AttributeValueError for an algorithm that there is not, or that does not do this convolution."""
+    """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
-    if algorithm is not None and algorithm not in _ALGORITHMS:
-        names = ", ".join(map(repr, _ALGORITHMS))
-        raise AttributeValueError(f"algorithm is None, {names}, got {algorithm!r}")
     if algorithm in TILES:
         reason = unsuitable(role, types, attributes)
         if reason is not None:
@@ -184,6 +180,7 @@ register(
         role=Role.FPROP,
         operands=("x", "w"),
         attributes={**_COMMON, "groups": None, "algorithm": None},
+        words={**_WORDS, "algorithm": _ALGORITHMS},
         normalize=_fprop_normalize,
         infer=_fprop_infer,
         reference=_fprop_reference,
@@ -327,6 +324,7 @@ register(
         role=Role.DGRAD,
         operands=("loss", "filter"),
         attributes={"size": None, **_COMMON, "algorithm": None},
+        words={**_WORDS, "algorithm": _ALGORITHMS},
         normalize=_dgrad_normalize,
         infer=_dgrad_infer,
         reference=_dgrad_reference,
@@ -434,6 +432,7 @@ register(
         role=Role.WGRAD,
         operands=("image", "loss"),
         attributes={"taps": None, **_COMMON},
+        words=_WORDS,
         normalize=_wgrad_normalize,
         infer=_wgrad_infer,
         reference=_wgrad_reference,

@@ -36,10 +36,7 @@ def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    x = types[0]
-    mode = MODES.get(attributes["mode"])
-    if mode is None:
-        raise AttributeValueError(f"mode is one of {', '.join(MODES)}, got {attributes['mode']!r}")
+    x, mode = types[0], MODES[attributes["mode"]]
     correction = attributes["correction"]
     if not isfinite(correction):
         raise AttributeValueError(f"correction is a finite number, got {correction!r}")
@@ -126,6 +123,7 @@ register(
         role=Role.REDUCE,
         operands=("x",),
         attributes={"mode": "add", "axes": None, "keepdims": True, "dtype": None, "correction": 0},
+        words={"mode": tuple(MODES)},
         composite=lambda attributes: attributes["mode"] in COMPOSED,
         expand=_expand,
         normalize=_normalize,

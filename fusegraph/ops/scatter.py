@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from codegen.combiners import ADD, MAX, MIN, MUL
+from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import packed_strides
@@ -26,16 +26,22 @@ from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, O
 
 Array = np.ndarray[Any, Any]
 
+Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: reduction -> how updates are combined; None: the last one stays.
-REDUCTIONS = {"none": None, "add": ADD, "mul": MUL, "max": MAX, "min": MIN, "mean": ADD}
+REDUCTIONS: dict[str, Combiner | None] = {
+    "none": None,
+    "add": ADD,
+    "mul": MUL,
+    "max": MAX,
+    "min": MIN,
+    "mean": ADD,
+}
 #: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
     reduction, include = attributes["reduction"], attributes["include_self"]
-    if reduction not in REDUCTIONS:
-        raise AttributeValueError(f"reduction is one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not isinstance(include, (bool, np.bool_)):
         raise AttributeValueError(f"include_self is True or False, got {include!r}")
     if not types[0].shape:
@@ -293,6 +299,7 @@ register(
         kind=Kind.SCATTER,
         operands=("x", "index", "updates"),
         attributes={"axis": 0, "reduction": "none", "include_self": True},
+        words={"reduction": tuple(REDUCTIONS)},
         integers=("index",),
         normalize=_normalize,
         infer=_infer,

@@ -16,6 +16,7 @@ from typing import Any
 import fusegraph
 from codegen.spec import KernelSource
 from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.installation import codegen_folder
 from fusegraph.report.explain import size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -114,6 +115,7 @@ def _python() -> list[Finding]:
         Finding(
             "fusegraph", True, fusegraph.__version__, str(Path(str(fusegraph.__file__)).parent), needed="everything"
         ),
+        Finding("codegen", True, path=codegen_folder(), detail="the one that came with fusegraph", needed="everything"),
     ]
 
 

@@ -11,6 +11,7 @@ from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.spec import AttentionSpec, ContractionSpec
+from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -192,17 +193,17 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         "  ",
     )
     if facts["simplified_away"]:
-        lines += wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
+        lines += wrapped(f"simplified away: {listed(facts['simplified_away'], MOST_LISTED)}", width, "  ", "    ")
     if facts["views"]:
-        listed = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
-        lines += wrapped(f"read or written in place, without a kernel: {listed}", width, "  ", "    ")
+        views = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
+        lines += wrapped(f"read or written in place, without a kernel: {views}", width, "  ", "    ")
     numbers: dict[str, int] = {}
     for kernel in kernels:
         number = kernel["number"]
         first = numbers.setdefault(kernel["name"], number)
         same = f", the same code as kernel {first}" if first != number else ""
         lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']}){same}"]
-        lines += wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
+        lines += wrapped(f"nodes   {listed(kernel['nodes'], MOST_LISTED)}", width, "    ", " " * 12)
         lines += wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
         lines += wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
@@ -215,7 +216,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     if facts["algorithms"]:
         lines += ["", "  convolutions:"]
     for (algorithm, reason), nodes in _by_algorithm(facts["algorithms"]).items():
-        lines += wrapped(f"{_names(nodes)}: {algorithm}", width, "    ")
+        lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {algorithm}", width, "    ")
         lines += wrapped(reason, width, "        ")
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
@@ -257,12 +258,6 @@ def decision_lines(decision: Mapping[str, Any], width: int) -> list[str]:
 
 def _schedule(data: Mapping[str, Any]) -> str:
     return schedule_text(schedule_from_data(data))
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = len(listed) - MOST_LISTED
-    return ", ".join(listed) if more <= 0 else f"{', '.join(listed[:MOST_LISTED])} and {more} more"
 
 
 def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:

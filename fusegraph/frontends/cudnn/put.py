@@ -57,8 +57,8 @@ def _select(graph: CudnnGraph, tensor: Tensor, index: int) -> Executable:
     """Rows of an output where they are to be written, else what was there."""
     if (tensor, index) not in graph.selects:
         how = Graph(f"rows of {graph.name}"[:180])
-        operands = [how.tensor(n, tensor.shape, tensor.dtype, strides=tensor.strides) for n in ("new", "old")]
-        chosen = how.binary_select(*operands, how.tensor("which", (tensor.shape[0], 1), "bool"))
+        new, old = (how.tensor(n, tensor.shape, tensor.dtype, strides=tensor.strides) for n in ("new", "old"))
+        chosen = how.binary_select(new, old, how.tensor("which", (tensor.shape[0], 1), "bool"))
         how.output(chosen, strides=tensor.strides)
         graph.selects[tensor, index] = how.compile("cuda", device=index)
     return graph.selects[tensor, index]

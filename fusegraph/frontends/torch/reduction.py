@@ -12,7 +12,7 @@ from fusegraph.graph import Tensor
 Dims = int | Sequence[int] | None
 
 
-def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
+def _reduce(c: Call, x: Tensor, mode: Any, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
     if x.dtype.is_bool:
         mode = {"max": "any", "min": "all"}.get(mode, mode)
     if x.dtype.is_bool and mode in ("argmax", "argmin"):

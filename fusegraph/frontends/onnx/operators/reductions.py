@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from typing import Any
 
 from codegen.combiners import MAX, MIN, Combiner
 from fusegraph.dtypes import int32, int64
@@ -29,7 +30,7 @@ def _reduction(write: Write, call: Call, *inputs: Tensor) -> Tensor:
     return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
 
 
-def _mode(mode: str) -> Write:
+def _mode(mode: Any) -> Write:
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         return call.graph.cast(call.graph.reduction(x, mode, axes, keepdims), x.dtype)
 
@@ -55,8 +56,9 @@ def _of_floats(write: Write) -> Write:
     return written
 
 
-def _extreme(combiner: Combiner, truth: str) -> Write:
+def _extreme(combiner: Combiner, truth: Any) -> Write:
     """The largest or smallest; of no elements the number that all others win over."""
+    mode: Any = combiner.name
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         graph = call.graph
@@ -66,7 +68,7 @@ def _extreme(combiner: Combiner, truth: str) -> Write:
             shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
             none = combiner.start("float64" if x.dtype.is_float else x.dtype.numpy)
             return graph.broadcast(graph.constant(none, dtype=x.dtype), shape)
-        return graph.reduction(x, combiner.name, axes, keepdims)
+        return graph.reduction(x, mode, axes, keepdims)
 
     return write
 
@@ -100,7 +102,7 @@ for _name, _write in {
     operator(_name)(partial(_reduction, _write))
 
 
-def _position(mode: str, call: Call, x: Tensor) -> Tensor:
+def _position(mode: Any, call: Call, x: Tensor) -> Tensor:
     """Where the first extreme is, or the last."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if not call["select_last_index"]:
