@@ -212,8 +212,7 @@ def _beside(
 
 def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
     """Whether one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
-    roles = [n.op.role for n in nodes if n.op.role in (Role.PRODUCT, Role.SUM, Role.DIFFERENCE)]
-    rounding = [role is Role.PRODUCT for role in roles]
+    rounding = [n.op.role is Role.PRODUCT for n in nodes if n.op.role in (Role.SUM, Role.DIFFERENCE, Role.PRODUCT)]
     if any(n.op.cost not in (Cost.ROUNDING, Cost.PAIR) for n in nodes) or rounding not in (
         [],
         [True],

@@ -40,7 +40,6 @@ class Role(Enum):
     transforms and reductions all have one, of the rest those that something asks for.
     """
 
-    # Pointwise ops.
     CAST = "converts the elements to a dtype, or leaves them as they are"
     NARROW = "is its operand, rounded where it is stored"
     INDEX = "numbers the elements along an axis"
@@ -50,12 +49,10 @@ class Role(Enum):
     SUM, DIFFERENCE, PRODUCT, QUOTIENT = "a + b", "a - b", "a * b", "a / b"
     AND, OR, NOT = "a and b", "a or b", "not a"
     EQ, NE, GT, GE, LT, LE = "a == b", "a != b", "a > b", "a >= b", "a < b", "a <= b"
-    # Movement, which is called what it is.
-    TRANSPOSE, RESHAPE, BROADCAST, SLICE = "transpose", "reshape", "broadcast", "slice"
-    PAD, CONCATENATE, GATHER = "pad", "concatenate", "gather"
+    TRANSPOSE, RESHAPE, BROADCAST, GATHER = "transpose", "reshape", "broadcast", "gather"
+    SLICE, PAD, CONCATENATE = "slice", "pad", "concatenate"
     # Reductions and sorting: of whole axes or of parts; the two steps in which long rows are sorted.
-    REDUCE, PARTIAL = "reduces axes", "reduces parts of axes"
-    RUNS, MERGE = "sorts runs of an axis", "merges runs that are sorted"
+    REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
     # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.
     MATMUL, FPROP, DGRAD, WGRAD = "matmul", "conv_fprop", "conv_dgrad", "conv_wgrad"
     WINOGRAD_FILTER, WINOGRAD_INPUT, WINOGRAD_OUTPUT = "filter", "input", "output"
