@@ -25,7 +25,7 @@ from fusegraph.methods import METHODS
 from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
-from fusegraph.ops.base import REQUIRED, Kind, Op
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
@@ -373,7 +373,7 @@ class Graph(Operations):
 def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
     """Raises DTypeError where an op would compute in a type of fewer than 8 bits, which are cast, moved and chosen."""
     packed = next((d for d in dtypes if d.is_packed), None)
-    if packed is not None and op.kind is not Kind.MOVEMENT and op.name not in ("identity", "binary_select"):
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
         wide = "float16 or float32" if packed.is_float else "int8 or a float"
         raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
 

@@ -79,7 +79,7 @@ def test_the_transforms_make_a_convolution(tile, mode):
         graph = convolution(op=op, padding=padding, mode=mode, epilogue=False)
         (node,) = graph.nodes
         x, w = (rng.standard_normal(t.shape) for t in node.inputs)
-        of_filter, of_input, of_output = winograd.transforms(op, node.attributes, node.output.shape, tile)
+        of_filter, of_input, of_output = winograd.transforms(node.op.role, node.attributes, node.output.shape, tile)
         u, v = winograd.filter_transform(w, **of_filter), winograd.input_transform(x, **of_input)
         direct = node.op.reference(x, w, **node.attributes)
         np.testing.assert_allclose(winograd.output_transform(v @ u, **of_output), direct, atol=1e-12)

@@ -9,8 +9,9 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
-from fusegraph.bench.workload import Build, Input, Workload, positions_met
+from fusegraph.bench.workload import Build, Input, Workload
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.attention_band import positions_met
 
 #: Of the sequences of a packed batch: 16384 tokens.
 PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)

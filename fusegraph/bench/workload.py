@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from codegen.naming import identifier
 from fusegraph.dtypes import as_dtype
@@ -15,7 +13,8 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn_attention import given
 from fusegraph.ops.attention_packed import OFFSETS
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import TensorType
+from fusegraph.ops.contraction import TF32
 
 Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -135,42 +134,21 @@ def _products(graph: Graph) -> tuple[str, int]:
     """
     flops, units = 0, set()
     for node in graph.nodes:
-        if node.op.name.startswith("sdpa") and OFFSETS[0] in given(node, node.op.operands):
+        types = tuple(t.type for t in node.inputs)
+        if OFFSETS[0] in node.op.operands and OFFSETS[0] in given(node, node.op.operands):
             units.add("")  # data say which queries and keys meet
-        elif node.kind is Kind.CONTRACTION:
-            flops += 2 * _multiplications(node)
-            unit = _UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, "")
-            units.add("tf32" if node.attributes["compute_dtype"] == "tf32" else unit)
-        elif node.op.name in ("sdpa", "sdpa_backward"):
-            q, k, v = node.inputs[:3]
-            met = q.shape[0] * q.shape[1] * positions_met(q.shape[2], k.shape[2], node.attributes)
-            of_q, of_v = (1, 1) if node.op.name == "sdpa" else (3, 2)
-            flops += 2 * met * (of_q * q.shape[3] + of_v * v.shape[3])
-            units.add(_UNITS.get(node.op.promoted(tuple(t.type for t in node.inputs)).name, ""))
+        elif (count := _multiplications(node, types)) is not None:
+            flops += 2 * count
+            unit = _UNITS.get(node.op.promoted(types).name, "")
+            units.add(TF32 if node.attributes.get("compute_dtype") == TF32 else unit)
     unit = units.pop() if len(units) == 1 else ""
     return unit, flops if unit else 0
 
 
-def _multiplications(node: Node) -> int:
-    """Multiplications of a contraction; of a gradient those of the convolution."""
-    first, second = node.inputs
-    if node.op.name == "matmul":
-        return node.output.size * first.shape[-1]
-    result, taps = {
-        "conv_fprop": (node.output, second),
-        "conv_dgrad": (first, second),
-        "conv_wgrad": (second, node.output),
-    }[node.op.name]
-    return result.size * prod(taps.shape[1:])
+def _multiplications(node: Node, types: tuple[TensorType, ...]) -> int | None:
+    if node.op.multiplications is not None:
+        return node.op.multiplications(types, node.attributes)
+    return node.output.size * node.op.products(types, node.attributes) if node.op.products is not None else None
 
 
 _UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
-
-
-def positions_met(rows: int, keys: int, attributes: Mapping[str, Any]) -> int:
-    """How many pairs of query and key the band of an sdpa with these attributes holds."""
-    left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
-    diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
-    last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)
-    first = np.zeros(rows, np.int64) if left is None else np.clip(diagonal - left + 1, 0, keys)
-    return int(np.maximum(last - first, 0).sum())

@@ -117,13 +117,13 @@ def memory_bound() -> Iterator[Workload]:
         for dtype in ("bfloat16", "float32"):
             name = f"softmax {rows}x{cols} {short(dtype)}"
             yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", Graph.softmax)
-    for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
+    for norm in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
-                operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
-                name = f"{op.replace('_', '+')} {rows}x{cols} {short(dtype)}"
-                yield Workload(name, dtype, operands, (rows, cols), op, _NORMS[op])
+                operands = (Input("x", (rows, cols)), *(weights[:1] if norm == "rmsnorm" else weights))
+                name = f"{norm.replace('_', '+')} {rows}x{cols} {short(dtype)}"
+                yield Workload(name, dtype, operands, (rows, cols), norm, _NORMS[norm])
     rows, cols = shape = (16384, 4096)
     for dtype in ("bfloat16", "float32"):
         operands = (Input("x", shape), Input("residual", shape), Input("weight", (cols,)), Input("bias", (cols,)))

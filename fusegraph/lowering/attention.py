@@ -21,7 +21,7 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadc
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 #: Queries of a tile; operations of an H200's tensor cores, at two thirds of their peak, in the time of moving a byte.
 TILE_ROWS, OPERATIONS_PER_BYTE = 128, 140.0
@@ -254,7 +254,7 @@ def _belongs_behind(node: Node, weight: Program) -> bool:
     """Whether all probabilities are multiplied with the same number, or zeros chosen instead of those of whole rows:
     those of rows without keys are NaN in the end, not while they are added up.
     """
-    chosen = any(n.op.name == "binary_select" for n in node.attributes["weight"].graph.nodes)
+    chosen = any(n.op.role is Role.SELECT for n in node.attributes["weight"].graph.nodes)
     steps = (*weight.indices, *(op.strides for op in weight.loads))
     return not any(x[-1] if chosen else any(x) for x in steps)
 

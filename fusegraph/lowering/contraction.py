@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -19,17 +19,20 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
-from fusegraph.ops.partial import PARTIAL
-from fusegraph.ops.parts import SUFFIX
 
 #: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
 #: The chip of the estimates.
 HOPPER = arch("sm_90a")
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
-MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
+MOST_PRODUCTS = {
+    "float": 4,
+    "uint32": 4,
+    "double": 3,
+    "uint64": 3,
+}
 
 
 def accept(view: GroupView, options: Options) -> None:
@@ -46,8 +49,8 @@ def accept(view: GroupView, options: Options) -> None:
     for node in view.nodes:
         if node in anchors:
             continue
-        if node.op is PARTIAL:
-            found = product(anchor) if anchor.op.name in _PRODUCTS else None
+        if node.op.role is Role.PARTIAL:
+            found = product(anchor) if anchor.op.role in _PRODUCTS and "parts" not in anchor.attributes else None
             total = accumulator(anchor, compute_type(view.graph.compute_dtype)) if found is not None else ""
             partials.check(view, node, found, total, after)
             continue
@@ -63,7 +66,7 @@ def accept(view: GroupView, options: Options) -> None:
     prologue.accept(view, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
-        if producer is not None and producer.op is PARTIAL:
+        if producer is not None and producer.op.role is Role.PARTIAL:
             continue
         if producer not in after:
             raise Declined(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
@@ -152,11 +155,11 @@ def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -
     return (0,) * (len(target) - len(shape)) + tuple(own)
 
 
-_PRODUCTS = {
-    "matmul": matmul,
-    "conv_fprop": convolution.fprop,
-    "conv_dgrad": convolution.dgrad,
-    "conv_wgrad": convolution.wgrad,
+_PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {
+    Role.MATMUL: matmul,
+    Role.FPROP: convolution.fprop,
+    Role.DGRAD: convolution.dgrad,
+    Role.WGRAD: convolution.wgrad,
 }
 
 
@@ -166,7 +169,7 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
     That of one in parts (`ops.parts`) is the product of a part, the parts being its first batch.
     """
     a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
-    make = _PRODUCTS[anchor.op.name.removesuffix(SUFFIX)]
+    make = _PRODUCTS[anchor.op.role]
     if "parts" not in anchor.attributes:
         return make(anchor, first or a, second or b)
     count = anchor.attributes["parts"]
@@ -225,7 +228,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
             factors[n], reads[n] = prologue.computed(view, options, factor, factors[n], gather_of)
     reads.append(tuple(node.inputs[1] for node in more))
-    halves = {node.output: node for node in view.nodes if node.op is PARTIAL}
+    halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     own_view = prologue.epilogue_view(view, anchors)
     builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors)
     program, own, writes = builder.build()

@@ -9,7 +9,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.views import joins_in_place, view
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 #: What an element needs is followed back through at most so many nodes.
 MOST_NODES = 80
@@ -70,7 +70,7 @@ def _check_written(group: GroupView, node: Node) -> None:
     inner = source is not node.output and node.output not in graph.output_numbers
     if inner and (maker is None or node.output.size >= source.size):
         raise Declined(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
-    if node.op.name == "concatenate" and joins_in_place(node):
+    if node.op.role is Role.CONCATENATE and joins_in_place(node):
         made = next((t for t in node.inputs if not _is_pointwise(t)), None)
         if made is not None:
             raise Declined(f"{made.name!r} and the other parts of {node.name!r} are written in their places in it")

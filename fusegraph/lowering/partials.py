@@ -12,8 +12,8 @@ from codegen.spec import Partial
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView
 from fusegraph.lowering.convolution import Product
+from fusegraph.ops.base import Role
 from fusegraph.ops.modes import COMBINED, PARTS, Combined
-from fusegraph.ops.partial import PARTIAL
 
 #: Most reductions of parts in one kernel; most products beside them, by the C type of their sums.
 MOST_PARTIALS = 4
@@ -90,7 +90,7 @@ def check(view: GroupView, node: Node, product: Product | None, total: str, afte
         raise Declined(f"{node.name!r} would be made of the results of {anchor.op.name} {anchor.name!r}")
     if len(anchors) > (most := MOST_REDUCED[total]):
         raise Declined(f"{node.name!r} is reduced with the results of {len(anchors)} products: of at most {most}")
-    if sum(n.op is PARTIAL for n in view.nodes) > MOST_PARTIALS:
+    if sum(n.op.role is Role.PARTIAL for n in view.nodes) > MOST_PARTIALS:
         raise Declined(f"{node.name!r} is one more than the {MOST_PARTIALS} reductions that one kernel makes parts of")
     (x,) = node.inputs
     of = f"{anchor.op.name} {anchor.name!r} {list(anchor.output.shape)}"

@@ -16,7 +16,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
 #: What a pointwise op costs that is a function of its own rather than an instruction or two, in instructions.
@@ -142,7 +142,7 @@ class _Space:
 
 def _cost(node: Node) -> float:
     """About the instructions of a pointwise node."""
-    if not node.op.reads_values or node.op.name == "identity":
+    if not node.op.reads_values or node.op.role is Role.CAST:
         return 1
     text = node.op.expression(node.op.promoted(tuple(t.type for t in node.inputs)).kind, node.attributes)
     simple = ("math::abs", "math::maximum", "math::minimum", "math::relu")

@@ -15,9 +15,8 @@ from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
-from fusegraph.ops.partial import PARTIAL
 
 #: Rows of fewer blocks than this, each of which would read more than that, leave most of a GPU idle: what else is
 #: computed for each element goes to another kernel.  A row whose elements are neighbours can have a cluster of blocks.
@@ -91,10 +90,11 @@ class _Space:
         self.segment_axes: tuple[int, ...] = self.segments[0].attributes["axes"] if self.segments else ()
         self.row_order = (*(d for d in self.axes if d not in self.segment_axes), *self.segment_axes)
         #: results of reductions of parts, which nothing else in the kernel can read
-        self.parts = {node.output: node for node in reductions(view) if node.op is PARTIAL or node in self.segments}
+        parts = (n for n in reductions(view) if n.op.role is Role.PARTIAL or n in self.segments)
+        self.parts = {node.output: node for node in parts}
         for node in view.nodes:
             for tensor in self.parts.keys() & set(node.inputs):
-                who = "several blocks make" if self.parts[tensor].op is PARTIAL else "several warps make"
+                who = "several blocks make" if self.parts[tensor].op.role is Role.PARTIAL else "several warps make"
                 raise Declined(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")
         for node in nodes:
             if node in self.segments:
@@ -197,7 +197,7 @@ class _Space:
     def _columns(self, node: Node) -> tuple[int, ...]:
         """Of one part of columns' reductions, or of the reductions of segments."""
         reduced = node.attributes["axes"]
-        own = iter(node.output.strides[1:] if node.op is PARTIAL else node.output.strides)
+        own = iter(node.output.strides[1:] if node.op.role is Role.PARTIAL else node.output.strides)
         gone = () if node.attributes["keepdims"] else reduced
         strides = [0 if d in gone else next(own) for d in range(len(self.shape))]
         return tuple(s if n > 1 and d not in reduced else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
@@ -233,7 +233,7 @@ class _Space:
 def columns(view: GroupView) -> list[Node]:
     """Of a group with reductions of whole rows, those in parts: they must be of its columns."""
     nodes = reductions(view)
-    parts = [n for n in nodes if n.op is PARTIAL]
+    parts = [n for n in nodes if n.op.role is Role.PARTIAL]
     return parts if len(parts) < len(nodes) else []
 
 
@@ -314,7 +314,7 @@ def walk_chunk(
 
 def _chunk(node: Node) -> int | None:
     """The elements of a part of a reduction that is split, None for a whole one."""
-    return node.attributes["chunk"] if node.op is PARTIAL else None
+    return node.attributes["chunk"] if node.op.role is Role.PARTIAL else None
 
 
 def _parts_text(chunk: int | None) -> str:

@@ -14,10 +14,10 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.sort import order_of
-from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS, entries
+from fusegraph.ops.sort_runs import entries
 
 
 def sorts(view: GroupView) -> list[Node]:
@@ -49,12 +49,12 @@ def _way(node: Node) -> _Way:
         axis, descending, keep = order_of(x.type, at)
         return _Way((x,), axis, descending, x.shape[axis], x.shape[axis], keep, False)
     axis, count = at["axis"], entries(tuple(t.type for t in node.inputs), at["axis"])
-    return _Way(node.inputs, axis, at["descending"], count, at["run"], at["keep"], node.op is MERGED_RUNS)
+    return _Way(node.inputs, axis, at["descending"], count, at["run"], at["keep"], node.op.role is Role.MERGE)
 
 
 def _is_step(node: Node) -> bool:
     """Whether a node is a step of sorting long rows."""
-    return node.op in (SORTED_RUNS, MERGED_RUNS)
+    return node.op.role in (Role.RUNS, Role.MERGE)
 
 
 def accept(view: GroupView, options: Options) -> None:

@@ -18,7 +18,7 @@ from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.lowering.prologue import in_front
-from fusegraph.ops.partial import PARTIAL
+from fusegraph.ops.base import Role
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
 MAX_PRODUCTS = 256
@@ -28,9 +28,9 @@ MAX_FILTERS = 8
 
 def suits(node: Node, graph: Graph) -> str | None:
     """Why a contraction is no direct convolution with few channels; None if it is."""
-    if node.op.name not in ("conv_fprop", "conv_dgrad"):
+    if node.op.role not in (Role.FPROP, Role.DGRAD) or "parts" in node.attributes:
         return "not a convolution"
-    if node.op.name == "conv_dgrad" and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
+    if node.op.role is Role.DGRAD and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
         return "the gradient of a convolution with strides or more padding than its filter reaches over"
     x, w = node.inputs
     channels, filters, _ = _channels(node)
@@ -48,7 +48,7 @@ def accept(view: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is one direct convolution with pointwise nodes on its result."""
     contraction.accept(view, options)
     anchor, *others = view.anchors
-    if any(n.op is PARTIAL for n in view.nodes):
+    if any(n.op.role is Role.PARTIAL for n in view.nodes):
         raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
     if others:
         raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
@@ -64,7 +64,7 @@ def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
     w = node.inputs[1]
     outer, inner = w.strides[:2]
     each = w.shape[0] // node.attributes["groups"]
-    if node.op.name == "conv_dgrad":
+    if node.op.role is Role.DGRAD:
         return each, w.shape[1], (each * outer, inner, outer)
     return w.shape[1], each, (each * outer, outer, inner)
 
@@ -72,7 +72,7 @@ def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
 def _before(node: Node) -> tuple[int, ...]:
     """The padding in front."""
     padding = tuple(p[0] for p in node.attributes["padding"])
-    if node.op.name != "conv_dgrad":
+    if node.op.role is not Role.DGRAD:
         return padding
     taps, dilation = node.inputs[1].shape[2:], node.attributes["dilation"]
     return tuple((count - 1) * step - p for count, step, p in zip(taps, dilation, padding))
@@ -95,7 +95,7 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
 
     channels, filters, w_strides = _channels(node)
     x_strides = strides(x, channels)
-    turned = node.op.name == "conv_dgrad"
+    turned = node.op.role is Role.DGRAD
     real = "double" if graph.compute_dtype.name == "float64" else "float"
     return WindowSpec(
         name="window",

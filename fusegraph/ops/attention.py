@@ -18,6 +18,7 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops import attention_softmax as softmaxes
+from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -448,6 +449,7 @@ register(
         },
         words=WORDS,
         normalize=_normalize,
+        multiplications=lambda types, at: multiplications(types, 1, 1, at),
         expand=_expand,
         results=("", "stats"),
         optional=len(OPERANDS) - 3,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
 from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.reduction import summed
 
 Array = np.ndarray[Any, Any]
@@ -88,6 +88,7 @@ register(
     Op(
         name="matmul",
         kind=Kind.CONTRACTION,
+        role=Role.MATMUL,
         operands=("a", "b"),
         attributes={"dtype": None, "compute_dtype": None},
         words={"compute_dtype": PRECISIONS},

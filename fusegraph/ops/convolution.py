@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
@@ -97,11 +97,11 @@ _WORDS = {"mode": ("cross_correlation", "convolution"), "compute_dtype": PRECISI
 _ALGORITHMS = (None, "direct", *TILES)
 
 
-def _check_algorithm(op: str, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
+def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
     """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
     if algorithm in TILES:
-        reason = unsuitable(op, types, attributes)
+        reason = unsuitable(role, types, attributes)
         if reason is not None:
             raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
 
@@ -120,7 +120,7 @@ def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("x", "w"))
     x, w = types[0].shape, types[1].shape
     groups = attributes["groups"]
-    _check_algorithm("conv_fprop", types, attributes)
+    _check_algorithm(Role.FPROP, types, attributes)
     if w[1] * groups != x[1]:
         raise ShapeError(f"{x[1]} channels of x are not {groups} groups of the filter's {w[1]} channels")
     if w[0] % groups:
@@ -177,6 +177,7 @@ register(
     Op(
         name="conv_fprop",
         kind=Kind.CONTRACTION,
+        role=Role.FPROP,
         operands=("x", "w"),
         attributes={**_COMMON, "groups": None, "algorithm": None},
         words={**_WORDS, "algorithm": _ALGORITHMS},
@@ -235,7 +236,7 @@ def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("loss", "filter"))
     loss, w = types[0].shape, types[1].shape
     groups, size = attributes["groups"], attributes["size"]
-    _check_algorithm("conv_dgrad", types, attributes)
+    _check_algorithm(Role.DGRAD, types, attributes)
     if loss[1] != w[0]:
         raise ShapeError(f"loss has {loss[1]} channels, one for each filter, but there are {w[0]} filters")
     if w[0] % groups:
@@ -320,6 +321,7 @@ register(
     Op(
         name="conv_dgrad",
         kind=Kind.CONTRACTION,
+        role=Role.DGRAD,
         operands=("loss", "filter"),
         attributes={"size": None, **_COMMON, "algorithm": None},
         words={**_WORDS, "algorithm": _ALGORITHMS},
@@ -327,6 +329,7 @@ register(
         infer=_dgrad_infer,
         reference=_dgrad_reference,
         products=_dgrad_products,
+        multiplications=lambda types, _: prod(types[0].shape) * prod(types[1].shape[1:]),
         cudnn="conv_dgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
@@ -426,6 +429,7 @@ register(
     Op(
         name="conv_wgrad",
         kind=Kind.CONTRACTION,
+        role=Role.WGRAD,
         operands=("image", "loss"),
         attributes={"taps": None, **_COMMON},
         words=_WORDS,

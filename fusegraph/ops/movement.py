@@ -15,7 +15,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType, register
 from fusegraph.ops.convert import from_reference
 from fusegraph.ops.pointwise import broadcast
 from fusegraph.ops.reduction import normal_axes
@@ -46,6 +46,7 @@ def _movement(
         Op(
             name=name,
             kind=Kind.MOVEMENT,
+            role=Role(name),
             operands=rest.pop("operands", ("x",)),
             attributes=attributes,
             normalize=normalize,

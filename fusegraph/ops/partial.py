@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
 from fusegraph.ops.modes import PARTS
 
 Array = np.ndarray[Any, Any]
@@ -43,6 +43,7 @@ def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims:
 PARTIAL = Op(
     name="reduction_partial",
     kind=Kind.REDUCTION,
+    role=Role.PARTIAL,
     operands=("x",),
     attributes={"mode": "add", "axes": REQUIRED, "chunk": REQUIRED, "keepdims": True, "dtype": REQUIRED},
     infer=_infer,

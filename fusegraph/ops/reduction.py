@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.modes import COMPOSED, MODES, Mode
 
 Array = np.ndarray[Any, Any]
@@ -120,6 +120,7 @@ register(
     Op(
         name="reduction",
         kind=Kind.REDUCTION,
+        role=Role.REDUCE,
         operands=("x",),
         attributes={"mode": "add", "axes": None, "keepdims": True, "dtype": None, "correction": 0},
         words={"mode": MODES.keys()},

@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen.combiners import COMBINERS, MOST
 from fusegraph.dtypes import DType, int32, int64
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, TensorType
 
 Array = np.ndarray[Any, Any]
 Types = tuple[TensorType, ...]
@@ -71,6 +71,7 @@ def _part(
     return Op(
         name=name,
         kind=Kind.POINTWISE,
+        cost=Cost.FUNCTION,
         operands=operands,
         integers=operands[1:],
         attributes=attributes,

@@ -18,19 +18,16 @@ from fusegraph.lowering.attention import times_read
 from fusegraph.lowering.attention_front import Front, computed_rows
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
-from fusegraph.lowering.prologue import SIMPLE
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention_nodes import ATTENTION
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Cost, Kind
 from fusegraph.passes.attention_parts import Part
-from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import FRONT
 from fusegraph.passes.split_attention import best_parts
 
 OPERANDS = ("queries", "keys", "values")
-CHEAP = SIMPLE | {NARROW.name}
 #: Nodes that are followed back from an operand.
 MOST_NODES = 40
 #: More keys are better copied to where tensor cores multiply them, while others are multiplied, than computed.
@@ -109,7 +106,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
         return None
     if node.inputs.count(tensor) > 1 or tensor in graph.outputs or graph.consumers(tensor) != [node]:
         raise Declined(f"{tensor.name!r} is needed in memory as well")
-    if last.kind is Kind.POINTWISE and last.op.name not in CHEAP:
+    if last.kind is Kind.POINTWISE and not _cheap(last):
         raise Declined(f"{last.op.name} takes many instructions")
     members = _closure(graph, node, tensor)
     if not any(n.kind is Kind.POINTWISE for n in members):
@@ -135,7 +132,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
 
 
 def _cheap(node: Node) -> bool:
-    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.name in CHEAP)
+    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.cost is not Cost.FUNCTION)
 
 
 def _is_computed(graph: Graph, tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, Role, TensorType
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
@@ -53,6 +53,8 @@ def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Ten
 NARROW = Op(
     name="narrow",
     kind=Kind.POINTWISE,
+    role=Role.NARROW,
+    cost=Cost.ROUNDING,
     operands=("x",),
     attributes={"dtype": REQUIRED},
     infer=_narrow,
@@ -60,6 +62,9 @@ NARROW = Op(
     cuda={"float": "{x}"},
     ulps=0,
 )
+
+
+_OPS = {**TABLE, NARROW.name: NARROW}
 
 
 class _Expansion:
@@ -88,7 +93,7 @@ class _Expansion:
         return results
 
     def __call__(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        found = op if isinstance(op, Op) else NARROW if op == "narrow" else TABLE[op]
+        found = op if isinstance(op, Op) else _OPS[op]
         tensor = self._graph.apply(found, operands, attributes)
         return named(tensor, self._node.name, part or "value")
 

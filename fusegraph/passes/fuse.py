@@ -21,7 +21,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import FUSION, NoKernel
 from fusegraph.passes.views import place_views
@@ -108,7 +108,7 @@ class _Quotient:
         operands are made, as these are smaller to hand over.
         """
         casts = self.members[group]
-        return all(n.op.name == "identity" and n.output.nbytes > n.inputs[0].nbytes for n in casts)
+        return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
 
     def view(self, group: int) -> GroupView:
         if group not in self._views:

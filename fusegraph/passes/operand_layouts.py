@@ -21,7 +21,7 @@ from fusegraph.lowering import window
 from fusegraph.lowering.attention_front import fronts_of, multiplied
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import CYCLES_PER_US, alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
 
@@ -157,7 +157,7 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
         return False
     if not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
-    return node.op.name == "matmul" or window.suits(node, graph) is not None
+    return node.op.role is Role.MATMUL or window.suits(node, graph) is not None
 
 
 def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
@@ -167,11 +167,11 @@ def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     """
     rank = node.inputs[number].rank
     across = node.inputs[0].dtype.itemsize == 2
-    if node.op.name == "matmul":
+    if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)
     # Of images and filters channels lie next to each other, for the windows' sake.
-    if node.op.name == "conv_dgrad" and number == 1 and not across:
+    if node.op.role is Role.DGRAD and number == 1 and not across:
         return (0,)
     return (1,)
 

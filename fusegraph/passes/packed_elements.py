@@ -16,6 +16,7 @@ from fusegraph.errors import LayoutError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, packed_strides, same_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.ops.base import Role
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, remove_dead, same
 
@@ -82,7 +83,7 @@ class _Unpacking(Rewrite):
             return
         operands = list(self.inputs(node))
         attributes = dict(node.attributes)
-        if node.op.name == "identity":
+        if node.op.role is Role.CAST:
             source, target = node.inputs[0].dtype, node.output.dtype
             if target.is_packed and source != target:
                 with self._naming(node.output, "rounded"):

@@ -16,8 +16,7 @@ from codegen.spec import RowsSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.rows import has_segments, walk_chunk
-from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewritten, same
 from fusegraph.passes.split_reductions import (
@@ -51,7 +50,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     chunks: dict[Node, Split] = {}
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = _Leaves(graph)
-    whole = [n for n in graph.nodes if n.op is TABLE["reduction"] and n.attributes["axes"]]
+    whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
     for node in whole:
         # A variance and its mean are made in one look at what is in memory.
         alone = node not in means and mean_of_variance(graph, node) is None

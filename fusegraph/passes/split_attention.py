@@ -18,7 +18,7 @@ from fusegraph.lowering.attention_front import multiplied
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
@@ -72,9 +72,7 @@ def _selects_nan(node: Node) -> bool:
     """
     weight: Weight | None = node.attributes["weight"]
     return (
-        weight is not None
-        and not node.attributes["zero"]
-        and any(n.op.name == "binary_select" for n in weight.graph.nodes)
+        weight is not None and not node.attributes["zero"] and any(n.op.role is Role.SELECT for n in weight.graph.nodes)
     )
 
 

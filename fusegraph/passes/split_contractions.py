@@ -16,6 +16,7 @@ from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering import window
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
+from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import cycles
@@ -88,12 +89,12 @@ def best_cut(node: Node, graph: Graph) -> tuple[int, float]:
 
 def _may_be_cut(node: Node, graph: Graph) -> bool:
     """Whether the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
-    if node.op.name not in PARTS or not node.output.size or node.attributes.get("groups", 1) > 1:
+    if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
     common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
         return False
-    if node.op.name != "matmul" and window.suits(node, graph) is None:
+    if node.op.role is not Role.MATMUL and window.suits(node, graph) is None:
         return False
     if common.is_float != node.output.dtype.is_float or (common.is_int and node.output.dtype.itemsize < 4):
         return False
@@ -122,10 +123,10 @@ def _cut(node: Node, common: DType, graph: Graph) -> _Cut | None:
     first, second = node.inputs
     shape = node.output.shape
     unit = STAGE if _tensor_cores(node, common, graph) else 1
-    if node.op.name == "matmul":
+    if node.op.role is Role.MATMUL:
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
-    elif node.op.name == "conv_wgrad":
+    elif node.op.role is Role.WGRAD:
         rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
     else:  # parts have whole panels of channels
         if first.shape[1] % unit:
@@ -173,9 +174,9 @@ def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Ten
         dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
     shape = (parts, *output.shape)
     order = stride_order(output.shape, output.strides)
-    if node.op.name == "conv_wgrad":  # filters are the columns of the product: neighbours are written together
+    if node.op.role is Role.WGRAD:  # filters are the columns of the product: neighbours are written together
         order = (*(d for d in order if d), 0)
     strides = packed_strides(shape, (0, *(d + 1 for d in order)))
     partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
     attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    return graph.add_node(Node(PARTS[node.op.name], inputs, attributes, partial)).output
+    return graph.add_node(Node(PARTS[node.op], inputs, attributes, partial)).output

@@ -19,6 +19,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
+from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
 from fusegraph.ops.partial import PARTIAL
@@ -100,7 +101,7 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
 
 def can_be_split(node: Node) -> bool:
     """Whether a node is a reduction that can be made of parts."""
-    return node.op is TABLE["reduction"] and node.attributes["mode"] in COMBINED and node.inputs[0].size > 0
+    return node.op.role is Role.REDUCE and node.attributes["mode"] in COMBINED and node.inputs[0].size > 0
 
 
 def of_whole(node: Node) -> bool:
@@ -122,17 +123,17 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """The mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
-    def made_by(tensor: Tensor, op: str) -> Node | None:
+    def made_by(tensor: Tensor, role: Role) -> Node | None:
         found = graph.producer(tensor)
-        return found if found is not None and found.op is TABLE[op] else None
+        return found if found is not None and found.op.role is role else None
 
     if not can_be_split(node) or mode_of(node).part is not SUM:
         return None
-    square = made_by(node.inputs[0], "mul")
+    square = made_by(node.inputs[0], Role.PRODUCT)
     if square is None or square.inputs[0] is not square.inputs[1]:
         return None
-    centred = made_by(square.inputs[0], "sub")
-    mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
+    centred = made_by(square.inputs[0], Role.DIFFERENCE)
+    mean = made_by(centred.inputs[1], Role.REDUCE) if centred is not None else None
     if centred is None or mean is None or mean.attributes["mode"] != AVERAGE.name:
         return None
     alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))

@@ -16,7 +16,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, overlaps, packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, GroupView, Options
 from fusegraph.lowering.views import joins_in_place, turned_back, view
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten, same
 
 #: What is copied after all takes at most so many times its own memory.
@@ -71,7 +71,7 @@ def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> froze
 
     for node in reversed(alone):
         result = node.output
-        if node.op.name == "concatenate":
+        if node.op.role is Role.CONCATENATE:
             if joins_in_place(node) and all(movable(t) for t in node.inputs):
                 _join(node)
                 free.add(node)

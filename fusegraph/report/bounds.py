@@ -20,11 +20,11 @@ from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.decompose import NARROW, decompose
+from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
 
@@ -134,7 +134,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
     if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
-    elif node.op is NARROW:  # from float64 to what is computed in float32
+    elif node.op.role is Role.NARROW:  # from float64 to what is computed in float32
         if compute_dtype(node.inputs[0].dtype, graph.compute_dtype) != compute:
             _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
@@ -227,7 +227,7 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
     """
     (x, ex), (taps, et) = ((np.asarray(v, np.float64), e) for v, e in operands)
     attributes, shape = {**node.attributes}, node.output.shape
-    of_filter, of_input, of_output = winograd.transforms(node.op.name, attributes, shape, tile)
+    of_filter, of_input, of_output = winograd.transforms(node.op.role, attributes, shape, tile)
     u = winograd.filter_transform(np.abs(taps) + et, **of_filter, magnitude=True)
     v = winograd.input_transform(np.abs(x) + ex, **of_input, magnitude=True)
     terms = x.shape[1] + 29
@@ -278,7 +278,7 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
 def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     """The bounds of the elements that the result has; a position that is not known for sure may bring any of them."""
     attributes = {**node.attributes}
-    if node.op.name == "pad":
+    if node.op.role is Role.PAD:
         attributes["value"] = 0
     keys = node.op.names(len(operands))
     given = [v if key in node.op.integers else np.broadcast_to(e, v.shape) for key, (v, e) in zip(keys, operands)]
@@ -330,41 +330,20 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
         most = 2 if node.output.dtype.is_float else None
         for ends in product(*(moves[k][:most] for k in inexact)):
             total = np.maximum(total, moved_by(dict(zip(inexact, ends))))
-    if inexact and node.op.name in _OSCILLATING:
-        total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
-    if inexact and node.op.name in _EQUALITIES:
+    if inexact and node.op.turns is not None:
+        corners = [node.op.turns(*at) for at in product(*(moves.get(k, (v,)) for k, v in enumerate(values)))]
+        spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
+        total = np.where(spread < 1, total, np.inf)
+    if inexact and node.op.role in (Role.EQ, Role.NE):  # it may turn wherever both may be, not at their ends alone
         spans = [moves[k][:2] if k in moves else (v, v) for k, v in enumerate(values)]
         meet = np.maximum(*(low for low, _ in spans)) <= np.minimum(*(high for _, high in spans))
         total = np.maximum(total, meet & np.logical_or(*(e > 0 for _, e in operands)))
-    if node.op.name in _BITWISE:
+    if node.op.role in (Role.BITS, Role.BITCAST):
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
-    if node.op.name == "bitcast":  # NaN has many patterns
+    if node.op.role is Role.BITCAST:  # NaN has many patterns
         total = np.where(np.isnan(values[0].astype(np.float64)), np.inf, total)
     return total
-
-
-#: Ops that have turning points or jumps anywhere, so that values between two ends may lie beyond those at the ends.
-_OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
-#: Ops whose result may turn wherever both operands may be, not at their ends alone.
-_EQUALITIES = frozenset({"cmp_eq", "cmp_neq"})
-#: Ops whose results tell nothing of those for the next integers.
-_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "bitcast"})
-
-
-def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:
-    """Where operands may move so far that an oscillating op gives anything it can give."""
-
-    def turns(x: Array, y: Array) -> Array:
-        """The number of jumps before x (and y), or for those that have none a number that moves by half a period."""
-        if name == "mod":
-            return np.trunc(np.asarray(x, np.float64) / np.asarray(y, np.float64))
-        return np.floor(x / np.pi + 0.5) if name == "tan" else x / np.pi
-
-    second = moves.get(1, (values[-1],))
-    corners = [turns(x, y) for x in moves.get(0, (values[0],)) for y in second]
-    spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
-    return np.asarray(~(spread < 1))
 
 
 def _known(value: Array, error: Array) -> Array:
