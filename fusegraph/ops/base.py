@@ -55,6 +55,10 @@ class Op:
     masks       operands that are conditions: converted to bool, not promoted with the others.
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
+    commutes    whether its two operands may be exchanged.
+    cheap       pointwise ops: done again for every score of an attention rather than read.
+    finite      pointwise ops: numbers no larger than scores are give finite ones.
+    random      pointwise ops: the result is of random numbers.
     attributes  attribute name -> default (REQUIRED when there is none).
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
                 DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
@@ -125,6 +129,10 @@ class Op:
     masks: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    commutes: bool = False
+    cheap: bool = False
+    finite: bool = False
+    random: bool = False
     doc: str = ""
 
     def names(self, count: int) -> tuple[str, ...]:

@@ -113,6 +113,9 @@ def pointwise(
     scale: Callable[..., Array] | None = None,
     reference_ulps: float = 4.0,
     cudnn: str | None = None,
+    commutes: bool = False,
+    cheap: bool = False,
+    finite: bool = False,
     **cuda: Template,
 ) -> Op:
     """Registers a pointwise op and returns it.
@@ -160,6 +163,9 @@ def pointwise(
         scale=scale,
         reference_ulps=reference_ulps,
         cudnn=cudnn,
+        commutes=commutes,
+        cheap=cheap,
+        finite=finite,
         doc=doc,
     )
     return register(op)

@@ -200,7 +200,7 @@ backward(
     ulps=11,
     cudnn="sigmoid_backward",
 )
-unary("tanh", np.tanh, "Hyperbolic tangent.", float="math::tanh({x})", ulps=4, cudnn="tanh")
+unary("tanh", np.tanh, "Hyperbolic tangent.", float="math::tanh({x})", ulps=4, cudnn="tanh", finite=True)
 backward(
     "tanh_backward",
     lambda loss, input: loss * (4 * _sigmoid_slope(2 * input)),

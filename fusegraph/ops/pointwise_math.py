@@ -27,13 +27,49 @@ from fusegraph.ops.pointwise import (
 
 # ---- arithmetic
 
-binary("add", np.add, "a + b", float="{a} + {b}", int="math::wrapping_add({a}, {b})", cudnn="add")
-binary("sub", np.subtract, "a - b", float="{a} - {b}", int="math::wrapping_sub({a}, {b})", cudnn="sub")
-binary("mul", np.multiply, "a * b", float="{a} * {b}", int="math::wrapping_mul({a}, {b})", cudnn="mul")
+binary(
+    "add",
+    np.add,
+    "a + b",
+    float="{a} + {b}",
+    int="math::wrapping_add({a}, {b})",
+    cudnn="add",
+    commutes=True,
+    cheap=True,
+    finite=True,
+)
+binary(
+    "sub",
+    np.subtract,
+    "a - b",
+    float="{a} - {b}",
+    int="math::wrapping_sub({a}, {b})",
+    cudnn="sub",
+    cheap=True,
+    finite=True,
+)
+binary(
+    "mul",
+    np.multiply,
+    "a * b",
+    float="{a} * {b}",
+    int="math::wrapping_mul({a}, {b})",
+    cudnn="mul",
+    commutes=True,
+    cheap=True,
+    finite=True,
+)
 binary("div", np.divide, "a / b, for floats.", float="math::divide({a}, {b})", cudnn="div")
 pointwise("bias", ("x", "b"), np.add, "x + b", float="{x} + {b}", int="math::wrapping_add({x}, {b})", cudnn="bias")
 pointwise(
-    "scale", ("x", "s"), np.multiply, "x * s", float="{x} * {s}", int="math::wrapping_mul({x}, {s})", cudnn="scale"
+    "scale",
+    ("x", "s"),
+    np.multiply,
+    "x * s",
+    float="{x} * {s}",
+    int="math::wrapping_mul({x}, {s})",
+    cudnn="scale",
+    commutes=True,
 )
 
 
@@ -94,6 +130,9 @@ binary(
     bool="{a} || {b}",
     ulps=0,
     cudnn="max",
+    commutes=True,
+    cheap=True,
+    finite=True,
 )
 binary(
     "min",
@@ -104,9 +143,14 @@ binary(
     bool="{a} && {b}",
     ulps=0,
     cudnn="min",
+    commutes=True,
+    cheap=True,
+    finite=True,
 )
 
-unary("neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg")
+unary(
+    "neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg", cheap=True, finite=True
+)
 unary(
     "abs",
     np.abs,
@@ -115,6 +159,7 @@ unary(
     int="math::wrapping_abs({x})",
     ulps=0,
     cudnn="abs",
+    cheap=True,
 )
 unary("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", float="math::sign({x})", int="math::sign({x})", ulps=0)
 unary("reciprocal", lambda x: 1 / x, "1 / x", float="math::reciprocal({x})", ulps=1, cudnn="reciprocal")
@@ -145,6 +190,7 @@ unary(
     float=_clamp,
     int=_clamp,
     ulps=0.5,  # that of rounding min and max
+    finite=True,
 )
 
 # ---- rounding
@@ -209,6 +255,8 @@ unary(
     bool="{x}",
     ulps=0,
     cudnn="identity",
+    cheap=True,
+    finite=True,
 )
 
 
@@ -230,6 +278,8 @@ unary(
     result=int32,
     ulps=0,
     cudnn="gen_index",
+    cheap=True,
+    finite=True,
 )
 
 # ---- elementary functions.  Bounds of the CUDA C library: CUDA C++ Programming Guide, "Mathematical Functions".
@@ -273,7 +323,7 @@ for _name, _ufunc, _sign in (
 ):
     _template = f"{{a}} {_sign} {{b}}"
     _doc = f"a {_sign} b, bool.  Comparisons with NaN are {'true' if _sign == '!=' else 'false'}."
-    predicate(_name, ("a", "b"), _ufunc, _doc, float=_template, int=_template, bool=_template, cudnn=_name)
+    predicate(_name, ("a", "b"), _ufunc, _doc, float=_template, int=_template, bool=_template, cudnn=_name, cheap=True)
 
 for _name, _ufunc, _sign in (("logical_and", np.logical_and, "&&"), ("logical_or", np.logical_or, "||")):
     _template = f"{{a}} != 0 {_sign} {{b}} != 0"
@@ -281,6 +331,8 @@ for _name, _ufunc, _sign in (("logical_and", np.logical_and, "&&"), ("logical_or
     predicate(
         _name, ("a", "b"), _truth(_ufunc), _doc, float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
         cudnn=_name,
+        cheap=True,
+        commutes=True,
     )  # fmt: skip
 predicate(
     "logical_not",
@@ -291,6 +343,7 @@ predicate(
     int="{x} == 0",
     bool="!{x}",
     cudnn="logical_not",
+    cheap=True,
 )
 predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", float="{x} != {x}")
 
@@ -305,4 +358,6 @@ pointwise(
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
     cudnn="binary_select",
+    cheap=True,
+    finite=True,
 )

@@ -53,6 +53,8 @@ NARROW = Op(
     reference=lambda x, dtype: x,
     cuda={"float": "{x}"},
     ulps=0,
+    cheap=True,
+    finite=True,
 )
 
 
