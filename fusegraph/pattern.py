@@ -10,8 +10,7 @@ commutes match in either order.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -28,6 +27,12 @@ Operand: TypeAlias = "Pattern | str | float | EllipsisType"
 def constant(tensor: Tensor) -> float | None:
     """The number that a tensor is, None if it is not a constant of one element."""
     return float(tensor.value.reshape(-1)[0]) if tensor.value is not None and tensor.size == 1 else None
+
+
+def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
+    """The only node that takes a tensor; None if there are more, or none, or it is an output of the graph."""
+    takers = graph.consumers(tensor)
+    return takers[0] if len(takers) == 1 and tensor not in graph.outputs else None
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class Found:
             yield replace(self, tensors={**self.tensors, name: tensor})
 
     def where(self, **patterns: Operand) -> Found | None:
-        """With what is found of tensors that have names by now; None if one of them does not match."""
-        return next(_all(self, [(_pattern(p), self[name]) for name, p in patterns.items()]), None)
+        """With what is found of tensors that have names, one after the other; None if one of them does not match."""
+        return next(_all(self, [(pattern, name) for name, pattern in patterns.items()]), None)
 
     def must(self, reason: str, **patterns: Operand) -> Found:
         """The same.  Raises Declined with the reason, in which names stand for tensors, if one of them does not."""
@@ -62,8 +67,8 @@ class Found:
             raise Declined(reason.format(**{name: repr(t.name) for name, t in self.tensors.items()}))
         return found
 
-    def made(self, name: str, pattern: Pattern, steps: int) -> Iterator[Found]:
-        """What matches a pattern among what at most so many nodes make of a tensor, which has a name in the pattern."""
+    def onwards(self, name: str, pattern: Pattern, steps: int) -> Iterator[Found]:
+        """What matches a pattern among what at most so many nodes make of a tensor, the nearest first."""
         level = [self[name]]
         for _ in range(steps):
             level = list(dict.fromkeys(n.output for t in level for n in self.graph.consumers(t)))
@@ -86,6 +91,10 @@ class Pattern:
     def of(self, found: Found, node: Node) -> Iterator[Found]:
         """All ways to match the result of a node, which need not be in the graph."""
         raise NotImplementedError
+
+    def fits(self, graph: Graph, node: Node) -> bool:
+        """Whether the result of a node matches."""
+        return any(self.of(Found(graph), node))
 
     def __or__(self, other: Operand) -> Either:
         return Either(self, other)
@@ -131,20 +140,19 @@ class Made(Pattern):
     operands: tuple[Pattern, ...] | None
     attributes: Mapping[str, Any]
     name: str = ""
-    by: Callable[[Node], bool] = lambda _: True
-    alone: bool = False
+    by: Callable[[Found, Node], bool] = lambda _, __: True
 
     def named(self, name: str) -> Made:
         """The same, with a name for the result."""
         return replace(self, name=name)
 
-    def when(self, by: Callable[[Node], bool]) -> Made:
-        """The same, where this holds of the node."""
+    def when(self, by: Callable[[Found, Node], bool]) -> Made:
+        """The same, where this holds of the node, given what is found by now."""
         return replace(self, by=by)
 
     def once(self) -> Made:
-        """The same, where the result has one consumer, and is no output of the graph."""
-        return replace(self, alone=True)
+        """The same, where the result has one consumer and is no output of the graph."""
+        return self.when(lambda found, node: only_consumer(found.graph, node.output) is not None)
 
     def built(self, found: Found, *outputs: Tensor) -> Node:
         """The node of the op that has the tensors that its operands name, and such results."""
@@ -152,12 +160,11 @@ class Made(Pattern):
         return Node(entry, operands, self.attributes, *outputs)
 
     def of(self, found: Found, node: Node) -> Iterator[Found]:
-        operands = self.operands if self.operands is not None else (Is(),) * len(node.inputs)
-        if node.op not in self.ops or len(operands) != len(node.inputs):
+        operands = (Is(),) * len(node.inputs) if self.operands is None else self.operands
+        alike = node.op in self.ops and len(operands) == len(node.inputs)
+        if not alike or any(node.attributes[key] != value for key, value in self.attributes.items()):
             return
-        if any(node.attributes[key] != value for key, value in self.attributes.items()) or not self.by(node):
-            return
-        if self.alone and (len(found.graph.consumers(node.output)) != 1 or node.output in found.graph.outputs):
+        if not self.by(found, node):
             return
         for known in found.named(self.name, node.output):
             through = replace(known, nodes=(*known.nodes, node))
@@ -186,24 +193,14 @@ def _pattern(operand: Operand) -> Pattern:
         return operand
     if isinstance(operand, str):
         return Is(operand)
-    return Is() if operand is ... else number(operand)
+    return Is() if operand is ... else Is(holds=lambda tensor: constant(tensor) == operand)
 
 
-def number(value: float) -> Pattern:
-    """A constant of one element that is a number, the sign of zero included."""
-
-    def holds(tensor: Tensor) -> bool:
-        found = constant(tensor)
-        return found is not None and found == value and math.copysign(1, found) == math.copysign(1, value)
-
-    return Is(holds=holds)
-
-
-def _all(found: Found, pairs: list[tuple[Pattern, Tensor]]) -> Iterator[Found]:
-    """All ways to match all of some tensors."""
+def _all(found: Found, pairs: Sequence[tuple[Operand, Tensor | str]]) -> Iterator[Found]:
+    """All ways to match all of some tensors, or of those with names."""
     if not pairs:
         yield found
         return
     (pattern, tensor), *rest = pairs
-    for each in pattern.ways(found, tensor):
+    for each in _pattern(pattern).ways(found, found[tensor] if isinstance(tensor, str) else tensor):
         yield from _all(each, rest)

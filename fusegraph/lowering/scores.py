@@ -102,11 +102,7 @@ def _masked(node: Node) -> tuple[Tensor, Tensor, bool] | None:
 
 def readers(graph: Graph, tensor: Tensor) -> list[Node]:
     """Nodes that read a tensor's values."""
-    return [
-        n
-        for n in graph.consumers(tensor)
-        if any(t is tensor and key not in n.op.shapes for key, t in zip(n.op.names(len(n.inputs)), n.inputs))
-    ]
+    return [node for node in graph.consumers(tensor) if tensor in node.values]
 
 
 def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Graph]:

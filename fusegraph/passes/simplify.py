@@ -21,26 +21,26 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
 from fusegraph.passes.rewrite import Rewrite, Simplified, live_nodes, named
-from fusegraph.pattern import Found, Made, op
+from fusegraph.pattern import Found, Is, Made, constant, op
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
 
 
-def _forwards(node: Node) -> bool:
+def _forwards(_: Found, node: Node) -> bool:
     """Whether a slice of everything has the elements in their order."""
     return all(step == 1 or size <= 1 for step, size in zip(node.attributes["steps"], node.output.shape))
 
 
-def _in_order(node: Node) -> bool:
+def _in_order(_: Found, node: Node) -> bool:
     """Whether a transpose leaves the order of all dimensions of more than one element."""
     moved = [d for d in node.attributes["perm"] if node.inputs[0].shape[d] != 1]
     return moved == sorted(moved)
 
 
-def _plain_twice(node: Node) -> bool:
+def _plain_twice(found: Found, node: Node) -> bool:
     """Whether a relu has no slope, and is of one that is the same."""
-    inner = node.inputs[0].graph.producer(node.inputs[0])
+    inner = found.graph.producer(node.inputs[0])
     return not node.attributes.get("negative_slope") and inner is not None and inner.attributes == node.attributes
 
 
@@ -76,7 +76,7 @@ RULES: Mapping[str, tuple[Made, Replacement]] = {
     "times 1": (op.mul("x", 1.0), "x"),
     "scale of 1": (op.scale("x", 1.0), "x"),
     "divided by 1": (op.div("x", 1.0), "x"),
-    "less 0": (op.sub("x", 0.0), "x"),
+    "less 0": (op.sub("x", Is(holds=lambda t: str(constant(t)) == "0.0")), "x"),
     "negative twice": (op.neg(op.neg("x")), "x"),
     "not twice": (op.logical_not(op.logical_not("x")), "x"),
     "absolute value twice": (op.abs(op.abs().named("x")), "x"),
