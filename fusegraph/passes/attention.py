@@ -148,6 +148,7 @@ def guarded(name: str, compared: float, instead: float) -> Pattern:
     return op.binary_select(instead, name, op.cmp_eq(name, compared)) | name
 
 
+_PRODUCT = op.matmul("weighed", "values")
 _E = op.exp("power").named("e")
 _SUM = op.reduction("e", mode="add").named("sum")
 #: What looks like softmax: probabilities, of which something linear is weighed, and what they are made of.
@@ -172,7 +173,7 @@ class Matcher:
     def match(self) -> _Match | None:
         """The attention that ends in the node; None if it does not look like one.  Raises Declined."""
         graph, node = self.graph, self.node
-        last = next(op.matmul("weighed", "values").of(Found(graph), node), None)
+        last = next(_PRODUCT.of(Found(graph), node), None)
         found = None if last is None else last.where(**_SOFTMAX)
         if found is None:
             return None
