@@ -27,38 +27,13 @@ from fusegraph.ops.pointwise import (
 
 # ---- arithmetic
 
-binary(
-    "add",
-    np.add,
-    "a + b",
-    float="{a} + {b}",
-    int="math::wrapping_add({a}, {b})",
-    cudnn="add",
-    commutes=True,
-    cheap=True,
-    finite=True,
-)
-binary(
-    "sub",
-    np.subtract,
-    "a - b",
-    float="{a} - {b}",
-    int="math::wrapping_sub({a}, {b})",
-    cudnn="sub",
-    cheap=True,
-    finite=True,
-)
-binary(
-    "mul",
-    np.multiply,
-    "a * b",
-    float="{a} * {b}",
-    int="math::wrapping_mul({a}, {b})",
-    cudnn="mul",
-    commutes=True,
-    cheap=True,
-    finite=True,
-)
+#: Traits of what is one instruction, and of sums and products.
+EASY: dict[str, Any] = {"cheap": True, "finite": True}
+SUM: dict[str, Any] = {**EASY, "commutes": True}
+
+binary("add", np.add, "a + b", float="{a} + {b}", int="math::wrapping_add({a}, {b})", cudnn="add", **SUM)
+binary("sub", np.subtract, "a - b", float="{a} - {b}", int="math::wrapping_sub({a}, {b})", cudnn="sub", **EASY)
+binary("mul", np.multiply, "a * b", float="{a} * {b}", int="math::wrapping_mul({a}, {b})", cudnn="mul", **SUM)
 binary("div", np.divide, "a / b, for floats.", float="math::divide({a}, {b})", cudnn="div")
 pointwise("bias", ("x", "b"), np.add, "x + b", float="{x} + {b}", int="math::wrapping_add({x}, {b})", cudnn="bias")
 pointwise(
@@ -130,9 +105,7 @@ binary(
     bool="{a} || {b}",
     ulps=0,
     cudnn="max",
-    commutes=True,
-    cheap=True,
-    finite=True,
+    **SUM,
 )
 binary(
     "min",
@@ -143,14 +116,10 @@ binary(
     bool="{a} && {b}",
     ulps=0,
     cudnn="min",
-    commutes=True,
-    cheap=True,
-    finite=True,
+    **SUM,
 )
 
-unary(
-    "neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg", cheap=True, finite=True
-)
+unary("neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg", **EASY)
 unary(
     "abs",
     np.abs,
@@ -255,8 +224,7 @@ unary(
     bool="{x}",
     ulps=0,
     cudnn="identity",
-    cheap=True,
-    finite=True,
+    **EASY,
 )
 
 
@@ -278,8 +246,7 @@ unary(
     result=int32,
     ulps=0,
     cudnn="gen_index",
-    cheap=True,
-    finite=True,
+    **EASY,
 )
 
 # ---- elementary functions.  Bounds of the CUDA C library: CUDA C++ Programming Guide, "Mathematical Functions".
@@ -330,9 +297,7 @@ for _name, _ufunc, _sign in (("logical_and", np.logical_and, "&&"), ("logical_or
     _doc = f"a {_sign} b, bool.  Numbers count as true unless they are 0 (NaN is true)."
     predicate(
         _name, ("a", "b"), _truth(_ufunc), _doc, float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
-        cudnn=_name,
-        cheap=True,
-        commutes=True,
+        cudnn=_name, cheap=True, commutes=True,
     )  # fmt: skip
 predicate(
     "logical_not",
@@ -358,6 +323,5 @@ pointwise(
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
     cudnn="binary_select",
-    cheap=True,
-    finite=True,
+    **EASY,
 )
