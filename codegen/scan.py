@@ -21,7 +21,6 @@ from codegen.spec import KernelSource, KernelSpec
 
 #: Threads of a block; those of a row are at most as many.
 THREADS = 256
-_TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before", "parts", "scan", "reduce", "math")
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ class _Renderer:
         self.spec, self.s = normalize(spec), schedule
         self.program = self.spec.program
         (self.sum,) = self.program.reductions
-        dims = range(len(self.spec.outer))
-        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
         self.w = Writer()

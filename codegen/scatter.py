@@ -75,9 +75,7 @@ class _Renderer:
             shape, program, _ = rebase(spec.program, spec.shape, order)
             spec = replace(spec, shape=shape, program=program, axes=())
         self.spec, self.program = spec, spec.program
-        dims = range(len(spec.shape))
-        taken = {"i", "n", "m", "place", *(f"{prefix}{d}" for prefix in "im" for d in dims)}
-        self.body = Body(spec.name, self.program, taken)
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         self.result = self.body.pointers.stores[0]
 

@@ -24,10 +24,6 @@ from codegen.spec import KernelSource, KernelSpec
 ITEMS, MERGING = 8, 256
 #: Threads of a block that has several rows, and bytes of words that a block sorts at most.
 THREADS, MOST_BYTES = 256, 32 << 10
-_TAKEN = (
-    "row", "lane", "own", "words", "first", "count", "entry", "at", "rank", "e", "inside", "part", "tile", "word",
-    "bounds", "middle", "last", "begin", "end", "i", "sort", "math",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,8 +142,7 @@ class _Renderer:
         self.program = self.spec.program
         #: what rows are sorted by
         self.key = self.program.reductions[0].value
-        dims = range(len(self.spec.outer))
-        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.order = None if spec.order is None else self.names.unique(spec.order.name)
         self.emitter = Emitter(self.program, self.names)

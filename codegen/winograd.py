@@ -80,8 +80,7 @@ FAMILY = Family("winograd", WinogradSpec, (Form("winograd", WinogradSchedule, sc
 class _Renderer:
     def __init__(self, spec: WinogradSpec, schedule: WinogradSchedule) -> None:
         self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Writer()
-        taken = "t image filter channel row col row0 col0 base patch result inside part i j e"
-        self.names = Names([spec.name, *taken.split()])
+        self.names = Names()
         self.source = self.names.unique(spec.source.name)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, "float", "float")
         self.subscript = "[e]" if schedule.width > 1 else ""

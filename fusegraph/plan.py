@@ -13,7 +13,7 @@ from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.lasting import nothing_lasting
-from codegen.naming import Names
+from codegen.naming import Identifiers
 from codegen.spec import KernelSource
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
@@ -175,7 +175,7 @@ def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group])
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
     """
-    names = Names()
+    names = Identifiers()
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):

@@ -111,7 +111,6 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedul
 
 
 class _Joined(Renderer):
-    more_taken = ("by_k", "by_scores", "gradients", "number", "sent", "sums", "sums_empty", "turn", "turns", "writer")
     more_headers = ("turns.cuh",)
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:

@@ -12,11 +12,11 @@ from math import prod
 
 from codegen.arch import Arch
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
-from codegen.attention.backward_scores import INTERVALS, without_places
+from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, random_headers
 from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
-from codegen.attention.scores import NUMBERED, kernel_details
+from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.declined import Declined
 from codegen.expr import Operand
@@ -87,16 +87,6 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
     return tuple(dict.fromkeys(found))
 
 
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Shared Tile a at attention b bits by_p by_s c0 d delta draw e exists f factor fill first i j kept keys kk lane last
-    losses m memory n number queries r r0 row s score scores shared shift slope slope_of stage t tile unit v values warp
-    weighted word words x
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-
-
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(without_places(spec), schedule).render()
@@ -117,8 +107,7 @@ class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         a = self.a
-        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.shift, self.delta = self.arguments[4:]
         top = linear([("r0", 1), ("warp", WARP_ROWS)])

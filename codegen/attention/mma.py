@@ -14,7 +14,6 @@ from codegen.arch import Arch
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, check_types, random_headers
 from codegen.attention.scores import (
-    NUMBERED,
     all_arguments,
     approximated,
     argument_names,
@@ -98,16 +97,6 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
     return tuple(dict.fromkeys(found))
 
 
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Rows Shared Tile a at attention b c d e f fill factor positive first grown half i inverse j kk keys lane last m m0
-    m_real n_real memory met known n n0 o page piece probability queries r rescale row rows s score scores shared
-    stage sunk t tile total unit v valid values x warp h weigh weighted words
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-
-
 def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return all_arguments(spec, _Renderer(merged(spec), schedule).render())
@@ -116,8 +105,7 @@ def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionMmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = argument_names(spec, self.names)
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)

@@ -12,7 +12,6 @@ from codegen.arch import Arch
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
-    NUMBERED,
     Scores,
     all_arguments,
     approximated,
@@ -60,15 +59,6 @@ def schedules(spec: AttentionSpec, arch: Arch | None = None) -> tuple[AttentionS
     return tuple(found)
 
 
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Rows Shared attention block c d e first i inverse j keys largest last lane m m0 memory known n n0 o page p r
-    rescale row rows s score shared shift sunk t tile total unit values weight weighted what queries
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-
-
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return all_arguments(spec, _Renderer(merged(spec), schedule).render())
@@ -77,8 +67,7 @@ def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = argument_names(spec, self.names)
         self.scores = Scores(self.w, spec, self.names, LANES)
         for epilogue in (self.scores.edge, self.scores.inner):

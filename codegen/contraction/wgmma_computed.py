@@ -6,7 +6,6 @@ of registers take turns, and a product must be done before its registers are wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
@@ -229,9 +228,3 @@ class ComputedFactor:
         kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
         w.line(f"part[kk % 2][r] = {kept};")
         w.close()
-
-
-def own_names(factor: Computed) -> Sequence[str]:
-    """What the variables above are called."""
-    dims = range(max(len(factor.gather.limits), len(factor.rows)))
-    return ["part", "made", "inside", *(f"{x}{d}" for x in ("start", "m_") for d in dims)]

@@ -65,8 +65,7 @@ class _Renderer:
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
         self.s = schedule
         self.shape, self.program = normalize(spec)
-        taken = {"v", "first", "row", "skew", "col", "u", "e", *(f"row{d}" for d in range(len(self.shape)))}
-        self.body = Body(spec.name, self.program, taken)
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         self.lead = self.program.stores[0].operand
         self.loads = self.body.varying_loads()
