@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, sort, window, winograd
-from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
@@ -22,7 +21,6 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.scan import ScanSchedule
 from codegen.scatter import ScatterSchedule, ScatterSpec
 from codegen.schedule import (
-    PORTABLE,
     KernelSpec,
     Schedule,
     best_schedule,
@@ -30,7 +28,6 @@ from codegen.schedule import (
     schedule_from_data,
     schedule_text,
     schedules,
-    target,
 )
 from codegen.sort import SortSchedule
 from codegen.spec import (
@@ -43,6 +40,7 @@ from codegen.spec import (
     ScanSpec,
     SortSpec,
 )
+from codegen.target import PORTABLE, Target, target
 from codegen.window.schedule import WindowSchedule
 from codegen.window.spec import WindowSpec, WinogradSpec
 from codegen.winograd import WinogradSchedule
@@ -51,6 +49,7 @@ __all__ = [
     "PORTABLE",
     "KernelSpec",
     "Schedule",
+    "Target",
     "best_schedule",
     "render",
     "schedule_data",
@@ -61,12 +60,12 @@ __all__ = [
 ]
 
 
-def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORTABLE) -> KernelSource:
-    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the architecture.
+def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = PORTABLE) -> KernelSource:
+    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the target.
 
     Raises TypeError for a schedule of another kernel family.
     """
-    s = schedule or best_schedule(spec, arch)
+    s = schedule or best_schedule(spec, target)
     if isinstance(spec, PointwiseSpec) and isinstance(s, PointwiseSchedule | TilesSchedule):
         return pointwise.render(spec, s)
     if isinstance(spec, PoolSpec) and isinstance(s, PoolSchedule):

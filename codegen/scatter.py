@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.expr import Operand, Program
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 #: How values are combined -> the function of ``codegen/device/scatter.cuh`` that does; products are walked.
 COMBINE = {"add": "scatter::add", "most": "scatter::most", "mul": "reduce::Mul::of"}
@@ -53,7 +53,7 @@ class ScatterSchedule:
     itype: str
 
 
-def schedules(spec: ScatterSpec, arch: Arch) -> Iterator[ScatterSchedule]:
+def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
     """Schedules worth trying, best guess first."""
     itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
     for threads in (32, 128) if spec.combine == "mul" else (256, 128):

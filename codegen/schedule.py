@@ -6,14 +6,11 @@ sums up, never what it computes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any, TypeAlias, get_args
 
-from codegen import arch as archs
 from codegen import attention, contraction, pointwise, rows, scan, scatter, sort, winograd
-from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
@@ -34,6 +31,7 @@ from codegen.scan import ScanSchedule
 from codegen.scatter import ScatterSchedule, ScatterSpec
 from codegen.sort import SortSchedule
 from codegen.spec import AttentionSpec, ContractionSpec, PointwiseSpec, PoolSpec, RowsSpec, ScanSpec, SortSpec
+from codegen.target import PORTABLE, Target
 from codegen.window import schedule as window_schedule
 from codegen.window.schedule import WindowSchedule
 from codegen.window.spec import WindowSpec, WinogradSpec
@@ -74,87 +72,55 @@ Schedule: TypeAlias = (
     | AttentionBackwardSimtSchedule
 )
 
-#: The target of kernels that are to run everywhere, the CPU included: what every architecture since Ampere has.
-PORTABLE = archs.arch("sm_80")
 
-
-def target(name: str) -> Arch:
-    """The architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it contains.
-
-    What is older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError for other text.
-    """
-    if name in archs.KNOWN:
-        return archs.KNOWN[name]
-    found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
-    number = int(found[1]) if found else 0
-    if number < archs.OLDEST:
-        raise ValueError(f"{name[:100]!r} is no architecture; one is 'sm_90a'")
-    if number < 80:
-        return replace(
-            PORTABLE,
-            name=name,
-            major=number // 10,
-            minor=number % 10,
-            shared_bytes_per_block=64 * archs.KIB,
-            shared_bytes_per_sm=64 * archs.KIB,
-            max_threads_per_sm=1024,
-            max_blocks_per_sm=16,
-            has_cp_async=False,
-        )
-    try:
-        return archs.from_compute_capability(number // 10, number % 10)
-    except ValueError:
-        raise ValueError(f"{name!r} is no architecture known here; known: {', '.join(archs.KNOWN)}") from None
-
-
-def best_schedule(spec: KernelSpec, arch: Arch = PORTABLE) -> Schedule:
-    """The schedule that the family's cost model thinks is the fastest on an architecture."""
+def best_schedule(spec: KernelSpec, target: Target = PORTABLE) -> Schedule:
+    """The schedule that the family's cost model thinks is the fastest on a target."""
     if isinstance(spec, PointwiseSpec):
-        return pointwise.best_schedule(spec, arch)
+        return pointwise.best_schedule(spec, target)
     if isinstance(spec, PoolSpec):
-        return next(pool_schedule.schedules(spec, arch))
+        return next(pool_schedule.schedules(spec, target))
     if isinstance(spec, RowsSpec):
-        return next(rows.schedules(spec, arch))
+        return next(rows.schedules(spec, target))
     if isinstance(spec, ScanSpec):
-        return next(scan.schedules(spec, arch))
+        return next(scan.schedules(spec, target))
     if isinstance(spec, SortSpec):
-        return next(sort.schedules(spec, arch))
+        return next(sort.schedules(spec, target))
     if isinstance(spec, ScatterSpec):
-        return next(scatter.schedules(spec, arch))
+        return next(scatter.schedules(spec, target))
     if isinstance(spec, WindowSpec):
-        return window_schedule.best_schedule(spec, arch)
+        return window_schedule.best_schedule(spec, target)
     if isinstance(spec, WinogradSpec):
         return winograd.schedules(spec)[0]
     if isinstance(spec, AttentionSpec):
-        return attention.schedules(spec, arch)[0]
+        return attention.schedules(spec, target)[0]
     if isinstance(spec, AttentionBackwardSpec):
-        return attention_backward.schedules(spec, arch)[0]
-    return contraction.schedules(spec, arch)[0]
+        return attention_backward.schedules(spec, target)[0]
+    return contraction.schedules(spec, target)[0]
 
 
-def schedules(spec: KernelSpec, arch: Arch = PORTABLE) -> tuple[Schedule, ...]:
-    """The schedules worth trying for a kernel on an architecture, each once, `best_schedule` first."""
+def schedules(spec: KernelSpec, target: Target = PORTABLE) -> tuple[Schedule, ...]:
+    """The schedules worth trying for a kernel on a target, each once, `best_schedule` first."""
     if isinstance(spec, PointwiseSpec):
-        return _unique(pointwise.schedules(spec, arch))
+        return _unique(pointwise.schedules(spec, target))
     if isinstance(spec, PoolSpec):
-        return _unique(pool_schedule.schedules(spec, arch))
+        return _unique(pool_schedule.schedules(spec, target))
     if isinstance(spec, RowsSpec):
-        return _unique(rows.schedules(spec, arch))
+        return _unique(rows.schedules(spec, target))
     if isinstance(spec, ScanSpec):
-        return _unique(scan.schedules(spec, arch))
+        return _unique(scan.schedules(spec, target))
     if isinstance(spec, SortSpec):
-        return _unique(sort.schedules(spec, arch))
+        return _unique(sort.schedules(spec, target))
     if isinstance(spec, ScatterSpec):
-        return _unique(scatter.schedules(spec, arch))
+        return _unique(scatter.schedules(spec, target))
     if isinstance(spec, WindowSpec):
-        return _unique(window_schedule.schedules(spec, arch))
+        return _unique(window_schedule.schedules(spec, target))
     if isinstance(spec, WinogradSpec):
         return winograd.schedules(spec)
     if isinstance(spec, AttentionSpec):
-        return _unique(attention.schedules(spec, arch))
+        return _unique(attention.schedules(spec, target))
     if isinstance(spec, AttentionBackwardSpec):
-        return _unique(attention_backward.schedules(spec, arch))
-    return _unique(contraction.schedules(spec, arch))
+        return _unique(attention_backward.schedules(spec, target))
+    return _unique(contraction.schedules(spec, target))
 
 
 def _unique(candidates: Iterable[Schedule]) -> tuple[Schedule, ...]:

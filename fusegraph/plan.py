@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
+from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.anonymous import anonymous
-from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.naming import Names
 from codegen.pointwise import PointwiseSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import KernelSource
+from codegen.target import PORTABLE, Target
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
@@ -59,9 +59,9 @@ class Choice:
 Chooser: TypeAlias = Callable[[KernelSpec, Group], Choice]
 
 
-def by_cost_model(arch: Arch = PORTABLE) -> Chooser:
-    """Chooses the schedule that the cost model thinks is best on an architecture; by default on all of them."""
-    return lambda spec, _: Choice(best_schedule(spec, arch))
+def by_cost_model(target: Target = PORTABLE) -> Chooser:
+    """Chooses the schedule that the cost model thinks is best on a target."""
+    return lambda spec, _: Choice(best_schedule(spec, target))
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,13 @@ def _fused(graph: Graph, options: Options, enabled: bool, left_out: LeftOut) -> 
     while True:
         halved = reduce_results(graph, declined) if enabled else Halved(same(graph), {})
         results = halved.simplified.graph
-        columns = reduce_columns(results, declined) if enabled else Columns(same(results), {}, {})
-        split = split_reductions(columns.simplified.graph)
+        columns = reduce_columns(results, options, declined) if enabled else Columns(same(results), {}, {})
+        split = split_reductions(columns.simplified.graph, options)
         in_runs = split_sorts(split.graph)
         laid_out = lay_out(in_runs.graph, options) if enabled else same(in_runs.graph)
-        cut = split_contractions(laid_out.graph)
+        cut = split_contractions(laid_out.graph, options)
         partition = fuse(cut.graph, options, enabled=enabled, left_out=left_out)
-        refused = halved.refused(partition) | columns.refused(partition)
+        refused = halved.refused(partition, options.target) | columns.refused(partition)
         if not refused:
             return [halved.simplified, columns.simplified, split, in_runs, laid_out, cut], partition
         declined |= refused
@@ -149,14 +149,14 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     """Decomposes, simplifies, chooses algorithms, splits long sums, lays factors out, partitions and renders a graph.
 
     With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
-    `by_cost_model`).  A rewrite whose result no kernel takes is left out (`passes.speculation`).  Raises GraphError if
+    `by_cost_model` of the options' target).  A rewrite whose result no kernel takes is left out (`passes.speculation`).  Raises GraphError if
     the graph has no outputs.
     """
     check_outputs(graph)
-    left_out: LeftOut = {}
+    options, left_out = options or Options(), {}
     while True:
         try:
-            return _plan(graph, options or Options(), fusion, choose or by_cost_model(), left_out)
+            return _plan(graph, options, fusion, choose or by_cost_model(options.target), left_out)
         except NoKernel as refusal:
             more = refusal.undo(left_out)
             if not more:  # the kernel families take every node of the op table: a defect of fusegraph
@@ -176,7 +176,7 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_ou
     attended = computed.simplified
     joined = join_gradients(attended.graph, options, left_out) if fusion else Recognised(same(attended.graph), ())
     in_parts = split_products(joined.simplified.graph) if fusion else same(attended.graph)
-    side_by_side = split_attention(in_parts.graph) if fusion else same(in_parts.graph)
+    side_by_side = split_attention(in_parts.graph, options) if fusion else same(in_parts.graph)
     in_order = order_attention(side_by_side.graph, options) if fusion else same(side_by_side.graph)
     moved = move_reshapes(in_order.graph) if fusion else same(in_order.graph)
     if fusion:
@@ -207,13 +207,14 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_ou
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
     early_decisions = gradients.decisions + recognised.decisions + computed.decisions + joined.decisions
     partition = replace(partition, decisions=early_decisions + partition.decisions)
-    kernels = _rendered(partition, choose, order.from_the_end(partition) if fusion else frozenset())
+    turned = order.from_the_end(partition, options.target) if fusion else frozenset()
+    kernels = _rendered(partition, choose, turned, options.target)
     memory = plan_memory(partition)
     alike = namesakes(simplified)
     return Plan(graph, partition.graph, counterpart, partition, kernels, memory, chosen.algorithms, copies, alike)
 
 
-def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tuple[Kernel, ...]:
+def _rendered(partition: Partition, choose: Chooser, turned: Set[Group], target: Target) -> tuple[Kernel, ...]:
     """The kernels of a partition's groups; those that are ``turned`` begin at the end of memory.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
@@ -223,7 +224,7 @@ def _rendered(partition: Partition, choose: Chooser, turned: Set[Group]) -> tupl
     names = Names()
     choices: dict[str, Choice] = {}
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
-    found = order.found_in_cache(partition, turned)
+    found = order.found_in_cache(partition, turned, target)
     refused: list[tuple[Sequence[Node], str]] = []
     kernels = []
     for number, group in enumerate(groups):

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from codegen.arch import Arch
 from codegen.attention import forms
 from codegen.attention import mma as attention_mma
 from codegen.attention import simt as attention_simt
@@ -21,27 +20,28 @@ from codegen.attention.mma import AttentionMmaSchedule
 from codegen.attention.simt import AttentionSimtSchedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec, KernelSource
+from codegen.target import Target
 
 AttentionSchedule: TypeAlias = AttentionWgmmaSchedule | AttentionMmaSchedule | AttentionSimtSchedule
 
-_FASTEST: dict[str, Callable[[AttentionSpec, Arch], tuple[AttentionSchedule, ...]]] = {
+_FASTEST: dict[str, Callable[[AttentionSpec, Target], tuple[AttentionSchedule, ...]]] = {
     "wgmma": attention_wgmma_schedule.schedules,
     "mma": attention_mma.schedules,
 }
 
 
-def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionSchedule, ...]:
     """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
 
     Raises Declined if none does.
     """
-    found = forms.first(_FASTEST, spec, arch)
+    found = forms.first(_FASTEST, spec, target)
     return attention_simt.schedules(spec) if found is None else found
 
 
-def declined(spec: AttentionSpec, arch: Arch) -> dict[str, str]:
+def declined(spec: AttentionSpec, target: Target) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
-    return forms.declined(_FASTEST, spec, arch)
+    return forms.declined(_FASTEST, spec, target)
 
 
 def coarse_products(spec: AttentionSpec, schedule: Any) -> int | None:

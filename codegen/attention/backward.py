@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from codegen.arch import Arch
 from codegen.attention import backward_joined, forms
 from codegen.attention import backward_mma as attention_backward_mma
 from codegen.attention import backward_simt as attention_backward_simt
@@ -23,6 +22,7 @@ from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 AttentionBackwardSchedule: TypeAlias = (
     AttentionBackwardJoinedSchedule
@@ -31,26 +31,26 @@ AttentionBackwardSchedule: TypeAlias = (
     | AttentionBackwardSimtSchedule
 )
 
-_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Arch], tuple[AttentionBackwardSchedule, ...]]] = {
+_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Target], tuple[AttentionBackwardSchedule, ...]]] = {
     "wgmma": attention_backward_wgmma_schedule.schedules,
     "mma": attention_backward_mma.schedules,
 }
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardSchedule, ...]:
+def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardSchedule, ...]:
     """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
 
     Raises Declined if none does.  Only the joined form computes sums of queries and of keys together.
     """
     if spec.joined:
-        return backward_joined.schedules(spec, arch)
-    found = forms.first(_FASTEST, spec, arch)
+        return backward_joined.schedules(spec, target)
+    found = forms.first(_FASTEST, spec, target)
     return attention_backward_simt.schedules(spec) if found is None else found
 
 
-def declined(spec: AttentionBackwardSpec, arch: Arch) -> dict[str, str]:
+def declined(spec: AttentionBackwardSpec, target: Target) -> dict[str, str]:
     """Why the forms that are faster than the one taken do not take a spec, by form."""
-    return {} if spec.joined else forms.declined(_FASTEST, spec, arch)
+    return {} if spec.joined else forms.declined(_FASTEST, spec, target)
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> KernelSource:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from codegen.anonymous import anonymous
-from codegen.arch import Arch, arch
 from codegen.contraction import mma as contraction_mma
 from codegen.contraction import mma_schedule as contraction_mma_schedule
 from codegen.contraction import simt as contraction_simt
@@ -25,6 +24,7 @@ from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
 from codegen.spec import ContractionSpec, KernelSource
+from codegen.target import Target
 from codegen.tiles import ROW_BYTES
 from codegen.ways import product_types
 
@@ -38,30 +38,30 @@ FIRST, OTHERS, HOPELESS = 8, 2, 2.0
 ContractionSchedule: TypeAlias = WgmmaSchedule | MmaSchedule | SimtSchedule
 
 
-def schedules(spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]:
+def schedules(spec: ContractionSpec, target: Target) -> tuple[ContractionSchedule, ...]:
     """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the spec."""
     spec = anonymous(spec)
-    estimates = _estimates(spec, arch)
+    estimates = _estimates(spec, target)
     taken = _taken(estimates)
-    every: dict[str, tuple[ContractionSchedule, ...]] = {n: _FORMS[n].schedules(spec, arch) for n in estimates}
-    if taken == "simt" or contraction_simt_schedule.cycles(spec, arch) <= HOPELESS * estimates[taken]:
-        every["simt"] = contraction_simt_schedule.schedules(spec, arch)
+    every: dict[str, tuple[ContractionSchedule, ...]] = {n: _FORMS[n].schedules(spec, target) for n in estimates}
+    if taken == "simt" or contraction_simt_schedule.cycles(spec, target) <= HOPELESS * estimates[taken]:
+        every["simt"] = contraction_simt_schedule.schedules(spec, target)
     first = every.pop(taken)
     others = tuple(s for form in every.values() for s in form[:OTHERS])
     rest = tuple(s for form in every.values() for s in form[OTHERS:])
     return (*first[:FIRST], *others, *first[FIRST:], *rest)
 
 
-def cycles(spec: ContractionSpec, arch: Arch) -> float:
-    """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
-    estimates = _estimates(anonymous(spec), arch)
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Cycles that the best schedule is estimated to take, by the form's cost model."""
+    estimates = _estimates(anonymous(spec), target)
     taken = _taken(estimates)
-    return contraction_simt_schedule.cycles(spec, arch) if taken == "simt" else estimates[taken]
+    return contraction_simt_schedule.cycles(spec, target) if taken == "simt" else estimates[taken]
 
 
-def form(spec: ContractionSpec, arch: Arch) -> str:
+def form(spec: ContractionSpec, target: Target) -> str:
     """The form that a spec has untuned: the first in the list above that takes it, unless another is clearly faster."""
-    return _taken(_estimates(anonymous(spec), arch))
+    return _taken(_estimates(anonymous(spec), target))
 
 
 def _taken(estimates: Mapping[str, float]) -> str:
@@ -72,9 +72,9 @@ def _taken(estimates: Mapping[str, float]) -> str:
     return best if clearly else first
 
 
-def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
+def declined(spec: ContractionSpec, target: Target) -> dict[str, str]:
     """Why the forms that are faster in general than the one taken are not taken, by form."""
-    estimates = _estimates(anonymous(spec), arch)
+    estimates = _estimates(anonymous(spec), target)
     taken, reasons = _taken(estimates), {}
     for name, candidate in _FORMS.items():
         if name == taken:
@@ -83,29 +83,27 @@ def declined(spec: ContractionSpec, arch: Arch) -> dict[str, str]:
             reasons[name] = f"it is estimated to take {estimates[name] / estimates[taken]:.2f} times as long as {taken}"
             continue
         try:
-            candidate.cycles(spec, arch)
+            candidate.cycles(spec, target)
         except Declined as reason:
             reasons[name] = str(reason)
     return reasons
 
 
-def keeps_form(spec: ContractionSpec) -> bool:
-    """Whether a spec that reduces parts of its results has the form that it would have without, on all
-    architectures.
-    """
+def keeps_form(spec: ContractionSpec, target: Target) -> bool:
+    """Whether a spec that reduces parts of its results has the form that it would have without."""
     plain = replace(spec, partials=())
-    return all(form(spec, x) == form(plain, x) for x in (arch("sm_80"), arch("sm_90a")))
+    return all(form(spec, x) == form(plain, x) for x in (target, target.estimated))
 
 
 @lru_cache(1024)
-def _estimates(spec: ContractionSpec, arch: Arch) -> Mapping[str, float]:
+def _estimates(spec: ContractionSpec, target: Target) -> Mapping[str, float]:
     """Estimated cycles of the forms that use tensor cores, of those that take a spec; it is anonymous, so that layers
     that are alike are one.
     """
     found = {}
     for name, candidate in _FORMS.items():
         try:
-            found[name] = candidate.cycles(spec, arch)
+            found[name] = candidate.cycles(spec, target)
         except Declined:
             continue
     return found
@@ -114,9 +112,9 @@ def _estimates(spec: ContractionSpec, arch: Arch) -> Mapping[str, float]:
 class _Form(Protocol):
     """A module with the schedules of a form."""
 
-    def schedules(self, spec: ContractionSpec, arch: Arch) -> tuple[ContractionSchedule, ...]: ...
+    def schedules(self, spec: ContractionSpec, target: Target) -> tuple[ContractionSchedule, ...]: ...
 
-    def cycles(self, spec: ContractionSpec, arch: Arch) -> float: ...
+    def cycles(self, spec: ContractionSpec, target: Target) -> float: ...
 
 
 _FORMS: dict[str, _Form] = {"wgmma": contraction_wgmma_schedule, "mma": contraction_mma_schedule}

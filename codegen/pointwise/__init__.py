@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from codegen.arch import Arch
 from codegen.lasting import worth_lasting
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiles as pointwise_tiles
@@ -22,33 +21,34 @@ from codegen.pointwise import vectors as pointwise_vectors
 from codegen.pointwise.schedule import PointwiseSchedule
 from codegen.pointwise.tiling import TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
+from codegen.target import PORTABLE, Target
 
 __all__ = ["PointwiseSchedule", "TilesSchedule", "best_schedule", "render", "schedules"]
 
 
-def best_schedule(spec: PointwiseSpec, arch: Arch | None = None) -> PointwiseSchedule | TilesSchedule:
+def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSchedule | TilesSchedule:
     """The schedule used when nothing was tuned."""
-    return pointwise_tiling.best_tiles(spec) or next(_lasting(spec, arch))
+    return pointwise_tiling.best_tiles(spec, target) or next(_lasting(spec, target))
 
 
-def schedules(spec: PointwiseSpec, arch: Arch | None = None) -> Iterator[PointwiseSchedule | TilesSchedule]:
+def schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule | TilesSchedule]:
     """Schedules worth trying, best guess first."""
-    tiles = list(pointwise_tiling.tiles(spec))
-    yield from tiles or _lasting(spec, arch)
+    tiles = list(pointwise_tiling.tiles(spec, target))
+    yield from tiles or _lasting(spec, target)
 
 
-def _lasting(spec: PointwiseSpec, arch: Arch | None) -> Iterator[PointwiseSchedule]:
+def _lasting(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Schedules without tiles, of kernels whose streams are evicted last where that is worth it."""
-    worth = arch is not None and worth_lasting(spec.program, spec.shape, arch)
-    for schedule in _vectors(spec):
+    worth = worth_lasting(spec.program, spec.shape, target)
+    for schedule in _vectors(spec, target):
         yield replace(schedule, lasting=worth and schedule.form != "unaligned")
 
 
-def _vectors(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+def _vectors(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Schedules without tiles, best guess first."""
-    every = pointwise_schedule.schedules(spec)
-    unaligned = pointwise_unaligned.unaligned_schedules(spec)
-    first = pointwise_schedule.best_schedule(spec)
+    every = pointwise_schedule.schedules(spec, target)
+    unaligned = pointwise_unaligned.unaligned_schedules(spec, target)
+    first = pointwise_schedule.best_schedule(spec, target)
     # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
     if pointwise_schedule.narrow(spec, first, 4):
         yield from unaligned

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.pool.space import Space, index_type, normalize, widest, width
 from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
+from codegen.target import Target
 from codegen.windows import Adaptive, Covering
 
 #: Bytes of the elements under a thread's windows that it keeps in registers, so that all of them are in flight at once.
@@ -79,13 +79,13 @@ def held_from(space: Space, s: PoolSchedule) -> int:
     return first
 
 
-def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
+def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     """Schedules worth trying, best guess first: the fewest elements read for a result, if there are enough threads."""
     space = normalize(spec)
     itype = index_type(space)
     vector = widest(space)
     kinds = [window for _, window in space.windows]
-    planes = planes_of_block(spec, arch)
+    planes = planes_of_block(spec, target)
     if planes:
         yield PoolSchedule(vector_of_columns(spec), 1, 1, 1, itype, planes)
     columns = _patches(space, 1, 16)

@@ -8,8 +8,8 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
-from codegen.arch import Arch
 from codegen.iteration import extent, index_type
+from codegen.target import PORTABLE, Target
 from codegen.window.ring_schedule import RingSchedule, ring_schedules
 from codegen.window.spec import WindowSpec
 
@@ -20,7 +20,7 @@ PATCH_COLUMNS = 4
 LINE_BYTES = 256
 COLUMN_BYTES = 512
 #: Blocks, and threads of each, that keep a large GPU busy.
-ENOUGH_BLOCKS = 264
+ENOUGH_BLOCKS = 2
 ENOUGH_THREADS = 128
 #: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
 #: sums up.
@@ -134,18 +134,18 @@ def channels_last(spec: WindowSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def best_schedule(spec: WindowSpec, arch: Arch) -> WindowSchedule:
+def best_schedule(spec: WindowSpec, target: Target) -> WindowSchedule:
     """The schedule used when nothing was tuned: strips or a ring where they can be, else the best with a halo tile."""
-    return strips_schedule(spec) or next(iter(_rings(spec, arch)), None) or best_tiled_schedule(spec)
+    return strips_schedule(spec, target) or next(iter(_rings(spec, target)), None) or best_tiled_schedule(spec, target)
 
 
-def _rings(spec: WindowSpec, arch: Arch) -> list[RingSchedule]:
-    return ring_schedules(spec, arch, _itype(spec)) if channels_last(spec) else []
+def _rings(spec: WindowSpec, target: Target) -> list[RingSchedule]:
+    return ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else []
 
 
-def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
+def schedules(spec: WindowSpec, target: Target) -> Iterator[WindowSchedule]:
     """`best_schedule`, then others worth trying."""
-    best = best_schedule(spec, arch)
+    best = best_schedule(spec, target)
     yield best
     if isinstance(best, StripsSchedule):
         for rows in STRIP_CANDIDATES:
@@ -153,19 +153,19 @@ def schedules(spec: WindowSpec, arch: Arch) -> Iterator[WindowSchedule]:
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
     # Of rings that differ in little, one.
     kinds: dict[tuple[int, ...], RingSchedule] = {}
-    for ring in _rings(spec, arch):
+    for ring in _rings(spec, target):
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
     yield from [*kinds.values()][:CANDIDATES]
     every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
-    yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s))[:CANDIDATES]
+    yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s, target))[:CANDIDATES]
 
 
-def best_tiled_schedule(spec: WindowSpec) -> TiledSchedule:
+def best_tiled_schedule(spec: WindowSpec, target: Target = PORTABLE) -> TiledSchedule:
     """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
     every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
     fitting = [s for s in every if _misfit(spec, s) is None]
     if fitting:
-        return min(fitting, key=lambda s: _cost(spec, s))
+        return min(fitting, key=lambda s: _cost(spec, s, target))
     return min(every, key=lambda s: shared_bytes(spec, s))
 
 
@@ -176,7 +176,7 @@ def halo(spec: WindowSpec) -> tuple[int, int]:
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
-def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
+def strips_schedule(spec: WindowSpec, target: Target = PORTABLE) -> StripsSchedule | None:
     """The largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
     time.
     """
@@ -192,7 +192,7 @@ def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
         return None
     for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
-        busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
+        busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
             return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
     return None
@@ -229,7 +229,7 @@ def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
-def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
+def _cost(spec: WindowSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
     """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
 
     A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
@@ -255,7 +255,7 @@ def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
         reads = (line_reads(spec, s) or s.cols * spec.taps[2] * PATCH_COLUMNS) / PATCH_COLUMNS
         each = lines * reads + spec.in_channels * taps * spec.filters * s.rows * (1 + s.cols) + 6 * outputs
     idle = max(1.0, ENOUGH_THREADS / s.threads)
-    return max(1.0, blocks / ENOUGH_BLOCKS) * (staged + s.threads * each) * idle, -s.threads
+    return max(1.0, blocks / (ENOUGH_BLOCKS * target.sms)) * (staged + s.threads * each) * idle, -s.threads
 
 
 def _sectors(run: int) -> int:

@@ -18,11 +18,11 @@ from fusegraph.lowering import (
     window,
     winograd,
 )
-from fusegraph.lowering.base import GroupView, Lowered, Options, Target
+from fusegraph.lowering.base import GroupView, Lowered, Lowering, Options
 from fusegraph.ops.base import Kind
 from fusegraph.ops.partial import PARTIAL
 
-__all__ = ["KERNELS", "GroupView", "Lowered", "Options", "Target", "accept", "kernel_name", "lower"]
+__all__ = ["KERNELS", "GroupView", "Lowered", "Lowering", "Options", "accept", "kernel_name", "lower"]
 
 
 def kernel_name(view: GroupView) -> str:
@@ -114,4 +114,4 @@ class _Kernels:
         return lower(view, options)
 
 
-KERNELS: Target = _Kernels()
+KERNELS: Lowering = _Kernels()

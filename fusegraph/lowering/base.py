@@ -8,6 +8,7 @@ from math import gcd
 from typing import Any, Protocol
 
 from codegen.declined import Declined
+from codegen.target import PORTABLE, Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 
@@ -29,11 +30,13 @@ class Options:
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
+    target     the architecture and the machine that it is planned for.
     """
 
     strict: bool = False
     alignment: int = 16
     workspace: int = 1 << 32
+    target: Target = PORTABLE
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
 
 
-class Target(Protocol):
+class Lowering(Protocol):
     """What groups are lowered to: says which it takes, and lowers them."""
 
     def accept(self, view: GroupView, options: Options) -> None:

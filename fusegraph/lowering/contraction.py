@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import prod
 
 from codegen import contraction
-from codegen.arch import arch
 from codegen.contraction.merge import exchanged
 from codegen.declined import Declined
 from codegen.expr import Operand, compute_type
@@ -26,8 +25,6 @@ from fusegraph.ops.parts import SUFFIX
 
 #: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
-#: The chip of the estimates.
-HOPPER = arch("sm_90a")
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
 
@@ -259,8 +256,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
     if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
-        turned, few = exchanged(spec), prod(found.rows) <= FEW_ROWS
-        if turned is not None and (not few or contraction.cycles(turned, HOPPER) < contraction.cycles(spec, HOPPER)):
+        turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.estimated
+        if turned is not None and (not few or contraction.cycles(turned, target) < contraction.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 

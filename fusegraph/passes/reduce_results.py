@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from codegen.contraction import keeps_form
 from codegen.spec import ContractionSpec
+from codegen.target import Target
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
 from fusegraph.ops.base import Kind
@@ -34,7 +35,7 @@ class Halved:
     simplified: Simplified
     halves: Mapping[str, str]
 
-    def refused(self, partition: Partition) -> set[str]:
+    def refused(self, partition: Partition, target: Target) -> set[str]:
         """The names of the reductions whose parts are not made in the kernel of a contraction, or would slow it down.
 
         Whole they may be part of other kernels: the graph is to be fused again, with these declined.
@@ -42,7 +43,7 @@ class Halved:
         taken: set[str] = set()
         for group in partition.groups:
             spec = group.lowered.spec
-            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec)):
+            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, target)):
                 taken |= {node.name for node in group.nodes}
         return {whole for whole, part in self.halves.items() if part not in taken}
 

@@ -1,7 +1,7 @@
 """Splitting reductions: one with few results, each of many elements, becomes two, so that all of a GPU works on it.
 
-Parts of it are reduced by themselves (`ops.partial`), then the parts; always the same ones in the same order, so that
-the same inputs give the same bits.
+Parts of it are reduced by themselves (`ops.partial`), then the parts; for one target always the same ones in the same
+order, so that the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from codegen.target import Target
 from fusegraph.dtypes import DType, sum_dtype
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import Options
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.evaluate import compute_dtype
@@ -22,15 +24,16 @@ from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
-#: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
-ENOUGH_BLOCKS = 128
+#: A reduction stays whole if a kernel for it leaves no more than one multiprocessor of so many without a block, or if no
+#: block reads more bytes.
+MULTIPROCESSORS = 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: Bytes that neighbouring rows have side by side in a block, of enough blocks for all.
 SIDE_BYTES = 256
-#: Blocks that are a few waves of a large GPU, and the most parts that one block can be left to reduce.
-BLOCKS = 1056
+#: Blocks for each multiprocessor that are a few waves, and the most parts that one block can be left to reduce.
+BLOCKS = 8
 MOST_PARTS = 4096
 
 #: mode of a reduction -> (mode of its parts, how they are combined, what is done to the result).
@@ -50,9 +53,9 @@ _HALVES = {
 Split = tuple[tuple[int, ...], int | None]
 
 
-def split_reductions(graph: Graph) -> Simplified:
+def split_reductions(graph: Graph, options: Options) -> Simplified:
     """The graph with its reductions split where that is worthwhile, or itself if there is none."""
-    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node)) is not None}
+    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
 
@@ -85,24 +88,24 @@ def half_of(simplified: Simplified, node: Node) -> Node:
     return half
 
 
-def chunk(graph: Graph, node: Node) -> int | None:
+def chunk(graph: Graph, node: Node, target: Target) -> int | None:
     """The elements of a part of a reduction that is to be split, None for other nodes."""
     if not can_be_split(node):
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if whole.blocks >= ENOUGH_BLOCKS or whole.bytes_each <= SHORT_BYTES:
+    if whole.blocks >= target.sms - target.sms // MULTIPROCESSORS or whole.bytes_each <= SHORT_BYTES:
         return None
     if returns(graph, node):
         return None
-    return chunk_of(x, axes, whole)
+    return chunk_of(x, axes, whole, target)
 
 
-def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
+def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
     """The elements of a part: a power of two, so that parts begin where memory is aligned."""
     length = prod(x.shape[d] for d in axes)
     total = x.size * x.dtype.itemsize
-    wanted = min(max(total // BLOCKS, LEAST_PART_BYTES), PART_BYTES)
+    wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
     step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
     return 1 << (least - 1).bit_length()
