@@ -148,12 +148,13 @@ def _fused(graph: Graph, options: Options, enabled: bool, left_out: LeftOut) -> 
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
     """Decomposes, simplifies, chooses algorithms, splits long sums, lays factors out, partitions and renders a graph.
 
-    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
-    `by_cost_model` of the options' target).  A rewrite whose result no kernel takes is left out (`passes.speculation`).  Raises GraphError if
+    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default: `by_cost_model`
+    for the target).  A rewrite whose result no kernel takes is left out (`passes.speculation`).  Raises GraphError if
     the graph has no outputs.
     """
     check_outputs(graph)
-    options, left_out = options or Options(), {}
+    options = options or Options()
+    left_out: LeftOut = {}
     while True:
         try:
             return _plan(graph, options, fusion, choose or by_cost_model(options.target), left_out)

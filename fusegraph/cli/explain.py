@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from codegen import target
 from fusegraph.cli.console import columns, print_json, say
-from fusegraph.engines.cuda import DEFAULT_ARCH, nvrtc_options
+from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.explain import describe, explain_text
-from fusegraph.runtime import driver
 from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.environment import check_environment
+from fusegraph.runtime.targets import named, present
 
 
 def explain_file(
-    file: str, *, kernel: str | None, strict: bool, fusion: bool, arch: str | None = None, as_json: bool
+    file: str, *, kernel: str | None, strict: bool, fusion: bool, target: str | None = None, as_json: bool
 ) -> int:
     """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead.
 
@@ -25,10 +24,8 @@ def explain_file(
     FileError if no graph has such a kernel.
     """
     check_environment()
-    if arch is None:
-        arch = driver.properties(0).arch if driver.available() else DEFAULT_ARCH
-    options = Options(strict=strict)
-    choose, _ = choosers(arch, 0, None, default_cache(), nvrtc_options(options))
+    options = Options(strict=strict, target=present() if target is None else named(target))
+    choose, _ = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
     plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
     if kernel is not None:
         found = [(p, k) for p in plans for k in p.kernels if k.name == kernel]
@@ -50,7 +47,7 @@ def explain_file(
         else:
             say("\n\n".join(dict.fromkeys(k.source.code.rstrip() for _, k in found)))
         return 0
-    facts = [describe(p, target(arch)) for p in plans]
+    facts = [describe(p, options.target) for p in plans]
     if as_json:
         print_json({"graphs": facts})
     else:

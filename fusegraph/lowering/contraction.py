@@ -57,7 +57,7 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    prologue.accept(view, anchors, product)
+    prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op is PARTIAL:

@@ -91,7 +91,7 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(n for n in view.nodes if n in found)
 
 
-def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
+def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
     """Raises Declined, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
     anchor = anchors[0]
     for position, factor in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
@@ -108,10 +108,12 @@ def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], P
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_factor(view, anchor, position, nodes, product(anchor))
+            _accept_factor(view, anchor, position, nodes, product(anchor), options.target)
 
 
-def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product) -> None:
+def _accept_factor(
+    view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, target: Target
+) -> None:
     factor = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
@@ -135,7 +137,7 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers, options.target)
+    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers, target)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:

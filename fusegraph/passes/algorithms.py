@@ -92,11 +92,9 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     if no is None and options.strict:
         no = "the graph is strict"
     if no is None:
-        best = min(w.TILES.values(), key=lambda tile: cycles(node, graph, options.target, tile))
-        factor, workspace = (
-            cycles(node, graph, options.target) / cycles(node, graph, options.target, best),
-            _workspace(node, best),
-        )
+        times = {tile: cycles(node, graph, options.target, tile) for tile in w.TILES.values()}
+        best = min(times, key=times.__getitem__)
+        factor, workspace = cycles(node, graph, options.target) / times[best], _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
         elif factor >= MARGIN:

@@ -123,12 +123,11 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
         wishes.append(_Wish(tensor, strides))
     if not wishes:
         return []
-    outside = {
-        w.tensor: w.us(options.target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)
-    }
+    target = options.target
+    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=options.target))
-    return wishes if as_it_is - laid_out > MARGIN * options.target.clock * sum(outside.values()) else []
+    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
+    return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []
 
 
 def _values(node: Node, target: Target) -> list[_Wish]:

@@ -20,15 +20,14 @@ FAMILIES = frozenset({"pointwise", "rows"})
 def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
     """The groups whose kernels had better begin at the end of memory."""
     found: set[Group] = set()
+    large = target.l2_share(LARGE)
     #: what the last kernel that moved many bytes has read or written, and whether it began at the end
     recent: dict[Tensor, bool] = {}
     for group in partition.groups:
         if group.family == "view":
             continue
         moved = {t.base: t for t in (*group.reads, *group.writes)}
-        known = [
-            t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= target.l2_share(LARGE)
-        ]
+        known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= large]
         if known and _in_order(group) and not recent[max(known, key=lambda t: t.nbytes)]:
             found.add(group)
         if sum(t.nbytes for t in moved.values()) >= target.l2_share(FEW):

@@ -24,8 +24,8 @@ from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
-#: A reduction stays whole if a kernel for it leaves no more than one multiprocessor of so many without a block, or if no
-#: block reads more bytes.
+#: A reduction stays whole if a kernel for it leaves at most one multiprocessor of so many without a block, or if no block
+#: reads more bytes.
 MULTIPROCESSORS = 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.

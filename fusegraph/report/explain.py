@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
-from codegen.arch import Arch
 from codegen.attention import backward as attention_backward
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.spec import AttentionSpec, ContractionSpec
+from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -19,8 +19,8 @@ from fusegraph.plan import Kernel, Plan
 _MOST_LISTED = 24
 
 
-def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
-    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``arch`` is the architecture that the
+def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
+    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``target`` is what the
     plan's schedules were chosen for.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
@@ -38,7 +38,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
-        "kernels": [describe_kernel(kernel, number, arch) for number, kernel in enumerate(plan.kernels, start=1)],
+        "kernels": [describe_kernel(kernel, number, target) for number, kernel in enumerate(plan.kernels, start=1)],
         "views": [
             {"name": n.name, "op": n.op.name, "of": [t.name for t in n.inputs]}
             for group in plan.partition.groups
@@ -79,7 +79,7 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
     }
 
 
-def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[str, Any]:
+def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> dict[str, Any]:
     """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
     others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
     node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
@@ -100,20 +100,20 @@ def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
         "schedule": schedule,
         "chosen_by": kernel.choice.reason,
-        "declined_forms": _declined_forms(group.lowered.spec, arch, schedule["type"]),
+        "declined_forms": _declined_forms(group.lowered.spec, target, schedule["type"]),
     }
 
 
-def _declined_forms(spec: Any, arch: Arch, taken: str) -> dict[str, str]:
+def _declined_forms(spec: Any, target: Target, taken: str) -> dict[str, str]:
     """Why a contraction or attention has none of the forms that are faster than the one taken."""
     if isinstance(spec, AttentionSpec):
-        return {f: why for f, why in attention.declined(spec, arch).items() if not taken.endswith(f"attention{f}")}
+        return {f: why for f, why in attention.declined(spec, target).items() if not taken.endswith(f"attention{f}")}
     if isinstance(spec, AttentionBackwardSpec):
-        reasons = attention_backward.declined(spec, arch)
+        reasons = attention_backward.declined(spec, target)
         return {form: why for form, why in reasons.items() if not taken.endswith(f"attentionbackward{form}")}
     if not isinstance(spec, ContractionSpec):
         return {}
-    return {form: reason for form, reason in contraction.declined(spec, arch).items() if form != taken}
+    return {form: reason for form, reason in contraction.declined(spec, target).items() if form != taken}
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
