@@ -15,17 +15,17 @@ from test_attention_paged import inputs as paged_inputs
 
 import fusegraph as fg
 from codegen import attention
-from codegen.arch import arch as arch_of
 from codegen.attention import wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.spec import AttentionSpec
+from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
 Write = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
-HOPPER = arch_of("sm_90a")
+HOPPER = target("sm_90a")
 
 
 def turned(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:

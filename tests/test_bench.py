@@ -22,7 +22,7 @@ from benchmarks.models import NETWORKS, Conv, Linear
 from benchmarks.peers import alone, functions
 from benchmarks.refused import refused
 from benchmarks.workloads import SUITES, board
-from codegen.arch import arch
+from codegen.target import target
 from fusegraph.cli import main
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import NotSupportedError
@@ -160,7 +160,7 @@ def test_the_draw_is_planned_for_hopper():
     """Each is one kernel, of tensor cores unless it is depthwise, and copies of what they do not read well."""
     forms: dict[str, int] = {}
     for workload in models.drawn():
-        *copies, kernel = plan(workload.graph(), choose=by_cost_model(arch("sm_90a"))).kernels
+        *copies, kernel = plan(workload.graph(), choose=by_cost_model(target("sm_90a"))).kernels
         assert all(k.group.nodes[0].op.name == "identity" for k in copies), workload.name
         form = type(kernel.choice.schedule).__name__
         forms[form] = forms.get(form, 0) + 1

@@ -15,9 +15,9 @@ from kernel_cases import Case, check_cases, executable, rendered
 from test_contraction import convolution, epilogues, matmul, plain, transposed
 
 from codegen import contraction
-from codegen.arch import arch
 from codegen.contraction.simt_schedule import PAIR_TILE, PLAIN_TILE, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
+from codegen.target import target
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
 
@@ -125,12 +125,12 @@ def test_registers_are_rationed_without_spills():
         strides = transposed((4096, 4096)) if along else None
         case = matmul((4100, 4096), (4096, 4096), b_strides=strides, epilogue=epilogues().get(name, plain))
         spec = replace(spec_of(case), name=f"product_{name}")
-        assert PLAIN_TILE not in [s.tile for s in schedules(spec, arch("sm_80"))]
+        assert PLAIN_TILE not in [s.tile for s in schedules(spec, target("sm_80"))]
         small.append(rendered(spec, with_tile(PLAIN_TILE)(spec)))
         large.append(rendered(spec, with_tile(PAIR_TILE)(spec)))
-    for sources, target in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
-        made = nvrtc.compile_kernels(sources, target)
-        assert [(k.name, target, k.spill_bytes) for k in made if k.spill_bytes] == []
+    for sources, arch in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
+        made = nvrtc.compile_kernels(sources, arch)
+        assert [(k.name, arch, k.spill_bytes) for k in made if k.spill_bytes] == []
         assert max(k.registers for k in made) <= (168 if sources is small else 128)
 
 

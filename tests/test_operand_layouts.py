@@ -180,7 +180,7 @@ def test_nothing_leaks_from_the_gaps(monkeypatch):
     """Between the rows of a copy lie bytes that nobody writes: NaN on the cpu engine."""
     monkeypatch.setattr(operand_layouts, "cycles", lambda graph, options=None: 1e9 if options else 0.0)
     graph = matmul(65, 33, 77, b_strides=(1, 77))
-    executable = graph.compile("cpu", arch="sm_90a")
+    executable = graph.compile("cpu", target="sm_90a")
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((65, 77), (33, 77)))
     bf16 = fg.dtypes.bfloat16.numpy
