@@ -162,19 +162,20 @@ def _arch(name: str) -> Arch:
         return archs.KNOWN[name]
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
     number = int(found[1]) if found else 0
-    if number < archs.OLDEST:
+    if archs.OLDEST <= number < 80:
+        return replace(
+            PORTABLE.arch,
+            name=name,
+            major=number // 10,
+            minor=number % 10,
+            shared_bytes_per_block=64 * archs.KIB,
+            shared_bytes_per_sm=64 * archs.KIB,
+            max_threads_per_sm=1024,
+            max_blocks_per_sm=16,
+            has_cp_async=False,
+        )
+    try:
+        return replace(archs.from_compute_capability(number // 10, number % 10), name=name)
+    except ValueError:
         known = ", ".join((*TARGETS, *archs.KNOWN))
-        raise ValueError(f"{name[:100]!r} is no target and no architecture; known: {known}")
-    if number >= 80:
-        return archs.from_compute_capability(number // 10, number % 10)
-    return replace(
-        PORTABLE.arch,
-        name=name,
-        major=number // 10,
-        minor=number % 10,
-        shared_bytes_per_block=64 * archs.KIB,
-        shared_bytes_per_sm=64 * archs.KIB,
-        max_threads_per_sm=1024,
-        max_blocks_per_sm=16,
-        has_cp_async=False,
-    )
+        raise ValueError(f"{name[:100]!r} is no target and no architecture; known: {known}") from None

@@ -83,7 +83,7 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (split_reductions, "SHORT_BYTES", 512),
         (split_reductions, "LEAST_PART_BYTES", 256),
-        (split_reductions, "MULTIPROCESSORS", 1 / (1 << 20)),
+        (split_reductions, "BUSY", 1 << 20),
         (rows, "LONG_BYTES", 512),
     ):
         monkeypatch.setattr(module, name, value)

@@ -24,9 +24,9 @@ from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.reduction import EXTREMES, MODES
 from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
 
-#: A reduction stays whole if a kernel for it leaves at most one multiprocessor of so many without a block, or if no block
-#: reads more bytes.
-MULTIPROCESSORS = 33
+#: A reduction stays whole if a kernel for it has a block for this share of the multiprocessors, or if no
+#: block reads more bytes.
+BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
@@ -94,7 +94,7 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if whole.blocks >= target.sms - target.sms // MULTIPROCESSORS or whole.bytes_each <= SHORT_BYTES:
+    if whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES:
         return None
     if returns(graph, node):
         return None
