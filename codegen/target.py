@@ -33,7 +33,7 @@ class Target:
                  multiprocessors for, though those of a cluster are neighbours.
     measured     the figures that were measured on such a machine; all others are its data sheet's.
     assumed      the figures that are another machine's, the nearest of which they are known.
-    planned_as   the target that passes estimate kernels for, if not this one.
+    planned_as   the target that graphs are planned for, if not this one: it decides on schedules alone.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Target:
         return self.launch_us * self.clock
 
     @property
-    def estimated(self) -> Target:
-        """The target whose kernels passes estimate."""
+    def planned(self) -> Target:
+        """The target that graphs are planned for."""
         return self.planned_as or self
 
     @property
@@ -110,9 +110,9 @@ TARGETS: dict[str, Target] = {
     )
 }  # fmt: skip
 
-#: The target of kernels that run on every machine, the CPU included: what all architectures since Ampere have, and the
-#: figures by which kernels of the machine that is measured most are planned.
-PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), planned_as=_H200)
+#: The target of kernels that run on every machine, the CPU included: what all architectures since Ampere have, and
+#: schedules for as many multiprocessors; graphs are planned for the machine that was measured most.
+PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), sms=108, mma=1024, planned_as=_H200)
 
 
 def target(name: str) -> Target:

@@ -208,8 +208,8 @@ def _plan(graph: Graph, options: Options, fusion: bool, choose: Chooser, left_ou
         counterpart = {old: alive[new] for old, new in counterpart.items() if new in alive}
     early_decisions = gradients.decisions + recognised.decisions + computed.decisions + joined.decisions
     partition = replace(partition, decisions=early_decisions + partition.decisions)
-    turned = order.from_the_end(partition, options.target) if fusion else frozenset()
-    kernels = _rendered(partition, choose, turned, options.target)
+    turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
+    kernels = _rendered(partition, choose, turned, options.target.planned)
     memory = plan_memory(partition)
     alike = namesakes(simplified)
     return Plan(graph, partition.graph, counterpart, partition, kernels, memory, chosen.algorithms, copies, alike)

@@ -103,7 +103,7 @@ def test_figures_are_said_to_be_measured_or_assumed() -> None:
         assert {*t.measured, *t.assumed} <= fields
         assert not set(t.measured) & set(t.assumed)
     assert TARGETS["h200"].clusters_of(3) == 39
-    assert PORTABLE.estimated is TARGETS["h200"]
+    assert PORTABLE.planned is TARGETS["h200"]
 
 
 def test_plans_follow_the_target() -> None:
@@ -111,7 +111,7 @@ def test_plans_follow_the_target() -> None:
     graph.output(graph.matmul(graph.tensor("a", (128, 65536)), graph.tensor("b", (65536, 128))))
     (node,) = graph.nodes
     parts = {name: parts_of(node, graph, target(name)) for name in ("a100", "h200", "rtx4090")}
-    assert parts["h200"] == parts_of(node, graph, PORTABLE)
+    assert parts["h200"] == parts_of(node, graph, PORTABLE.planned)
     assert parts["rtx4090"] < parts["a100"] <= parts["h200"], parts
 
     rows = fg.Graph("rows")

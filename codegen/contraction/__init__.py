@@ -92,7 +92,7 @@ def declined(spec: ContractionSpec, target: Target) -> dict[str, str]:
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:
     """Whether a spec that reduces parts of its results has the form that it would have without."""
     plain = replace(spec, partials=())
-    return all(form(spec, x) == form(plain, x) for x in (target, target.estimated))
+    return all(form(spec, x) == form(plain, x) for x in {target, target.planned})
 
 
 @lru_cache(1024)

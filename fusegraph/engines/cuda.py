@@ -68,7 +68,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     ) -> None:
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
-        if options.target is PORTABLE:  # whose kernels run on the CPU alone
+        if options.target == PORTABLE:  # whose kernels run on the CPU alone
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
         self._nvrtc_options = nvrtc_options(options)

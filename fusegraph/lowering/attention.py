@@ -45,7 +45,7 @@ def accept(view: GroupView, options: Options) -> None:
         raise Declined(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
     made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
     if made is not None:
-        raise Declined(from_memory(node, made, made, options.target))
+        raise Declined(from_memory(node, made, made, options.target.planned))
     after: set[Node] = {node}
     for other in rest:
         what = f"{other.op.name} {other.name!r}"

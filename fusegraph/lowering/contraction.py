@@ -256,7 +256,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
     if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
-        turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.estimated
+        turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.planned
         if turned is not None and (not few or contraction.cycles(turned, target) < contraction.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)

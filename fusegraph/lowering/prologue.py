@@ -108,7 +108,7 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_factor(view, anchor, position, nodes, product(anchor), options.target)
+            _accept_factor(view, anchor, position, nodes, product(anchor), options.target.planned)
 
 
 def _accept_factor(

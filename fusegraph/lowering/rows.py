@@ -327,9 +327,9 @@ def accept(view: GroupView, options: Options) -> None:
     """
     space = _Space(view)
     if space.columns:
-        _check_columns(space, options.target)
+        _check_columns(space, options.target.planned)
     if space.segments:
-        _check_segments(space, options.target)
+        _check_segments(space, options.target.planned)
     check_size(view)
     found = parallelism(reductions(view)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]

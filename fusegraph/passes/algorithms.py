@@ -92,9 +92,10 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     if no is None and options.strict:
         no = "the graph is strict"
     if no is None:
-        times = {tile: cycles(node, graph, options.target, tile) for tile in w.TILES.values()}
+        target = options.target.planned
+        times = {tile: cycles(node, graph, target, tile) for tile in w.TILES.values()}
         best = min(times, key=times.__getitem__)
-        factor, workspace = cycles(node, graph, options.target) / times[best], _workspace(node, best)
+        factor, workspace = cycles(node, graph, target) / times[best], _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
         elif factor >= MARGIN:
@@ -143,7 +144,7 @@ def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) ->
     if tile is None:
         return best_cut(node, graph, target)[1]
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
-    product = contraction_simt_schedule.product_cycles(target.estimated, *_sizes(node, tile))
+    product = contraction_simt_schedule.product_cycles(target, *_sizes(node, tile))
     return (START + 2) * target.launch_cycles + product + moved / (STREAMED * target.bytes_per_cycle)
 
 

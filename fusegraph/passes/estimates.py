@@ -25,4 +25,4 @@ def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -
 def cycles(graph: Graph, options: Options) -> float:
     """Cycles that the one contraction of a graph is estimated to take."""
     view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-    return contraction.cycles(lowering.lower(view, options, "alone").spec, options.target.estimated)
+    return contraction.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)

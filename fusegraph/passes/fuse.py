@@ -397,7 +397,7 @@ def _decisions(
             )
             reader = _attention_behind(quotient, consumer, free) if producer not in free else None
             if reader is not None:
-                reason += f"; {attention.from_memory(*reader, tensor, options.target)}"
+                reason += f"; {attention.from_memory(*reader, tensor, options.target.planned)}"
             yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes)
             continue
         if not enabled:

@@ -55,7 +55,7 @@ class _Wish:
 def lay_out(graph: Graph, options: Options) -> Simplified:
     """The graph with the factors of its contractions laid out for tensor cores, or itself if all of them are."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
-    found |= {node: _values(node, options.target) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    found |= {node: _values(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
     if not wanted:
         return same(graph)
@@ -123,7 +123,7 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
         wishes.append(_Wish(tensor, strides))
     if not wishes:
         return []
-    target = options.target
+    target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))

@@ -76,9 +76,9 @@ def reduce_columns(graph: Graph, options: Options, declined: Collection[str] = (
             continue
         shape = node.inputs[0].shape
         if shape not in rows:
-            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target)
+            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target.planned)
         for (along, read), alike in rows[shape].items():
-            found = _split(node, along, read, leaves, options.target)
+            found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
                 chunks[node] = found
                 kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)

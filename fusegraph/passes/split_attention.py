@@ -34,7 +34,7 @@ AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 def split_attention(graph: Graph, options: Options) -> Simplified:
     """The graph with attention nodes cut where that keeps more of a GPU busy."""
-    found = {node: best_parts(node, options.target) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    found = {node: best_parts(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     parts = {node: n for node, n in found.items() if n > 1}
     if not parts:
         return same(graph)

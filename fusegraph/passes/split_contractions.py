@@ -54,7 +54,7 @@ class _Cut:
 
 def split_contractions(graph: Graph, options: Options) -> Simplified:
     """The graph with its contractions split where that is worthwhile, or itself if there is none."""
-    split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target)) > 1}
+    split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned)) > 1}
     if not split:
         return same(graph)
     rewrite = Rewrite(graph)

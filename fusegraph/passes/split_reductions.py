@@ -55,7 +55,7 @@ Split = tuple[tuple[int, ...], int | None]
 
 def split_reductions(graph: Graph, options: Options) -> Simplified:
     """The graph with its reductions split where that is worthwhile, or itself if there is none."""
-    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target)) is not None}
+    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
 
