@@ -324,7 +324,7 @@ def test_compiles_without_spills() -> None:
     graphs = [built("large", depth=d, q=q, **how) for d, q in ((64, turned), (128, swapped), (256, turned))]
     graphs.append(built("keys", depth=128, k=turned, **{**how, "rows": 1}))
     sources = [k.source for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels]
-    for compiled in nvrtc.compile_kernels(sources, HOPPER.name, cache=default_cache()):
+    for compiled in nvrtc.compile_kernels(sources, HOPPER.arch.name, cache=default_cache()):
         assert compiled.spill_bytes == 0
         assert "C75" not in compiled.log  # products are not made one after the other
 

@@ -155,7 +155,7 @@ def test_schedules_fit_and_cover_the_machine(dtype):
             assert costs == sorted(costs)
             assert costs[0] < float("inf")
             for s in found:
-                assert ring_bytes(spec, s) <= HOPPER.shared_bytes_per_block
+                assert ring_bytes(spec, s) <= HOPPER.arch.shared_bytes_per_block
                 assert s.threads <= 1024
                 assert s.channels % s.copy == 0 == s.threads % (s.channels // s.copy)
                 assert s.rows * s.cols * s.vector <= MAX_SUMS
