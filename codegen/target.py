@@ -72,11 +72,6 @@ class Target:
         known = (("measured", self.measured), ("of another machine", self.assumed))
         return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "data sheet: all else"))
 
-    @property
-    def operations_per_byte(self) -> float:
-        """Operations on 16-bit elements that tensor cores do in the time in which memory moves a byte."""
-        return 2 * max(self.mma, self.wgmma) * self.sms / self.bytes_per_cycle
-
     def l2_share(self, share: float) -> int:
         """Bytes of that share of the L2 cache."""
         return round(share * self.l2_bytes)
@@ -94,6 +89,7 @@ _H200 = Target(
     clusters=(132, 66, 39, 30, 22, 17, 15, 15), measured=("l2_bytes", "clock", "mma", "launch_us", "clusters"),
     assumed=(),
 )  # fmt: skip
+_FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
 #: The machines whose figures are known, by name; of one architecture the first stands for it.
 TARGETS: dict[str, Target] = {
     known.name: known
@@ -124,9 +120,10 @@ def target(name: str) -> Target:
     """
     if name in TARGETS:
         return TARGETS[name]
-    found = _arch(name)
-    alike = [t for t in TARGETS.values() if t.arch == found]
-    return alike[0] if alike else _of_arch(name, found)
+    arch, every = _arch(name), list(TARGETS.values())
+    older = [t for t in every if t.arch.compute_capability <= arch.compute_capability] or every[:1]
+    like = max(older, key=lambda t: (t.arch.compute_capability, t.arch == arch))  # of equals the first
+    return like if like.arch == arch else replace(like, name=name, arch=arch, measured=(), assumed=_FIGURES)
 
 
 def of_device(
@@ -135,26 +132,15 @@ def of_device(
     """The target of a device: the listed one of its name and size, else its own figures, as far as a driver tells them,
     and the others of the target of its architecture.  Raises ValueError where kernels run on no such device.
     """
-    known = [t for t in TARGETS.values() if title.startswith(t.title) and t.sms == sms]
-    if known:
-        return known[0]
+    for known in TARGETS.values():
+        if title.startswith(known.title) and sms == known.sms:
+            return known
     like = target(archs.from_compute_capability(*capability).name)
-    assumed = ("mma", "fma", "wgmma", "launch_us")
     read = ("sms", "l2_bytes", "clock", "memory_rate")
     return replace(
         like, name=like.arch.name, title=title, sms=sms, l2_bytes=l2_bytes, clock=clock, memory_rate=memory_rate,
-        clusters=(), measured=read, assumed=assumed,
+        clusters=(), measured=read, assumed=tuple(name for name in _FIGURES if name not in read),
     )  # fmt: skip
-
-
-def _of_arch(name: str, arch: Arch) -> Target:
-    """A target of an architecture without a listed machine."""
-    older = [t for t in TARGETS.values() if t.arch.compute_capability <= arch.compute_capability]
-    newest = max((t.arch.compute_capability for t in older), default=None)
-    like = next((t for t in older if t.arch.compute_capability == newest), TARGETS["a100"])
-    figures = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "launch_us")
-    return replace(like, name=name, title=f"{name}, with the figures of {like.title}", arch=arch, measured=(),
-                   assumed=figures)  # fmt: skip
 
 
 def _arch(name: str) -> Arch:

@@ -24,7 +24,7 @@ from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
 from fusegraph.ops.base import Kind
 
-#: Queries of a tile; the share of the fastest tensor cores' rate that attention has.
+#: Queries of a tile; the share that attention has of the tensor cores' fastest rate.
 TILE_ROWS, TENSOR_SHARE = 128, 0.70822
 
 
@@ -92,7 +92,8 @@ def from_memory(node: Node, operand: Tensor, made: Tensor, target: Target) -> st
         return f"attention {node.name!r} computes nothing in front of its operands, and {made.name!r} is one"
     q, k, v = multiplied(node)
     *batch, rows, keys = node.attributes["score"].anchor.output.shape
-    products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / (TENSOR_SHARE * target.operations_per_byte)
+    operations = TENSOR_SHARE * 2 * max(target.mma, target.wgmma) * target.sms / target.bytes_per_cycle
+    products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / operations
     whole = max(products, q.nbytes + k.nbytes + v.nbytes + node.outputs[0].nbytes)
     times = times_read(node, position)
     left = (
