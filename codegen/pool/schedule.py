@@ -16,8 +16,8 @@ from codegen.windows import Adaptive, Covering
 HELD_BYTES = 256
 #: Bytes of sums and maxima that a thread keeps.
 KEPT_BYTES = 128
-#: Threads that keep every multiprocessor of a large GPU busy.
-ENOUGH_THREADS = 1 << 17
+#: Threads for each multiprocessor that keep all of them busy.
+ENOUGH_THREADS = (1 << 15) / 33
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
             held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)
             if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or not held):
                 continue
-            found.append((_cost(space, s, first), s))
+            found.append((_cost(space, s, first, target), s))
     found.sort(key=lambda item: item[0])
     for _, s in found[:4]:
         many = down(space, s)
@@ -135,7 +135,7 @@ def down(space: Space, s: PoolSchedule) -> int:
     return 1
 
 
-def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
+def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[float, ...]:
     """What a thread reads for each result, in accesses; more if threads are too few."""
     many = patch(space, s)
     accesses = 0.0
@@ -150,6 +150,6 @@ def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
     dims = {d: m for (d, _), m in zip(space.windows, many)}
     threads = prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     wasted = prod(-(-space.outer[d] // m) * m / max(space.outer[d], 1) for d, m in dims.items())
-    few = max(1.0, ENOUGH_THREADS / max(threads, 1.0)) if each > 1 else 1.0
+    few = max(1.0, ENOUGH_THREADS * target.sms / max(threads, 1.0)) if each > 1 else 1.0
     waits = 1.5 if first else 1.0  # not all is read before the first is used
     return (accesses / each * wasted * few * waits, each)

@@ -19,7 +19,7 @@ PATCH_COLUMNS = 4
 #: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
 LINE_BYTES = 256
 COLUMN_BYTES = 512
-#: Blocks, and threads of each, that keep a large GPU busy.
+#: Blocks for each multiprocessor, and threads of each, that keep all of them busy.
 ENOUGH_BLOCKS = 2
 ENOUGH_THREADS = 128
 #: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
