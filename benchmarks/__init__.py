@@ -1,1 +1,1 @@
-"""Workloads that fusegraph is measured on, and the peers it is measured against."""
+"""Results of `fusegraph bench`, and scripts that tell more of them or measure whole models."""

@@ -12,8 +12,8 @@ from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
-from fusegraph.report.plot import standings
-from fusegraph.report.results import when
+from fusegraph.bench.plot import standings
+from fusegraph.bench.results import when
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.torch_models import MODELS, Model
+from fusegraph.bench.torch_models import MODELS, Model
 from fusegraph.errors import FileError
 from fusegraph.frontends.torch.exported import explain
 from fusegraph.frontends.torch.report import FunctionReport
@@ -229,7 +229,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {"arch": ARCH, "torch": torch.__version__, "rows": rows}
     if not given.fusion:
-        from fusegraph.report.bench import environment
+        from fusegraph.bench.measure import environment
 
         document = {**environment(), "complete": False, "rows": rows}
         document["commit"] = given.commit or document["commit"]

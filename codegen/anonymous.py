@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+from codegen.combiners import Combiner
 from codegen.dtypes import DType
 from codegen.expr import Operand
 
@@ -27,7 +28,7 @@ def anonymous(spec: Spec) -> Spec:
 def _without_names(part: Any, numbers: dict[str, str]) -> Any:
     if isinstance(part, tuple):
         return tuple([_without_names(p, numbers) for p in part]) if part else part
-    if not is_dataclass(part) or isinstance(part, type | DType):
+    if not is_dataclass(part) or isinstance(part, type | DType | Combiner):
         return part
     values = {}
     for field in fields(part):

@@ -7,95 +7,22 @@ them, evaluates the program and multiplies the fragment that it made from its re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Load, Program, Store
+from codegen.factors import PANEL, Brought, Computed, Factors, Reduction
 from codegen.filled_tiles import as_it_lies
 from codegen.iteration import collapse
 from codegen.packed import packed
-from codegen.spec import ContractionSpec, Gather, Image, Strides, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, check_element, im2col, tiled
+from codegen.spec import ContractionSpec, Gather, Image, Strides
+from codegen.tiles import check_element, im2col, tiled
 from codegen.ways import ELEMENTS, orders, product_types
 
-#: Elements of the reduction in a stage, and in a fragment.
-PANEL, STEP = 64, 16
 #: Bytes of an element that a tile is brought of.
 SIZES = (1, 2, 4)
-
-
-@dataclass(frozen=True)
-class Brought:
-    """A tensor of which the copy engine brings a tile a stage, or with ``row`` one row for all rows of the factor.
-
-    load  its number among those that the factor is computed of.
-    """
-
-    load: int
-    side: Side
-    itemsize: int
-    row: bool
-
-    @property
-    def panel(self) -> int:
-        """Elements of a row of the tile in shared memory."""
-        return PANEL if self.row else min(PANEL, ROW_BYTES // self.itemsize)
-
-    @property
-    def panels(self) -> int:
-        """Parts in which a stage's elements come."""
-        return 1 if not self.side.along_k else PANEL // self.panel
-
-    @property
-    def width(self) -> int:
-        """Bytes of a row of the tile in shared memory; its swizzle is as wide."""
-        return self.panel * self.itemsize
-
-    def bytes(self, rows: int) -> int:
-        """Bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
-        return PANEL * self.itemsize * (1 if self.row else rows)
-
-    def boxed(self, rows: int) -> TensorMap:
-        """The map with the box that one load brings."""
-        first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
-        if self.side.im2col:
-            box: tuple[int, ...] = (first, second)
-        else:
-            box = tuple(
-                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
-                for n, term in enumerate(self.side.terms)
-            )
-        return replace(self.side.map, argument=self.load, box=box, swizzle=0 if self.row else box[0] * self.itemsize)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A factor that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
-
-    product             the type in which it is multiplied.
-    batch, rows, inner  sizes of gather's dimensions.
-    brought             what the copy engine brings.  Every other tensor has one element a row, or one for all.
-    pairs               whether the program is one on pairs of elements (`codegen.packed`).
-    """
-
-    gather: Gather
-    product: str
-    batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    inner: tuple[int, ...]
-    brought: tuple[Brought, ...]
-    pairs: bool
-
-    @property
-    def element(self) -> str:
-        """C type of an element as it is multiplied."""
-        return ELEMENTS[self.product][0]
-
-    def bytes(self, rows: int) -> int:
-        """Bytes of a stage that the copy engine brings."""
-        return sum(b.bytes(rows) for b in self.brought)
 
 
 def computed(spec: ContractionSpec) -> Factors:

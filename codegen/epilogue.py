@@ -14,7 +14,6 @@ from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, converted
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
-from codegen.rows.renderer import combiner
 from codegen.spec import Limit
 
 
@@ -188,7 +187,7 @@ class Epilogue:
         for sink in sinks:
             condition = f"if ({sink.within}) " if sink.within else ""
             value = self._emitter.term(sink.reduction.value, terms)
-            w.line(f"{condition}reduce::into<{combiner(sink.reduction)}>({sink.own}, {value});")
+            w.line(f"{condition}reduce::into<{sink.reduction.combiner.functor}>({sink.own}, {value});")
         if run:
             w.close()
         for n, name in stored.items():

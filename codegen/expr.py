@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from codegen.combiners import Combiner
 from codegen.dtypes import DType
 from codegen.naming import Names, Writer
 
@@ -127,17 +128,32 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    combine is "add" or "mul" (integers wrap around), "max" or "min" (NaN where an element is), "logaddexp" (of scans
-    alone), or "index": ``at`` of the first of the largest elements, or of the last that is NaN; -1 of none.  "sorted"
-    and "position" are those of the sort family: the element that is in this place once the row is sorted, and where it
-    comes from.
+    With ``at`` it is that of the first of the largest elements, or of the last that is NaN; -1 of none.  The sort
+    family, whose reductions choose elements by their places, does not ask for the combiner (`codegen.spec.SortSpec`).
     """
 
     name: str
-    combine: str
+    combiner: Combiner
     value: Value
     ctype: str
     at: Value | None = None
+
+    @property
+    def start(self) -> str:
+        """The C literal of the result of no elements."""
+        return "-1" if self.at is not None else literal(self.combiner.start(self.ctype), self.ctype)
+
+    @property
+    def operator(self) -> str:
+        """The C operator that combines two parts, "" if there is none."""
+        return self.combiner.sign if self.ctype in ("float", "double") else ""
+
+    def into(self, total: str, value: str) -> str:
+        """The C statement that combines an element with what there is."""
+        if self.operator:
+            return f"{total} {self.operator}= {value};"
+        value = f"{self.ctype}({value})" if self.combiner.widens else value
+        return f"{total} = {self.combiner.function}({total}, {value});"
 
 
 @dataclass(frozen=True)

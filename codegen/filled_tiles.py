@@ -13,9 +13,10 @@ from dataclasses import replace
 from math import prod
 
 from codegen.declined import Declined
+from codegen.factors import ROW_BYTES, Factors, Reduction, Side
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather
-from codegen.tiles import ROW_BYTES, Factors, Reduction, Side, check_element, im2col, tiled
+from codegen.tiles import check_element, im2col, tiled
 from codegen.ways import Way, orders, product_types, way_of
 
 

@@ -12,9 +12,11 @@ than before.  So it is done by kernels only that move more than half as much aga
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.expr import Operand, Program
+from codegen.family import Schedule
 from codegen.target import Target
 
 #: Bytes that a kernel reads and writes at least, in sizes of the L2 cache.
@@ -37,6 +39,11 @@ def worth_lasting(program: Program, shape: Sequence[int], target: Target) -> boo
     stored = [store.operand for store in program.stores]
     written = elements * sum(operand.dtype.itemsize for operand in stored if _once(operand, shape))
     return read + written >= target.l2_share(LEAST) and written * LEAST_SHARE >= read > 0
+
+
+def nothing_lasting(schedule: Schedule) -> Schedule:
+    """The schedule of a kernel whose streams are evicted like all else."""
+    return replace(schedule, **{"lasting": False}) if getattr(schedule, "lasting", False) else schedule
 
 
 def _once(operand: Operand, shape: Sequence[int]) -> bool:

@@ -9,7 +9,6 @@ from codegen.expr import Reduction
 from codegen.iteration import collapse, coordinate, linear
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
-from codegen.rows.renderer import combiner, identity
 from codegen.spec import ContractionSpec, Partial
 
 
@@ -58,11 +57,11 @@ class Partials:
         """Declares what a thread has of a partial reduction: nothing yet."""
         dims = "".join(f"[{size}]" for size in sizes)
         ctype = part.reduction.ctype
-        if part.reduction.combine == "add":
+        if part.reduction.combiner.neutral == 0:
             self.w.line(f"{ctype} {part.own}{dims} = {{}};")
             return
         self.w.line(f"{ctype} {part.own}{dims};")
-        self.w.line(f"reduce::fill({part.own}, {identity(part.reduction)});")
+        self.w.line(f"reduce::fill({part.own}, {part.reduction.start});")
 
     def finish_cols(self, part: Part, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
         """Stores the parts of columns that the four lanes of a row of fragments have.
@@ -75,7 +74,7 @@ class Partials:
         w.open(f"for (int i = 0; i < {rows}; ++i)")
         w.line("#pragma unroll")
         w.open(f"for (int q = 0; q < {chunks}; ++q)")
-        w.line(f"const {reduction.ctype} total = reduce::lanes<{combiner(reduction)}, 4>({part.own}[i][q]);")
+        w.line(f"const {reduction.ctype} total = reduce::lanes<{reduction.combiner.functor}, 4>({part.own}[i][q]);")
         step = "i * 8" if rows == 2 else "i / 2 * 16 + i % 2 * 8"
         w.line(f"const {self.t} place = {m} + {step}, col = {n} + q * {c};")
         w.line(f"if (lane % 4 != 0 || place >= {sizes[0]} || col >= {sizes[1]}) continue;")

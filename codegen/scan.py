@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Operand, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
-from codegen.rows.renderer import accumulate, combiner, identity
-from codegen.spec import KernelSource, ScanSpec
+from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
 #: Threads of a block; those of a row are at most as many.
@@ -25,7 +25,21 @@ _TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before",
 
 
 @dataclass(frozen=True)
-class ScanSchedule:
+class ScanSpec(KernelSpec):
+    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    reverse        elements are added up from the last one on.
+    """
+
+    outer: tuple[int, ...]
+    length: int
+    program: Program
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class ScanSchedule(Schedule):
     """How a scan is mapped to threads.
 
     vector  neighbouring elements of a row that a thread adds up by itself.
@@ -99,6 +113,9 @@ def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
     return _Renderer(spec, schedule).render()
 
 
+FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, render),))
+
+
 class _Renderer:
     def __init__(self, spec: ScanSpec, schedule: ScanSchedule) -> None:
         self.spec, self.s = normalize(spec), schedule
@@ -122,8 +139,7 @@ class _Renderer:
         threads = "threads" if s.lanes > 1 else "thread"
         backwards = " from their ends" if spec.reverse else ""
         details = [f"{count} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
-        plain = self.sum.ctype in ("float", "double") and self.sum.combine in ("add", "mul")
-        more = [] if plain else ["reduce.cuh"]
+        more = [] if self.sum.operator else ["reduce.cuh"]
         more += ["memory.cuh", "scan.cuh"] if s.lanes > 1 else ["memory.cuh"]
         heading(w, f"{spec.name}: {many}", program, headers(program, *more), details)
         signature(w, spec.name, s.lanes * rows, self.pointers.parameters())
@@ -184,7 +200,7 @@ class _Renderer:
     def _alone(self) -> None:
         w, spec = self.w, self.spec
         total = self.names.unique(self.sum.name)
-        w.line(f"{self.sum.ctype} {total} = {identity(self.sum)};")
+        w.line(f"{self.sum.ctype} {total} = {self.sum.start};")
         w.line("#pragma unroll 4")
         w.open(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)")
         position = "col"
@@ -193,7 +209,7 @@ class _Renderer:
             position = "at"
         terms = self._element(self.before | self.after, position)
         self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(accumulate(self.sum, total, self.emitter.term(self.sum.value, terms)))
+        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
         terms[Reduced(0)] = total
         self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
         for store, pointer in zip(self.program.stores, self.pointers.stores):
@@ -221,7 +237,7 @@ class _Renderer:
         ctype, vector = self.sum.ctype, s.vector
         if s.lanes > 32:
             w.line(f"__shared__ {ctype} parts[{s.lanes // 32}];")
-        w.line(f"{ctype} carry = {identity(self.sum)};")
+        w.line(f"{ctype} carry = {self.sum.start};")
         w.open(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})")
         own = "lane" if vector == 1 else f"lane * {vector}"
         w.line(f"const {s.itype} col = first + {own};")
@@ -232,16 +248,16 @@ class _Renderer:
         held = self._vectors(position)
         sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
         w.line(f"{ctype} {sums}[{vector}];")
-        w.line(f"{ctype} {total} = {identity(self.sum)};")
+        w.line(f"{ctype} {total} = {self.sum.start};")
         self._open_elements()
         terms = self._terms(held, position)
         self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(accumulate(self.sum, total, self.emitter.term(self.sum.value, terms)))
+        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
         w.line(f"{sums}[e] = {total};")
         self._close_elements()
-        how = f"scan::lanes<{combiner(self.sum)}, {s.lanes}>({total}, carry)"
+        how = f"scan::lanes<{self.sum.combiner.functor}, {s.lanes}>({total}, carry)"
         if s.lanes > 32:
-            how = f"scan::block<{combiner(self.sum)}, {s.lanes // 32}>({total}, carry, {identity(self.sum)}, parts)"
+            how = f"scan::block<{self.sum.combiner.functor}, {s.lanes // 32}>({total}, carry, {self.sum.start}, parts)"
         w.line(f"const {ctype} before = {how};")
         self._stores(held, sums, position)
         w.close()
@@ -309,8 +325,8 @@ class _Renderer:
         self._open_elements()
         terms = self._terms(held, position)
         total = self.names.unique(self.sum.name)
-        sign = {"add": "+", "mul": "*"}.get(self.sum.combine if self.sum.ctype in ("float", "double") else "")
-        both = f"before {sign} {sums}[e]" if sign else f"{combiner(self.sum)}::of(before, {sums}[e])"
+        sign = self.sum.operator
+        both = f"before {sign} {sums}[e]" if sign else f"{self.sum.combiner.functor}::of(before, {sums}[e])"
         w.line(f"const {self.sum.ctype} {total} = {both};")
         terms[Reduced(0)] = total
         self.emitter.statements(w, terms, lambda k: Result(k) in self.after)

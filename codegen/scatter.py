@@ -11,19 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
-from codegen.spec import KernelSource
+from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
-
-#: How values are combined -> the function of ``codegen/device/scatter.cuh`` that does; products are walked.
-COMBINE = {"add": "scatter::add", "most": "scatter::most", "mul": "reduce::Mul::of"}
 
 
 @dataclass(frozen=True)
-class ScatterSpec:
+class ScatterSpec(KernelSpec):
     """result[..., index, ...] = that combined with a value, for each value; where the index is outside, nothing.
 
     shape     sizes of the values' dimensions.
@@ -32,21 +31,20 @@ class ScatterSpec:
               0; its second one, which has no memory, of the index.
     size      places along the axis; step: elements of the result from one to the next.
     elements  of the result, which is contiguous.
-    combine   add (integers that wrap around), most (unsigned integers), mul (anything, from 1 on).
+    combiner  how values are combined: atomically, or by threads that walk them.
     """
 
-    name: str
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     program: Program
     size: int
     step: int
     elements: int
-    combine: str
+    combiner: Combiner
 
 
 @dataclass(frozen=True)
-class ScatterSchedule:
+class ScatterSchedule(Schedule):
     """Threads of a block; each has one update, or walks all along the axis."""
 
     threads: int
@@ -56,7 +54,7 @@ class ScatterSchedule:
 def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
     """Schedules worth trying, best guess first."""
     itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
-    for threads in (32, 128) if spec.combine == "mul" else (256, 128):
+    for threads in (256, 128) if spec.combiner.atomic else (32, 128):
         yield ScatterSchedule(threads, itype)
 
 
@@ -65,9 +63,12 @@ def render(spec: ScatterSpec, schedule: ScatterSchedule) -> KernelSource:
     return _Renderer(spec, schedule).render()
 
 
+FAMILY = Family("scatter", ScatterSpec, (Form("scatter", ScatterSchedule, schedules, render),))
+
+
 class _Renderer:
     def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
-        self.s, self.walks = schedule, spec.combine == "mul"
+        self.s, self.walks = schedule, not spec.combiner.atomic
         if not self.walks:
             leader = max(spec.program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
             order = memory_order(spec.shape, leader.strides)
@@ -118,7 +119,8 @@ class _Renderer:
         row = dict(zip(outer, self._split("i", tuple(spec.shape[d] for d in outer)))) if outer else {}
         base = self._offset(row, self._stored.strides)
         step = linear([("n", spec.step)])
-        w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {self.result}[{base} + {step}] = 1;")
+        start = f"{self.result}[{base} + {step}] = {spec.combiner.neutral:g};"
+        w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {start}")
         sizes = tuple(spec.shape[d] for d in spec.axes)
         w.open(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)")
         self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
@@ -142,9 +144,8 @@ class _Renderer:
         base = self._offset(at, self._stored.strides)
         target = f"{base} + {to}" if base != "0" else to
         w.open(f"if (place >= 0 && place < {spec.size})")
-        function = COMBINE[spec.combine]
         if self.walks:
-            w.line(f"{self.result}[{target}] = {function}({self.result}[{target}], {value});")
+            w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
         else:
-            w.line(f"{function}({plus(self.result, target)}, {value});")
+            w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")
         w.close()

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.dtypes import SIZE_OF
-from codegen.expr import Emitter, Index, Load, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
-from codegen.spec import KernelSource, SortSpec
+from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
 #: Words that a thread sorts by itself, and threads that merge two runs.
@@ -30,7 +31,42 @@ _TAKEN = (
 
 
 @dataclass(frozen=True)
-class SortSchedule:
+class SortSpec(KernelSpec):
+    """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
+
+    The program's reductions are of the value that rows are sorted by: that value in its place or, with ``at``,
+    the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the
+    order of their positions.
+
+    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
+    count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
+    run            how many of them are a run, of which the last one has what is left; at most ``longest`` unless
+                   runs are merged.
+    keep           how many of each run are written, one run behind the other: the program's space has so many there
+                   where it depends on a reduction, or is stored.
+    descending     whether the largest come first.
+    merged         whether each run consists of two that are in order already, the first of ``run / 2``.
+    order          None, or where positions along the row are read from: its strides are over the program's space.
+    """
+
+    outer: tuple[int, ...]
+    length: int
+    count: int
+    run: int
+    keep: int
+    descending: bool
+    program: Program
+    merged: bool = False
+    order: Operand | None = None
+
+    @property
+    def runs(self) -> int:
+        """Runs of a row."""
+        return -(-self.count // self.run) if self.count else 0
+
+
+@dataclass(frozen=True)
+class SortSchedule(Schedule):
     """How a sort is mapped to threads.
 
     items  elements that a thread sorts by itself, or merges.
@@ -99,6 +135,9 @@ def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
 def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, render),))
 
 
 class _Renderer:
@@ -283,7 +322,7 @@ class _Renderer:
         computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
         computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
         for k, reduction in enumerate(self.program.reductions):
-            if reduction.combine == "position":
+            if reduction.at is not None:
                 terms[Reduced(k)] = "int32(at)"
             elif Reduced(k) in computed:
                 terms[Reduced(k)] = self._value(self.again, "at", "_at")
@@ -301,7 +340,7 @@ class _Renderer:
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
         reduction = self.program.reductions[store.value.reduction]
-        return reduction.combine == "sorted" and self.program.loads[self.key.operand].dtype == store.operand.dtype
+        return reduction.at is None and self.program.loads[self.key.operand].dtype == store.operand.dtype
 
     def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
         """Computes what rows are sorted by, of the element at a position; returns the C expression."""

@@ -12,6 +12,20 @@ Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel computes.  Each kernel family has a class of its own."""
+
+    name: str
+
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        """The program's space, if every thread reads its loads at those points alone whose results it writes, and the
+        number of the argument that is the first load; None if threads read what others write.
+        """
+        return None
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A kernel parameter that describes a tensor to the copy engine (TMA): ``const __grid_constant__ TensorMap``.
 
@@ -72,15 +86,18 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
-class PointwiseSpec:
+class PointwiseSpec(KernelSpec):
     """A pointwise kernel: a program evaluated at every point of a space.
 
     shape   sizes of the iteration space; the operands of the program have one stride a dimension.
     """
 
-    name: str
     shape: tuple[int, ...]
     program: Program
+
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return self.shape, 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class RowsSpec:
+class RowsSpec(KernelSpec):
     """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
 
     outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
@@ -124,7 +141,6 @@ class RowsSpec:
     segments    None, or parts of rows are reduced as well, of rows that are whole and not walked.
     """
 
-    name: str
     outer: tuple[int, ...]
     row: tuple[int, ...]
     program: Program
@@ -132,60 +148,13 @@ class RowsSpec:
     walk: Walk | None = None
     segments: Segments | None = None
 
-
-@dataclass(frozen=True)
-class ScanSpec:
-    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
-
-    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
-    reverse        elements are added up from the last one on.
-    """
-
-    name: str
-    outer: tuple[int, ...]
-    length: int
-    program: Program
-    reverse: bool = False
-
-
-@dataclass(frozen=True)
-class SortSpec:
-    """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
-
-    The program's reductions are of the value that rows are sorted by: "sorted" is that value in its place, "position"
-    the one along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the order
-    of their positions.
-
-    outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
-    count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
-    run            how many of them are a run, of which the last one has what is left; at most ``codegen.sort.longest``
-                   unless runs are merged.
-    keep           how many of each run are written, one run behind the other: the program's space has so many there
-                   where it depends on a reduction, or is stored.
-    descending     whether the largest come first.
-    merged         whether each run consists of two that are in order already, the first of ``run / 2``.
-    order          None, or where positions along the row are read from: its strides are over the program's space.
-    """
-
-    name: str
-    outer: tuple[int, ...]
-    length: int
-    count: int
-    run: int
-    keep: int
-    descending: bool
-    program: Program
-    merged: bool = False
-    order: Operand | None = None
-
     @property
-    def runs(self) -> int:
-        """Runs of a row."""
-        return -(-self.count // self.run) if self.count else 0
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return ((*self.outer, *self.row), 0) if self.walk is None and self.segments is None else None
 
 
 @dataclass(frozen=True)
-class PoolSpec:
+class PoolSpec(KernelSpec):
     """A program with reductions over windows: every window is folded, and what depends on it written.
 
     outer    sizes of the result's dimensions: an element for each window.
@@ -194,7 +163,6 @@ class PoolSpec:
              strides over these, and of 0 along the window's own dimension.
     """
 
-    name: str
     outer: tuple[int, ...]
     windows: tuple[tuple[int, Window], ...]
     program: Program
@@ -314,7 +282,7 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class ContractionSpec:
+class ContractionSpec(KernelSpec):
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
     batch, rows, cols, inner  sizes of the batch, row, column and reduction dimensions.
@@ -332,7 +300,6 @@ class ContractionSpec:
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
 
-    name: str
     batch: tuple[int, ...]
     rows: tuple[int, ...]
     cols: tuple[int, ...]
@@ -380,6 +347,10 @@ class ContractionSpec:
         rows = tuple(x.size for x in self.results) or self.rows
         return (*self.batch, *rows, *self.cols)
 
+    @property
+    def own_points(self) -> tuple[tuple[int, ...], int] | None:
+        return None if self.partials else (self.space, len(self.arguments))
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -426,7 +397,7 @@ class ComputedRows:
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(KernelSpec):
     """out[b, i] = sum over j of p[b, i, j] * v[b, j], p being the softmax over j of scale * program(q[b, i] . k[b, j]).
 
     batch, rows, keys  sizes of the batch dimensions, and the numbers of queries and of keys.
@@ -455,7 +426,6 @@ class AttentionSpec:
                        launched, its last argument; or None.  Not all forms use it.
     """
 
-    name: str
     batch: tuple[int, ...]
     rows: int
     keys: int

@@ -9,122 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import gcd, prod
-from typing import TYPE_CHECKING
 
 from codegen.declined import Declined
+from codegen.factors import PANEL_RATE, ROW_BYTES, Factors, Gathered, Reduction, Side
 from codegen.iteration import collapse, linear
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
-
-if TYPE_CHECKING:
-    from codegen.computed_tiles import Computed
-    from codegen.ways import Way
-
-ROW_BYTES = 128
-#: A panel of so many bytes loads at this share of the rate of a full one.
-PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How the reduction is walked.
-
-    taps      sizes of its dimensions but the channels, outermost first.
-    channels  size of the dimension in which panels lie.
-    panel     channels of a panel; per_stage: panels of a stage.
-    skips     where a batch is a phase with taps of its own: for every dimension of taps how many of the first ones it
-              does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
-    share     of the taps that a batch has on average.
-    step      where batches are parts of one reduction: channels from one to the next.
-    """
-
-    taps: tuple[int, ...]
-    channels: int
-    panel: int
-    per_stage: int
-    skips: tuple[str, ...] = ()
-    share: float = 1.0
-    step: int = 0
-
-    @property
-    def chunks(self) -> int:
-        """Panels of a tap."""
-        return -(-self.channels // self.panel)
-
-    @property
-    def panels(self) -> int:
-        return prod(self.taps) * self.chunks
-
-    @property
-    def stages(self) -> int:
-        """Stages that the whole reduction takes."""
-        return -(-self.panels // self.per_stage)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One factor: its tensor map (box and swizzle still to be filled in) and the coordinates of a tile.
-
-    along_k   whether a row of the tile in shared memory runs along the reduction (else along rows or columns of the
-              result: the transposed layout of wgmma).
-    terms     one C expression a dimension of the map, innermost first, with the placeholders {c} (channel), {t0},
-              {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
-    offsets   for im2col the expressions of the tap's offsets, innermost first.
-    pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
-              whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
-    taps      and the sizes of (*taps, panels of channels), in which a panel of rows has its number.
-    """
-
-    map: TensorMap
-    along_k: bool
-    terms: tuple[str, ...]
-    offsets: tuple[str, ...] = ()
-    pixels: tuple[int, ...] = ()
-    taps: tuple[int, ...] = ()
-
-    @property
-    def im2col(self) -> bool:
-        return self.map.lower is not None
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """The windows of an image, fetched 16 bytes at a time by the producer's threads.
-
-    The reduction is flat, (*taps, channels), so that few channels do not waste the rows of a tile.
-
-    rows, taps, channels  sizes of (image, *output positions), of the filter, and channels of a group.
-    image                 the image; steps: elements from one image, and from one group, to the next.
-    """
-
-    rows: tuple[int, ...]
-    taps: tuple[int, ...]
-    channels: int
-    image: Image
-    steps: tuple[int, int]
-
-    @property
-    def along_k(self) -> bool:
-        """As in `Side`."""
-        return True
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
-
-    Those of a `Way` are filled by threads (`codegen.filled_tiles`), one that is `Computed` is so by the consumers.
-    """
-
-    batch: tuple[int, ...]
-    rows: int
-    cols: int
-    reduction: Reduction
-    a: Side | Gathered | Way | Computed
-    b: Side | Way
 
 
 def gathered(spec: ContractionSpec) -> Factors:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.epilogue import Epilogue, Run
+from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, index_type, linear, unsigned
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 from codegen.window.spec import WinogradSpec
 
 #: Elements of all patches of a thread; it needs more registers than that for the transforms.
@@ -22,7 +24,7 @@ _MOST_ELEMENTS = 144
 
 
 @dataclass(frozen=True)
-class WinogradSchedule:
+class WinogradSchedule(Schedule):
     """Neighbouring channels of a thread (1, 2 or 4) and threads of a block."""
 
     width: int
@@ -30,7 +32,7 @@ class WinogradSchedule:
     itype: str
 
 
-def schedules(spec: WinogradSpec) -> tuple[WinogradSchedule, ...]:
+def schedules(spec: WinogradSpec, target: Target) -> tuple[WinogradSchedule, ...]:
     """The schedules worth trying: one channel a thread keeps most patches on their way."""
     itype = _itype(spec)
     widths = [w for w in (1, 2, 4) if _takes(spec, w)]
@@ -70,6 +72,9 @@ def render(spec: WinogradSpec, schedule: WinogradSchedule) -> KernelSource:
     if not _takes(spec, schedule.width):
         raise ValueError(f"{schedule}: {spec.name} cannot read {schedule.width} channels at a time")
     return _Renderer(spec, schedule).render()
+
+
+FAMILY = Family("winograd", WinogradSpec, (Form("winograd", WinogradSchedule, schedules, render),))
 
 
 class _Renderer:

@@ -16,6 +16,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fusegraph.installation import codegen_folder
+from fusegraph.operations import Operations
+from fusegraph.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fusegraph import errors, onnx
     from fusegraph.dtypes import (
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
     from fusegraph.graph import Graph, Node, Tensor
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
-__version__ = "0.1.0"
+codegen_folder()  # before anything of it is imported
 
 __all__ = [
     "ENGINES",
@@ -111,6 +115,19 @@ if not TYPE_CHECKING:  # a type checker that saw this would take every name for 
         value = getattr(import_module(_HOME.get(name, "fusegraph.dtypes")), name)
         globals()[name] = value
         return value
+
+
+def _compile(self: Operations, engine: str | None = None, **options: Any) -> Executable:
+    """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
+
+    Options are those of `fusegraph.compile`.
+    """
+    executable: Executable = import_module(_HOME["compile"]).compile(self, engine=engine, **options)
+    return executable
+
+
+_compile.__name__, _compile.__qualname__ = "compile", "Graph.compile"
+Operations.compile = _compile  # type: ignore[assignment, method-assign]
 
 
 def __dir__() -> list[str]:

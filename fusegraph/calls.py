@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fusegraph.operations import Operations
 from fusegraph.tensor import Node, Tensor
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
 
 Array = np.ndarray[Any, Any]
 #: (type of the result, the function's arguments with arrays for tensors) -> the result, or a list of several.
@@ -75,7 +73,7 @@ def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Fun
 
     def recorded(function: Function) -> Function:
         @wraps(function)
-        def method(self: Graph, *arguments: Any, **keywords: Any) -> Any:
+        def method(self: Operations, *arguments: Any, **keywords: Any) -> Any:
             if self._written is not None:  # part of what another one writes
                 return function(self, *arguments, **keywords)
             written: list[Node] = []

@@ -6,29 +6,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
+from fusegraph.operations import Operations
 from fusegraph.ops.reduction import normal_axes
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.scatter import Reduction
+from fusegraph.tensor import Tensor
 
 #: Up to so many integers are float32.
 EXACT = 1 << 24
 
 
-def where(self: Graph, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
+def where(self: Operations, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
     """x where mask is true (not 0), y elsewhere; all broadcast."""
     return self.binary_select(x, y, mask, name=name)
 
 
 def arange(
-    self: Graph, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
+    self: Operations, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
 ) -> Tensor:
     """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
 
@@ -50,17 +50,17 @@ def arange(
 # ---- triangles
 
 
-def tril(self: Graph, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
+def tril(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
     """The last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_le", diagonal, name)
 
 
-def triu(self: Graph, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
+def triu(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
     """The last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_ge", diagonal, name)
 
 
-def _triangle(graph: Graph, x: Tensor, kept: str, diagonal: int, name: str | None) -> Tensor:
+def _triangle(graph: Operations, x: Tensor, kept: str, diagonal: int, name: str | None) -> Tensor:
     if x.rank < 2:
         raise ShapeError(f"{x.name!r} {list(x.shape)} has no rows and columns")
     if 0 in x.shape:
@@ -75,7 +75,7 @@ def _triangle(graph: Graph, x: Tensor, kept: str, diagonal: int, name: str | Non
 
 
 def one_hot(
-    self: Graph,
+    self: Operations,
     index: Tensor,
     depth: int,
     axis: int = -1,
@@ -99,11 +99,11 @@ def one_hot(
     shape[axis] = depth
     positions = self.reshape(arange(self, depth, dtype=promote(index.dtype, int32)), shape)
     hit = self.cmp_eq(self.unsqueeze(index, axis), positions)
-    both = (self.constant(v, dtype=kind) if isinstance(v, (bool, int, float)) else v for v in (on, off))
-    return self.binary_select(*both, hit, name=name)
+    on, off = (self.constant(v, dtype=kind) if isinstance(v, (bool, int, float)) else v for v in (on, off))
+    return self.binary_select(on, off, hit, name=name)
 
 
-def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
     """Element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
 
     x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
@@ -127,7 +127,13 @@ def take_along_axis(self: Graph, x: Tensor, index: Tensor, axis: int = -1, *, na
 
 
 def searchsorted(
-    self: Graph, sequence: Tensor, values: Tensor, right: bool = False, dtype: Any = int32, *, name: str | None = None
+    self: Operations,
+    sequence: Tensor,
+    values: Tensor,
+    right: bool = False,
+    dtype: Any = int32,
+    *,
+    name: str | None = None,
 ) -> Tensor:
     """How many elements of a sorted sequence come before each value; ``right``: or are equal to it.
 
@@ -147,7 +153,7 @@ def searchsorted(
         return self.broadcast(self.constant(0, dtype=kind), values.shape, name=name)
     place = int64 if sequence.size > int32.max else int32
     position = self.broadcast(self.constant(0, dtype=place), values.shape)
-    before = -1  # of the first element of a row
+    before: Any = -1  # of the first element of a row
     if not shared:
         rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
         before = self.sub(self.mul(rows, count), 1)
@@ -169,7 +175,7 @@ def searchsorted(
     return self.identity(position, dtype=kind, name=name)
 
 
-def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
+def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tensor:
     """An index within an axis, wide enough for positions among so many elements."""
     if size == 0:
         raise ShapeError("an axis has no elements to take")
@@ -178,7 +184,7 @@ def _clamped(graph: Graph, index: Tensor, size: int, elements: int) -> Tensor:
     return graph.cast(inside, int64 if elements > int32.max else int32)
 
 
-def gather_nd(self: Graph, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
+def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
     """Slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions of x behind
     ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
 
@@ -205,7 +211,7 @@ def gather_nd(self: Graph, x: Tensor, index: Tensor, batch: int = 0, *, name: st
     return self.gather(self.reshape(x, [-1, *rest]), position, name=name)
 
 
-def linear_index(graph: Graph, index: Tensor, sizes: Sequence[int]) -> Tensor:
+def linear_index(graph: Operations, index: Tensor, sizes: Sequence[int]) -> Tensor:
     """Positions along several dimensions, in the last dimension of index, as row-major ones of all, clamped."""
     total = None
     for d, size in enumerate(sizes):
@@ -217,7 +223,13 @@ def linear_index(graph: Graph, index: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def scatter_nd(
-    self: Graph, x: Tensor, index: Tensor, updates: Tensor, reduction: str = "none", *, name: str | None = None
+    self: Operations,
+    x: Tensor,
+    index: Tensor,
+    updates: Tensor,
+    reduction: Reduction = "none",
+    *,
+    name: str | None = None,
 ) -> Tensor:
     """x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that the last
     dimension of index has.  What is at a position outside of a dimension is left out.
@@ -241,7 +253,7 @@ def scatter_nd(
     return self.reshape(y, x.shape, name=name)
 
 
-def position_inside(graph: Graph, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is outside."""
     wide = int64 if prod(sizes) > int32.max or any(p.dtype.max > int32.max for p in positions) else int32
     total = inside = None
@@ -258,7 +270,7 @@ def position_inside(graph: Graph, positions: Sequence[Tensor], sizes: Sequence[i
 # ---- Einstein's convention
 
 
-def einsum(self: Graph, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
+def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
     """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
 
     Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
@@ -333,7 +345,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, output
 
 
-def _diagonals(graph: Graph, x: Tensor, term: str) -> tuple[Tensor, str]:
+def _diagonals(graph: Operations, x: Tensor, term: str) -> tuple[Tensor, str]:
     """Dimensions of one letter as one: every (n + 1)-th element of the n * n of both."""
     while len(set(term)) < len(term):
         letter = next(c for c in term if term.count(c) > 1)
@@ -348,7 +360,7 @@ def _diagonals(graph: Graph, x: Tensor, term: str) -> tuple[Tensor, str]:
     return x, term
 
 
-def _summed(graph: Graph, x: Tensor, term: str, needed: set[str], dtype: DType) -> tuple[Tensor, str]:
+def _summed(graph: Operations, x: Tensor, term: str, needed: set[str], dtype: DType) -> tuple[Tensor, str]:
     """Without the dimensions that nothing needs, which are summed, into a dtype."""
     axes = [d for d, letter in enumerate(term) if letter not in needed]
     if not axes:
@@ -357,7 +369,7 @@ def _summed(graph: Graph, x: Tensor, term: str, needed: set[str], dtype: DType) 
 
 
 def _product(
-    graph: Graph,
+    graph: Operations,
     left: tuple[Tensor, str],
     right: tuple[Tensor, str],
     needed: set[str],
@@ -394,6 +406,6 @@ def _product(
     return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
 
 
-FUNCTIONS = (
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
     where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, scatter_nd, einsum
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -53,6 +54,10 @@ class WorkspaceError(FusegraphError):
     """A graph needs more workspace than the limit it was given."""
 
 
+class InstallationError(FusegraphError, ImportError):
+    """The package codegen that Python finds is not the one that came with fusegraph; raised by ``import fusegraph``."""
+
+
 class FileError(FusegraphError):
     """A file given on the command line cannot be read, is not Python, raises, or holds no graph."""
 
@@ -100,6 +105,12 @@ class KernelError(FusegraphError):
 
 class OutOfMemoryError(FusegraphError, MemoryError):
     """More memory is needed than the machine has; the message says for what, how much, and how much there is."""
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """Names as a message lists them: the first ones, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def shown(value: Any) -> str:

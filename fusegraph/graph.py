@@ -11,31 +11,29 @@ attributes, then ``name`` for the result.  Shapes and dtypes are inferred and ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
+from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
-from fusegraph.errors import DTypeError, GraphError, LayoutError, ShapeError, shown
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
 from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
+from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
-from fusegraph.ops.base import REQUIRED, Kind, Op
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.tensor import Node, Tensor, check_name
 
-if TYPE_CHECKING:
-    from fusegraph.calls import Call
-    from fusegraph.engines.base import Executable
-
 __all__ = ["Graph", "Node", "Tensor"]
 
 
-class Graph:
+class Graph(Operations):
     """An operation graph.
 
     name           names the output folder and the kernels.
@@ -45,10 +43,6 @@ class Graph:
                    significant bits of tf32, for tensor cores; "fast_float_for_fp8" is float32, but leaves sums of fp8
                    products to the tensor cores.  A node's own compute_dtype says otherwise for it.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
         self.name = check_name("graph", name)
@@ -217,6 +211,10 @@ class Graph:
         types = tuple(t.type for t in tensors)
         try:
             values |= checked(attributes)
+            for key, words in op.words.items():
+                if values[key] not in words:
+                    *others, last = map(repr, words)
+                    raise AttributeValueError(f"{key} is {', '.join(others)} or {last}, got {values[key]!r}")
             if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
                 values["compute_dtype"] = self._products
             if op.normalize is not None:
@@ -288,15 +286,6 @@ class Graph:
     def consumers(self, tensor: Tensor) -> list[Node]:
         """The nodes that take a tensor, each once, in the order they were added."""
         return list(self._consumers.get(tensor, ()))
-
-    def compile(self, engine: str | None = None, **options: Any) -> Executable:
-        """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
-
-        Options are those of `fusegraph.compile`.
-        """
-        from fusegraph.engines import compile as compile_graph
-
-        return compile_graph(self, engine=engine, **options)
 
     def __repr__(self) -> str:
         return (
@@ -384,7 +373,7 @@ class Graph:
 def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
     """Raises DTypeError where an op would compute in a type of fewer than 8 bits, which are cast, moved and chosen."""
     packed = next((d for d in dtypes if d.is_packed), None)
-    if packed is not None and op.kind is not Kind.MOVEMENT and op.name not in ("identity", "binary_select"):
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
         wide = "float16 or float32" if packed.is_float else "int8 or a float"
         raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
 
@@ -419,4 +408,4 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
 
 
 for _name, _function in METHODS.items():
-    setattr(Graph, _name, _function)  # declared by __getattr__ for type checkers
+    setattr(Operations, _name, _function)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fusegraph import composed, indexing, meanings, resampling
+from fusegraph import composed, meanings, rearranging, resampling
 from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
+from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.base import REQUIRED, Op
 from fusegraph.tensor import Tensor
 from fusegraph.values import Kind, array, dtype, flag, integer, number, one_or_several, optional, word
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
 
 
 def _named(op: Op, operands: Sequence[Any]) -> Iterable[tuple[str, Any]]:
@@ -42,7 +40,7 @@ def _method(op: Op) -> Callable[..., Any]:
     several = len(op.results) > 1
     signature = inspect.Signature(parameters, return_annotation=tuple[Tensor, ...] if several else Tensor)
 
-    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Operations, *args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
@@ -78,7 +76,7 @@ _KINDS: dict[str, Kind] = {
     "int": integer,
     "float": number,
     "bool": flag,
-    "str": word,
+    **dict.fromkeys(("str", "Mode", "Beyond", "Reduction"), word),
     "int | Sequence[int]": _INTEGERS,
     "int | Sequence[int] | None": optional(_INTEGERS),
     "size": _INTEGERS,
@@ -94,11 +92,11 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
     label = function.__name__.strip("_")
 
     @functools.wraps(function)
-    def method(self: Graph, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Operations, *args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
-            raise GraphError(f"{label}{str(signature).replace('self: Graph, ', '')}: {error}") from None
+            raise GraphError(f"{label}{str(signature).replace('self: Operations, ', '')}: {error}") from None
         for key, value in bound.arguments.items():
             parameter = signature.parameters[key]
             if parameter.annotation == "Tensor":
@@ -112,7 +110,7 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _cast(self: Graph, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
+def _cast(self: Operations, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
     """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0.
 
     What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
@@ -121,23 +119,21 @@ def _cast(self: Graph, x: Tensor, dtype: Any, *, saturate: bool = True, name: st
     return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
 
 
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    means(meanings.split)(rearranging.split),
+    means(meanings.flip)(rearranging.flip),
+    means(meanings.reshaped)(rearranging.squeeze),
+    means(meanings.reshaped)(rearranging.unsqueeze),
+    means(meanings.space_to_depth)(rearranging.space_to_depth),
+    means(meanings.depth_to_space)(rearranging.depth_to_space),
+    *(means(getattr(meanings, f.__name__), weighs=f is composed.einsum)(f) for f in composed.FUNCTIONS),
+    means(meanings.resample, weighs=True)(resampling.resample),
+    means(meanings.interpolate, weighs=True)(resampling.interpolate),
+    means(meanings.grid_sample, weighs=True)(resampling.grid_sample),
+)
 #: Method of `Graph` -> what it is.
 METHODS: dict[str, Callable[..., Any]] = {
     **{op.name: _method(op) for op in TABLE.values()},
-    **{
-        function.__name__: _composed(function)
-        for function in (
-            means(meanings.split)(indexing.split),
-            means(meanings.flip)(indexing.flip),
-            means(meanings.reshaped)(indexing.squeeze),
-            means(meanings.reshaped)(indexing.unsqueeze),
-            means(meanings.space_to_depth)(indexing.space_to_depth),
-            means(meanings.depth_to_space)(indexing.depth_to_space),
-            *(means(getattr(meanings, f.__name__), weighs=f is composed.einsum)(f) for f in composed.FUNCTIONS),
-            means(meanings.resample, weighs=True)(resampling.resample),
-            means(meanings.interpolate, weighs=True)(resampling.interpolate),
-            means(meanings.grid_sample, weighs=True)(resampling.grid_sample),
-        )
-    },
+    **{function.__name__: _composed(function) for function in _FUNCTIONS},
     "cast": _composed(_cast),
 }

@@ -6,17 +6,16 @@ Along axes which elements and weights is known while the graph is built; of a gr
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from fusegraph import composed
 from fusegraph.dtypes import float32, float64, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.operations import Operations
 from fusegraph.ops.reduction import normal_axes
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
+from fusegraph.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -24,10 +23,13 @@ Array = np.ndarray[Any, Any]
 MAX_TABLE = 1 << 22
 #: More taps than this are a matrix product.
 MAX_TAPS = 8
-_MODES = ("nearest", "linear", "cubic")
+Mode: TypeAlias = Literal["nearest", "linear", "cubic"]
+_MODES = get_args(Mode)
 
 
-def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
+def resample(
+    self: Operations, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None
+) -> Tensor:
     """Weighted sums of elements along an axis: element i of the result is the sum over k of
     ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
 
@@ -69,7 +71,7 @@ def resample(self: Graph, x: Tensor, axis: int, index: Any, weights: Any = None,
     return self.identity(total, dtype=x.dtype, name=name)
 
 
-def _taken(graph: Graph, x: Tensor, axis: int, index: Array, name: str | None) -> Tensor:
+def _taken(graph: Operations, x: Tensor, axis: int, index: Array, name: str | None) -> Tensor:
     """The elements at known positions: a slice or a repetition where they are one, else a gather."""
     size, count = x.shape[axis], len(index)
     step = int(index[1]) - int(index[0]) if count > 1 else 1
@@ -91,7 +93,7 @@ def _taken(graph: Graph, x: Tensor, axis: int, index: Array, name: str | None) -
     return result
 
 
-def _multiplied(graph: Graph, x: Tensor, axis: int, index: Array, weights: Array, name: str | None) -> Tensor:
+def _multiplied(graph: Operations, x: Tensor, axis: int, index: Array, weights: Array, name: str | None) -> Tensor:
     """By the matrix of all weights."""
     size = x.shape[axis]
     if len(index) * size > MAX_TABLE:
@@ -148,10 +150,10 @@ def _keys(distance: Array, a: float) -> Array:
 
 
 def interpolate(
-    self: Graph,
+    self: Operations,
     x: Tensor,
     size: Any,
-    mode: str = "nearest",
+    mode: Mode = "nearest",
     align_corners: bool = False,
     *,
     name: str | None = None,
@@ -195,15 +197,16 @@ def interpolate(
 
 # ---- anywhere in an image
 
-_BEYOND = ("zeros", "border", "reflection")
+Beyond: TypeAlias = Literal["zeros", "border", "reflection"]
+_BEYOND = get_args(Beyond)
 
 
 def grid_sample(
-    self: Graph,
+    self: Operations,
     x: Tensor,
     grid: Tensor,
-    mode: str = "linear",
-    padding: str = "zeros",
+    mode: Mode = "linear",
+    padding: Beyond = "zeros",
     align_corners: bool = False,
     *,
     name: str | None = None,
@@ -244,11 +247,12 @@ def grid_sample(
         part = self.gather(flat, place)
         part = part if weight is None else self.mul(part, weight)
         total = part if total is None else self.add(total, part)
+    assert total is not None
     return self.identity(total, dtype=x.dtype, name=name)
 
 
 def _along(
-    graph: Graph, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
+    graph: Operations, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
     """The same of places from -1 to 1."""
     scale = (size - 1) / 2 if align_corners else size / 2
@@ -257,7 +261,7 @@ def _along(
 
 
 def around(
-    graph: Graph, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
+    graph: Operations, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
 ) -> list[tuple[Tensor, Tensor | None]]:
     """(index, weight) of the elements around coordinates of a dimension, weights None where they are all 1: for mode
     and padding as `grid_sample` has them.
@@ -284,7 +288,7 @@ def around(
     return found
 
 
-def _filter(graph: Graph, distance: Tensor, mode: str, a: float = -0.75) -> Tensor:
+def _filter(graph: Operations, distance: Tensor, mode: str, a: float = -0.75) -> Tensor:
     """The weight of an element at a distance: `interpolation`'s, of a tensor."""
     if mode == "linear":
         return graph.sub(1.0, distance)
@@ -296,7 +300,7 @@ def _filter(graph: Graph, distance: Tensor, mode: str, a: float = -0.75) -> Tens
     return graph.binary_select(near, far, graph.cmp_le(distance, 1.0))
 
 
-def _reflected(graph: Graph, index: Tensor, size: int, align_corners: bool) -> Tensor:
+def _reflected(graph: Operations, index: Tensor, size: int, align_corners: bool) -> Tensor:
     """An index beyond the ends reflected: at the outermost elements, or at the edges behind them."""
     if size == 1:
         return index

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fusegraph import indexing
 from fusegraph.dtypes import DType
-from fusegraph.errors import GraphError, shown
+from fusegraph.errors import AttributeValueError, GraphError, ShapeError, shown
+from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph
+from fusegraph.values import Unfit, integer, optional, position
 
 _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
@@ -34,6 +32,18 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def _operator(op: str, truth: str | None = None, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    """A method for an operator of two operands; booleans are combined by the op of truth values, if there is one: masks
+    are recognised by it.
+    """
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        operands = (other, self) if reflected else (self, other)
+        return self._op(truth if truth and all(map(_is_truth, operands)) else op, *operands)
+
+    return method
+
+
 class Tensor:
     """An edge of the graph: name, logical shape, strides in elements, dtype; virtual unless an input or output.
 
@@ -46,7 +56,7 @@ class Tensor:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Operations,
         name: str,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
@@ -93,44 +103,35 @@ class Tensor:
     def __bool__(self) -> bool:
         raise GraphError(f"tensor {self.name!r} has no truth value while the graph is being built; use binary_select")
 
-    def _op(self, name: str, *operands: Any) -> Tensor:
-        return self.graph.apply(TABLE[name], operands, {})
+    def _op(self, name: str, *operands: Any, **attributes: Any) -> Tensor:
+        return self.graph.apply(TABLE[name], operands, attributes)
 
-    def __add__(self, other: Any) -> Tensor:
-        return self._op("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self._op("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self._op("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self._op("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self._op("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self._op("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self._op("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return self._op("div", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return self._op("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return self._op("pow", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return self._op("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return self._op("matmul", other, self)
+    __add__ = _operator("add")
+    __radd__ = _operator("add", reflected=True)
+    __sub__ = _operator("sub")
+    __rsub__ = _operator("sub", reflected=True)
+    __mul__ = _operator("mul")
+    __rmul__ = _operator("mul", reflected=True)
+    __truediv__ = _operator("div")
+    __rtruediv__ = _operator("div", reflected=True)
+    __pow__ = _operator("pow")
+    __rpow__ = _operator("pow", reflected=True)
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _operator("matmul", reflected=True)
+    __gt__ = _operator("cmp_gt")
+    __ge__ = _operator("cmp_ge")
+    __lt__ = _operator("cmp_lt")
+    __le__ = _operator("cmp_le")
+    __and__ = _operator("bitwise_and", "logical_and")
+    __rand__ = _operator("bitwise_and", "logical_and", reflected=True)
+    __or__ = _operator("bitwise_or", "logical_or")
+    __ror__ = _operator("bitwise_or", "logical_or", reflected=True)
+    __xor__ = _operator("bitwise_xor")
+    __rxor__ = _operator("bitwise_xor", reflected=True)
+    __lshift__ = _operator("shift_left")
+    __rlshift__ = _operator("shift_left", reflected=True)
+    __rshift__ = _operator("shift_right")
+    __rrshift__ = _operator("shift_right", reflected=True)
 
     def __neg__(self) -> Tensor:
         return self._op("neg", self)
@@ -138,77 +139,80 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return self._op("abs", self)
 
-    def __gt__(self, other: Any) -> Tensor:
-        return self._op("cmp_gt", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return self._op("cmp_ge", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return self._op("cmp_lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return self._op("cmp_le", self, other)
-
-    def _bits(self, logical: str, bitwise: str, *operands: Any) -> Tensor:
-        """Booleans are combined by the op of truth values, which masks are recognised by; integers bit by bit."""
-        return self._op(logical if all(map(_is_truth, operands)) else bitwise, *operands)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self._bits("logical_and", "bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return self._bits("logical_and", "bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self._bits("logical_or", "bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return self._bits("logical_or", "bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return self._op("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return self._op("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return self._op("shift_left", self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return self._op("shift_left", other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return self._op("shift_right", self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return self._op("shift_right", other, self)
-
     def __invert__(self) -> Tensor:
-        return self._bits("logical_not", "bitwise_not", self)
+        return self._op("logical_not" if _is_truth(self) else "bitwise_not", self)
 
     __iter__ = None  # indexing would make one, of a slice an element
 
     def __getitem__(self, key: Any) -> Tensor:
         """Basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with arrays (see
-        `Graph.gather`).  Raises AttributeValueError.
+        `Graph.gather`).  Raises AttributeValueError for other keys, ShapeError for integers out of range and too many.
         """
-        return indexing.index(self, key)
+        return _index(self, key)
 
     def reshape(self, *shape: Any) -> Tensor:
         """`Graph.reshape`, of a shape or of so many sizes."""
         given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
-        return self.graph.apply(TABLE["reshape"], (self,), {"shape": given})
+        return self._op("reshape", self, shape=given)
 
     def transpose(self, *perm: Any) -> Tensor:
         """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
         given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
-        return self.graph.apply(TABLE["transpose"], (self,), {"perm": given})
+        return self._op("transpose", self, perm=given)
 
     @property
     def T(self) -> Tensor:
         """The dimensions in reverse."""
         return self.transpose()
+
+
+def _index(x: Tensor, key: Any) -> Tensor:
+    """A slice of the tensor, reshaped."""
+    keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
+    used = sum(one is not None and one is not Ellipsis for one in keys)
+    if used > x.rank:
+        raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
+    if sum(one is Ellipsis for one in keys) > 1:
+        raise AttributeValueError(f"{x.name!r} is indexed with several '...'")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    place = keys.index(Ellipsis)
+    keys[place : place + 1] = [slice(None)] * (x.rank - used)
+    bounds: list[slice] = []
+    shape: list[int] = []
+    for one in keys:
+        if one is None:
+            shape.append(1)
+            continue
+        size = x.shape[len(bounds)]
+        if isinstance(one, slice):
+            if one.step == 0:
+                raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
+            bounds.append(one)
+            shape.append(len(range(*one.indices(size))))
+        else:
+            if not -size <= one < size:
+                raise ShapeError(
+                    f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
+                )
+            bounds.append(slice(one % size, one % size + 1))
+    result = x
+    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
+        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
+        result = x.graph.slice(x, *parts)
+    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
+
+
+def _key(x: Tensor, one: Any) -> Any:
+    """An index as None, ``...``, an int or a slice of ints."""
+    try:
+        if isinstance(one, slice):
+            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
+        return one if one is None or one is Ellipsis else integer(one)
+    except Unfit:
+        raise AttributeValueError(
+            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
+        ) from None
 
 
 def _is_truth(operand: Any) -> bool:

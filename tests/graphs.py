@@ -16,6 +16,7 @@ from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.lowering.base import Options
+from fusegraph.passes import pipeline
 from fusegraph.plan import Chooser, plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 from fusegraph.runtime import driver, nvrtc
@@ -24,8 +25,8 @@ from fusegraph.runtime.host_compiler import Order
 
 __all__ = [
     "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "check_all", "check_on_gpu",
-    "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "quick", "recipes", "seeded", "share",
-    "show", "smaller", "undecided_share",
+    "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "leave_out_pass", "quick",
+    "recipes", "seeded", "share", "show", "smaller", "undecided_share",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -33,6 +34,13 @@ Array = np.ndarray[Any, Any]
 
 #: Architectures that tests compile for: before Hopper, Hopper, and after.
 ARCHS = ("sm_80", "sm_90a", "sm_120")
+
+
+def leave_out_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Plans graphs without a pass."""
+    left = tuple(p for p in pipeline.PIPELINE if p.name != name)
+    assert len(left) == len(pipeline.PIPELINE) - 1
+    monkeypatch.setattr(pipeline, "PIPELINE", left)
 
 
 def executables(

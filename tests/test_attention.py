@@ -14,9 +14,9 @@ from golden_files import check_golden
 from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
-from codegen import attention
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.families import FORMS as CODE_FORMS
 from codegen.spec import AttentionSpec, Bound
 from codegen.target import PORTABLE, target
 from fusegraph.engines.reference import evaluate
@@ -142,7 +142,7 @@ def test_blocks_that_go_on(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
         found = attention_wgmma_schedule.schedules(spec, arch)
         return tuple(replace(s, groups=2, keys=16, blocks=2, heads=2, chains=3, **how) for s in found)
 
-    monkeypatch.setitem(attention._FASTEST, "wgmma", few)
+    monkeypatch.setattr(CODE_FORMS[AttentionWgmmaSchedule], "schedules", few)
     graphs = [made(name="all", rows=200, keys=50, heads=3), made(name="some", rows=300, keys=70, heads=1, **BOTTOM)]
     graphs.append(made(name="even", rows=200, keys=48, heads=3))  # no mask, and no tile of keys that is not full
     # Rows of results that do not begin at multiples of 16 bytes leave from registers.

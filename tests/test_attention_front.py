@@ -14,9 +14,9 @@ from test_attention import BOTTOM, CAUSAL, FORMS
 from test_attention_paged import inputs as paged_inputs
 
 import fusegraph as fg
-from codegen import attention
 from codegen.attention import wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.families import FORMS as CODE_FORMS
 from codegen.spec import AttentionSpec
 from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
@@ -177,7 +177,7 @@ def test_blocks_that_go_on(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
         found = wgmma_schedule.schedules(spec, arch)
         return tuple(replace(s, groups=2, keys=16, blocks=2, ahead=ahead, heads=2, alternate=ahead > 1) for s in found)
 
-    monkeypatch.setitem(attention._FASTEST, "wgmma", few)
+    monkeypatch.setattr(CODE_FORMS[AttentionWgmmaSchedule], "schedules", few)
     graphs = [
         built("all", rows=200, keys=50, heads=3),
         built("some", rows=300, keys=70, heads=1, **BOTTOM),

@@ -13,10 +13,10 @@ from graphs import check_all, check_on_gpu, executables
 from test_attention import BOTTOM, CAUSAL, FORMS, HOPPER, made
 
 import fusegraph as fg
-from codegen import attention
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.declined import Declined
+from codegen.families import FORMS as CODE_FORMS
 from codegen.spec import AttentionSpec
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
@@ -96,7 +96,7 @@ def test_blocks_take_tiles_as_they_come_to_them(monkeypatch: pytest.MonkeyPatch)
     def more(name: str, *shape: int) -> Any:
         return lambda g: {**offsets(g), name: g.tensor(name, shape, "float32")}
 
-    monkeypatch.setitem(attention._FASTEST, "wgmma", few)
+    monkeypatch.setattr(CODE_FORMS[AttentionWgmmaSchedule], "schedules", few)
     graphs = [
         packed(name="bottom", heads=4, shared=2, generate_stats=True, **BOTTOM),
         packed(name="biased", heads=2, extra=more("bias", 1, 1, 1, KEYS), **CAUSAL),

@@ -11,8 +11,8 @@ from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, FORMS
 
 import fusegraph as fg
-from codegen.attention import wgmma as attention_wgmma
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.families import FORMS as CODE_FORMS
 from codegen.spec import AttentionSpec, KernelSource
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, ShapeError
@@ -78,7 +78,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.slow
 def test_one_block_has_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tiles of queries with nothing to multiply, a warp may be late (`graphs.executables`)."""
-    original = attention_wgmma.render
+    form = CODE_FORMS[AttentionWgmmaSchedule]
+    original = form.render
     alone: list[str] = []
 
     def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
@@ -86,7 +87,7 @@ def test_one_block_has_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         alone.append(source.code)
         return source
 
-    monkeypatch.setattr(attention_wgmma, "render", render)
+    monkeypatch.setattr(form, "render", render)
     graphs = [paged("stored", rows=5, heads=4), paged("scaled", rows=5, heads=4)]
     out = graphs[1].outputs[0]
     graphs[1].output(out * 2.0, name="twice")

@@ -14,9 +14,9 @@ from graphs import check_all, executables
 from test_attention import written_out
 
 import fusegraph as fg
-from codegen import attention
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.families import FORMS
 from codegen.spec import AttentionSpec
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
@@ -74,7 +74,7 @@ def test_tiles_that_data_rule_out_are_not_read(monkeypatch: pytest.MonkeyPatch) 
     def small(spec: AttentionSpec, arch: Any) -> tuple[AttentionWgmmaSchedule, ...]:
         return tuple(replace(s, groups=1, keys=16, blocks=3) for s in attention_wgmma_schedule.schedules(spec, arch))
 
-    monkeypatch.setitem(attention._FASTEST, "wgmma", small)
+    monkeypatch.setattr(FORMS[AttentionWgmmaSchedule], "schedules", small)
     g = fg.Graph("packed", io_dtype="bfloat16")
     q, k, v = (g.tensor(name, (2, 3, 192, 32)) for name in "qkv")
     scores = g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * 0.25

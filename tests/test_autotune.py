@@ -21,13 +21,14 @@ from codegen import (
     target,
 )
 from codegen.spec import KernelSource
+from fusegraph.engines import autotune
+from fusegraph.engines.autotune import Tuner, choosers, fingerprint, wanted, winner
 from fusegraph.errors import CompileError, DeviceError, FusegraphError
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
 from fusegraph.plan import plan
 from fusegraph.report.explain import describe, explain_text
-from fusegraph.runtime import autotune, driver
-from fusegraph.runtime.autotune import Tuner, choosers, fingerprint, wanted, winner
+from fusegraph.runtime import driver
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.nvrtc import CompiledKernel, supported_archs
 

@@ -16,23 +16,22 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from benchmarks import attention, models
-from benchmarks.layouts import calls, layouts
-from benchmarks.models import NETWORKS, Conv, Linear
-from benchmarks.peers import alone, functions
-from benchmarks.refused import refused
-from benchmarks.workloads import SUITES, board
 from codegen.target import target
+from fusegraph.bench import attention, measure, models
+from fusegraph.bench.layouts import calls, layouts
+from fusegraph.bench.measure import Bench
+from fusegraph.bench.models import NETWORKS, Conv, Linear
+from fusegraph.bench.peers import alone, functions
+from fusegraph.bench.refused import refused
+from fusegraph.bench.results import Row
+from fusegraph.bench.time_limit import TooLong, time_limit
+from fusegraph.bench.workload import GraphWorkload
+from fusegraph.bench.workloads import SUITES, board
 from fusegraph.cli import main
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import NotSupportedError
 from fusegraph.ops import TABLE
 from fusegraph.plan import by_cost_model, plan
-from fusegraph.report import bench
-from fusegraph.report.bench import Bench
-from fusegraph.report.results import Row
-from fusegraph.report.time_limit import TooLong, time_limit
-from fusegraph.report.workload import GraphWorkload
 from fusegraph.runtime import driver
 
 ROOT = Path(__file__).parent.parent
@@ -298,10 +297,10 @@ def pretended(monkeypatch):
             raise made
         return made
 
-    monkeypatch.setattr(bench, "ColdTimer", Timer)
-    monkeypatch.setattr(bench, "random_array", random_array)
-    monkeypatch.setattr(bench, "compile_graph", compile_graph)
-    monkeypatch.setattr(bench.nvrtc, "nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(measure, "ColdTimer", Timer)
+    monkeypatch.setattr(measure, "random_array", random_array)
+    monkeypatch.setattr(measure, "compile_graph", compile_graph)
+    monkeypatch.setattr(measure.nvrtc, "nvrtc_version", lambda: (13, 0))
     monkeypatch.setattr(driver, "allocate", lambda nbytes, device=0: buffer)
     monkeypatch.setattr(driver, "synchronize", lambda stream=0, device=0: None)
     monkeypatch.setattr(driver, "copy_on_device", lambda to, source, nbytes, device=0: facts.copies.append(nbytes))
@@ -342,7 +341,7 @@ def test_rows(pretended):
     assert len(pretended.copies) == 1, "measured once"
     a, b, *rest = run.timer.order
     assert a is not b
-    assert rest == [a, b] * (bench.WARMUP + 1), "in turns, some of them not counted"
+    assert rest == [a, b] * (measure.WARMUP + 1), "in turns, some of them not counted"
 
 
 def test_packed_batches_through_cudnn(pretended, monkeypatch):
@@ -354,9 +353,9 @@ def test_packed_batches_through_cudnn(pretended, monkeypatch):
         seen.append((workload.name, len(arrays), arrays[3]))
         return lambda: None, "engine 2"
 
-    monkeypatch.setattr(bench, "random_array", lambda *_, **__: SimpleNamespace(pointer=1, dtype=fg.int32))
-    monkeypatch.setattr(bench, "to_device", lambda values, device: values.tolist())
-    monkeypatch.setattr("benchmarks.cudnn_peers.functions", lambda: {"sdpa_packed": ragged})
+    monkeypatch.setattr(measure, "random_array", lambda *_, **__: SimpleNamespace(pointer=1, dtype=fg.int32))
+    monkeypatch.setattr(measure, "to_device", lambda values, device: values.tolist())
+    monkeypatch.setattr("fusegraph.bench.cudnn_peers.functions", lambda: {"sdpa_packed": ragged})
     run = Bench(repeats=1)
     monkeypatch.setattr(run, "flops_per_us", lambda unit: None)
     ours, cudnn = run.rows(packed, ["cudnn"])
@@ -393,7 +392,7 @@ def test_what_takes_too_long_is_passed_over(pretended, monkeypatch):
                 except Exception:
                     continue
 
-    monkeypatch.setattr(bench, "LIMIT_S", 0.05)
+    monkeypatch.setattr(measure, "LIMIT_S", 0.05)
     pretended.made["cudnn"] = Slow()
     before = signal.getsignal(signal.SIGALRM)
     rows = list(Bench().rows(add(), ["cudnn", "cupy"]))

@@ -8,12 +8,12 @@ import os
 import pytest
 from test_bench import ENVIRONMENT, ROOT, ROW_KEYS
 
-from benchmarks.workloads import board
+from fusegraph.bench.plot import svg
+from fusegraph.bench.results import Row
+from fusegraph.bench.workloads import board
 from fusegraph.cli import main
 from fusegraph.errors import DeviceError, FileError
 from fusegraph.report import artifacts
-from fusegraph.report.plot import svg
-from fusegraph.report.results import Row
 from fusegraph.runtime import driver
 
 # --- the command

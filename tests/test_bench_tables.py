@@ -13,12 +13,12 @@ import pytest
 from test_bench import ENVIRONMENT, ROOT, ROW_KEYS
 
 from benchmarks import summary
-from benchmarks.refused import refused
 from codegen.target import target
+from fusegraph.bench.plot import standings, svg
+from fusegraph.bench.refused import refused
+from fusegraph.bench.results import Row, document, read, runs
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report import artifacts
-from fusegraph.report.plot import standings, svg
-from fusegraph.report.results import Row, document, read, runs
 
 # --- the picture and the tables
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 import codegen
-from benchmarks.workloads import SUITES
 from codegen.spec import KernelSource
+from fusegraph.bench.workloads import SUITES
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
 

@@ -10,7 +10,8 @@ from test_contraction import convolution, matmul
 from test_contraction_wgmma import hopper, spec
 
 import fusegraph as fg
-from codegen import contraction, schedules, target
+from codegen import schedules, target
+from codegen.contraction import FAMILY
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
@@ -47,17 +48,18 @@ def test_candidates_are_of_every_way_to_bring_tiles():
 
 def test_the_form_with_the_best_estimate_is_taken(monkeypatch: pytest.MonkeyPatch):
     made = spec(matmul((512, 512), (512, 512), "bfloat16"))
-    assert contraction.form(made, HOPPER) == "wgmma"
-    assert contraction.form(made, AMPERE) == "mma"
-    assert contraction.declined(made, HOPPER) == {}
-    estimates = {"wgmma": 114e3, "mma": 100e3}
-    monkeypatch.setattr(contraction, "_estimates", lambda *_: estimates)
-    assert contraction.form(made, HOPPER) == "wgmma"  # not clearly slower
-    estimates["wgmma"] = 200e3
-    assert contraction.form(made, HOPPER) == "mma"
+    wgmma, mma, _ = FAMILY.forms
+    assert FAMILY.form(made, HOPPER) is wgmma
+    assert FAMILY.form(made, AMPERE) is mma
+    assert FAMILY.declined(made, HOPPER) == {}
+    estimates = {wgmma: 114e3, mma: 100e3}
+    monkeypatch.setattr(FAMILY, "_estimates", lambda *_: estimates)
+    assert FAMILY.form(made, HOPPER) is wgmma  # not clearly slower
+    estimates[wgmma] = 200e3
+    assert FAMILY.form(made, HOPPER) is mma
     assert isinstance(schedules(made, HOPPER)[0], MmaSchedule)
-    assert contraction.cycles(made, HOPPER) == 100e3
-    assert contraction.declined(made, HOPPER) == {"wgmma": "it is estimated to take 2.00 times as long as mma"}
+    assert FAMILY.cycles(made, HOPPER) == 100e3
+    assert FAMILY.declined(made, HOPPER) == {"wgmma": "it is estimated to take 2.00 times as long as mma"}
 
 
 def dequantised(m: int, n: int, k: int) -> fg.Graph:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import leave_out_pass
 from kernel_cases import Case, check_cases, executable
 from test_contraction import convolution, epilogues, matmul, transposed
 
@@ -19,7 +20,6 @@ from codegen.contraction.mma_schedule import TILES, MmaSchedule, schedules
 from codegen.spec import ContractionSpec
 from codegen.target import target as named
 from fusegraph.lowering.base import Options
-from fusegraph.passes.rewrite import same
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 
@@ -33,7 +33,7 @@ Chooser = Callable[[ContractionSpec], MmaSchedule]
 @pytest.fixture(autouse=True)
 def as_given(monkeypatch: pytest.MonkeyPatch, contractions_in_one_piece: None) -> None:
     """Contractions stay as they are: copies of their factors would take the cases from this form."""
-    monkeypatch.setattr("fusegraph.plan.lay_out", lambda graph, _: same(graph))
+    leave_out_pass(monkeypatch, "operand layouts")
 
 
 def best(arch: str = "sm_80", **wanted: Any) -> Chooser:

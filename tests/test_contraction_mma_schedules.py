@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_tensor_cores_do_not_compute_says_why():
     def reason(case: Case) -> str:
-        return contraction.declined(spec_of(case.graph), named("sm_80")).get("mma", "")
+        return contraction.FAMILY.declined(spec_of(case.graph), named("sm_80")).get("mma", "")
 
     assert "exact unless" in reason(matmul((8, 8), (8, 8), "float32"))
     assert "do not multiply float64" in reason(matmul((8, 8), (8, 8), "float64"))

@@ -10,7 +10,7 @@ from kernel_cases import Case, check_cases
 from test_convolution_gradients import gradient
 
 import fusegraph as fg
-from codegen import contraction, target
+from codegen import contraction, render, target
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.contraction.wgmma_schedule import schedules
 from codegen.declined import Declined
@@ -87,7 +87,7 @@ def test_what_is_left_to_the_other_forms(how, reason):
     spec = spec_of((1, 32, 8, 8), (32, 32, 3, 3), padding=2, **how)
     with pytest.raises(Declined, match=reason):
         schedules(spec, HOPPER)
-    assert reason in contraction.declined(spec, HOPPER)["wgmma"]
+    assert reason in contraction.FAMILY.declined(spec, HOPPER)["wgmma"]
 
 
 def test_no_cluster_shares_a_phase():
@@ -109,7 +109,7 @@ def test_kernels_compile_without_spills():
         spec_of((64, 256, 56, 56), (512, 256, 3, 3), stride=2, padding=1),
         spec_of((2, 16, 9, 10), (24, 16, 3, 2), stride=(2, 1), epilogue=residual),
     ]
-    sources = [contraction.render(spec, s) for spec in specs for s in schedules(spec, HOPPER)[:2]]
+    sources = [render(spec, s) for spec in specs for s in schedules(spec, HOPPER)[:2]]
     for kernel in nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()):
         assert kernel.spill_bytes == kernel.stack_bytes == 0
         assert not kernel.warnings

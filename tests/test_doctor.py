@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from pathlib import Path
 
 import pytest
 
+import codegen
 import fusegraph
 from fusegraph.cli import main
 from fusegraph.errors import ToolchainError
@@ -32,6 +34,8 @@ def test_this_machine(capsys):
     found = {f["name"]: f for f in told["findings"]}
     assert all(set(f) == KEYS for f in told["findings"])
     assert found["fusegraph"]["version"] == fusegraph.__version__
+    assert found["codegen"]["path"] == str(Path(codegen.__file__).parent)
+    assert found["codegen"]["detail"] == "the one that came with fusegraph"
     assert "sm_90a" in found["NVRTC"]["detail"]
     assert found["NVRTC"]["path"].endswith(".so.13")
     assert found["C++ compiler"]["version"]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 from graphs import (
@@ -29,7 +30,7 @@ from graphs import (
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from codegen import pointwise
+from codegen.families import FORMS
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import vectors as pointwise_vectors
@@ -176,14 +177,14 @@ def subtracting_one_is_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_block_missing(patch: pytest.MonkeyPatch) -> None:
-    original = pointwise.render
+    for form in (FORMS[PointwiseSchedule], FORMS[TilesSchedule]):
 
-    def shorter(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | None = None) -> KernelSource:
-        source = original(spec, schedule)
-        blocks = source.grid[0]
-        return replace(source, grid=(max(blocks - 1, min(blocks, 1)), *source.grid[1:]))
+        def shorter(spec: PointwiseSpec, schedule: Any, original: Any = form.render) -> KernelSource:
+            source: KernelSource = original(spec, schedule)
+            blocks = source.grid[0]
+            return replace(source, grid=(max(blocks - 1, min(blocks, 1)), *source.grid[1:]))
 
-    patch.setattr(pointwise, "render", shorter)
+        patch.setattr(form, "render", shorter)
 
 
 @pytest.mark.slow

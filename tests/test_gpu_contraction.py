@@ -14,6 +14,7 @@ import pytest
 import test_contraction_matrix
 import test_contraction_mma
 import test_contraction_wgmma
+from graphs import leave_out_pass
 from kernel_cases import Case, describe
 
 from codegen import best_schedule
@@ -25,7 +26,6 @@ from codegen.target import Target
 from fusegraph.engines import cuda
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.graph import Graph
-from fusegraph.passes.rewrite import same
 from fusegraph.plan import Choice
 from fusegraph.report.check import check_executable, random_inputs
 from fusegraph.runtime import driver
@@ -118,7 +118,7 @@ def test_every_case(module, monkeypatch, request):
     if module is test_contraction_mma:
         otherwise = mma_first
         request.getfixturevalue("contractions_in_one_piece")
-        monkeypatch.setattr("fusegraph.plan.lay_out", lambda graph, _: same(graph))
+        leave_out_pass(monkeypatch, "operand layouts")
     wrong = []
     for number, (case, executable) in enumerate(zip(cases, built(cases, monkeypatch, otherwise))):
         given = case.inputs if case.inputs is not None else random_inputs(case.graph, number, special=case.special)

@@ -177,6 +177,20 @@ def test_compile_error_keeps_source_and_log(cache: DiskCache) -> None:
     shutil.rmtree(folder)
 
 
+def test_errors_name_a_few_of_many_kernels(cache: DiskCache) -> None:
+    kernels = [
+        replace(add(), name=f"k{n}", code=add("undeclared_name").code.replace("add(", f"k{n}(")) for n in range(9)
+    ]
+    with pytest.raises(CompileError, match=r"of kernels k0, k1, k2, k3, k4, k5 and 3 more \(exit status") as caught:
+        build(kernels, cache=cache)
+    match = re.search(r"kept in (\S+)", str(caught.value))
+    assert match is not None
+    shutil.rmtree(match[1])
+    module = build([replace(k, code=k.code.replace("undeclared_name", "1")) for k in kernels], cache=cache)
+    with pytest.raises(KernelError, match=r"the module has k0, k1, k2, k3, k4, k5 and 3 more$"):
+        module.launch("add", [0])
+
+
 def test_damaged_library_is_a_toolchain_error(cache: DiskCache) -> None:
     class Damaged:
         def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:

@@ -19,13 +19,13 @@ from codegen.pointwise import tiling as pointwise_tiling
 from codegen.pointwise import unaligned as pointwise_unaligned
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec
+from fusegraph.engines import in_place
 from fusegraph.engines.cpu import CpuExecutable, _Module
+from fusegraph.engines.in_place import Pairs, refusal, shared
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import ArgumentError
 from fusegraph.layout import same_strides
 from fusegraph.lowering.base import Options
-from fusegraph.passes import in_place
-from fusegraph.passes.in_place import Pairs, refusal, shared
 from fusegraph.plan import Choice, by_cost_model, plan
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler, nvrtc, strides
@@ -285,7 +285,7 @@ def test_rows_that_are_read_again() -> None:
     def of(form: str) -> tuple[CpuExecutable, Pairs]:
         graph = graph_of(again, (6, 200))
         executable = lazily(graph)
-        schedule = RowsSchedule(form, False, 1, 32, 1, "uint32")
+        schedule = RowsSchedule(form, 1, 32, 1, "uint32")
         executable.plan = executable._plans[16] = plan(graph, choose=lambda *_: Choice(schedule))
         assert len(executable.plan.kernels) == 1
         return executable, frozenset({(0, 0)})

@@ -131,7 +131,7 @@ def wrong(g: fg.Graph, x: fg.Tensor) -> list[tuple[Any, type[GraphError], str]]:
         (lambda: g.pad(x, [1]), AttributeValueError, "for each of the 2 dimensions"),
         (lambda: g.pad(x, [1, (1, 2, 3)]), AttributeValueError, "a number or"),
         (lambda: g.pad(x, 4, "reflect"), ShapeError, "size 4 has too few elements"),
-        (lambda: g.pad(x, 1, "wrap"), AttributeValueError, "mode is one of constant, reflect, replicate"),
+        (lambda: g.pad(x, 1, "wrap"), AttributeValueError, "mode is 'constant', 'reflect' or 'replicate'"),
         (lambda: g.pad(i, 1, value=0.5), AttributeValueError, "no int32"),
         (lambda: g.concatenate(x, g.tensor("z", (4, 5)), axis=0), ShapeError, "differ beyond axis 0"),
         (lambda: g.concatenate(x, i), DTypeError, "float32 and int32; cast one"),

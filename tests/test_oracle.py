@@ -41,7 +41,7 @@ def _by_nodes(g: fg.Graph, inputs: dict[str, Array]) -> dict[fg.Tensor, Array]:
     calls, parts.graph.calls = parts.graph.calls, {}
     values = evaluate(parts.graph, inputs)
     parts.graph.calls = calls
-    return {t: values[parts.counterpart[t]] for t in g.outputs}
+    return {t: values[parts.counterparts[t]] for t in g.outputs}
 
 
 @pytest.mark.parametrize("dtype", APART)

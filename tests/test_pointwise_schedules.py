@@ -12,7 +12,7 @@ from graphs import check_all
 from test_pointwise import mixed_cases, one, only_spec, poison
 
 import fusegraph as fg
-from codegen import pointwise
+from codegen import render
 from codegen.pointwise import PointwiseSchedule
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import vectors as pointwise_vectors
@@ -59,7 +59,7 @@ def test_every_schedule(name: str) -> None:
     spec = only_spec(graph)
     every = list(schedules(spec))
     assert len(every) >= 12
-    sources = [pointwise.render(spec, s) for s in every]
+    sources = [render(spec, s) for s in every]
     module = host_compiler.build(sources, cache=default_cache())
     for number, (schedule, source) in enumerate(zip(every, sources)):
         wrong = run_source(executable, module, number)
@@ -73,7 +73,7 @@ def test_some_schedules() -> None:
     chosen = [PointwiseSchedule(v, u, f, i) for v, u, f, i in (
         (1, 1, "flat", "uint32"), (8, 2, "flat", "uint64"), (4, 3, "rows", "uint32"), (2, 1, "rows", "uint64"),
     )]  # fmt: skip
-    module = host_compiler.build([pointwise.render(spec, s) for s in chosen], cache=default_cache())
+    module = host_compiler.build([render(spec, s) for s in chosen], cache=default_cache())
     for number, schedule in enumerate(chosen):
         assert run_source(executable, module, number) == [], schedule
 

@@ -17,7 +17,7 @@ from graphs import QUICK_ARCHS, check_all, check_on_gpu, share
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen import pointwise, schedule_data, schedule_from_data
+from codegen import best_schedule, render, schedule_data, schedule_from_data, schedules
 from codegen.dtypes import ALL
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiling as pointwise_tiling
@@ -77,7 +77,7 @@ def only_spec(graph: fg.Graph, **options: Any) -> PointwiseSpec:
 def chosen(graph: fg.Graph) -> Tiling:
     """The tiles that a graph's only kernel takes."""
     spec = only_spec(graph)
-    schedule = pointwise.best_schedule(spec)
+    schedule = best_schedule(spec)
     assert isinstance(schedule, TilesSchedule), schedule
     return Tiling(spec, schedule)
 
@@ -97,7 +97,7 @@ def shape_cases() -> list[fg.Graph]:
 
 def test_shapes(small: None) -> None:
     graphs = shape_cases()
-    forms = {type(pointwise.best_schedule(only_spec(g))) for g in graphs[2:]}
+    forms = {type(best_schedule(only_spec(g))) for g in graphs[2:]}
     assert forms == {TilesSchedule}
     check_all(graphs)
 
@@ -175,11 +175,11 @@ def test_empty_and_single_elements(small: None) -> None:
 
 def test_offsets_beyond_32_bits(small: None) -> None:
     spec = only_spec(permuted((2**16, 2**16 + 8), (1, 0), "int8"))
-    schedule = pointwise.best_schedule(spec)
+    schedule = best_schedule(spec)
     assert isinstance(schedule, TilesSchedule)
     assert schedule.itype == "uint64"
     graph = added((40, 72), "bf16")
-    schedule = pointwise.best_schedule(only_spec(graph))
+    schedule = best_schedule(only_spec(graph))
     check_schedules(graph, [TilesSchedule(**{**schedule.__dict__, "itype": "uint64"})])
 
 
@@ -195,7 +195,7 @@ def check_schedules(graph: fg.Graph, schedules: Sequence[TilesSchedule]) -> None
 
     executable = CpuExecutable(graph, Options(), lazy=True)
     spec = only_spec(graph)
-    sources = [pointwise.render(spec, s) for s in schedules]
+    sources = [render(spec, s) for s in schedules]
     module = host_compiler.build(sources, cache=default_cache())
     for number, (schedule, source) in enumerate(zip(schedules, sources)):
         wrong = run_source(executable, module, number)
@@ -206,8 +206,8 @@ def test_schedules_to_try(small: None) -> None:
     graphs = [added((136, 264), "bf16"), permuted((2, 300, 3), (0, 2, 1)), permuted((150, 270), (1, 0), "int8")]
     for graph in graphs:
         spec = only_spec(graph)
-        every = list(pointwise.schedules(spec))
-        assert every[0] == pointwise.best_schedule(spec)
+        every = list(schedules(spec))
+        assert every[0] == best_schedule(spec)
         assert len(set(every)) == len(every) >= 2
         assert all(schedule_from_data(json.loads(json.dumps(schedule_data(s)))) == s for s in every)
         check_schedules(graph, [s for s in every if isinstance(s, TilesSchedule)])
@@ -215,7 +215,7 @@ def test_schedules_to_try(small: None) -> None:
 
 def test_tiles_are_taken_where_they_help() -> None:
     def form(graph: fg.Graph) -> str:
-        return type(pointwise.best_schedule(only_spec(graph))).__name__
+        return type(best_schedule(only_spec(graph))).__name__
 
     assert form(permuted((1024, 1024), (1, 0))) == "TilesSchedule"
     assert form(permuted((16, 16), (1, 0))) == "PointwiseSchedule"  # nothing to gain
@@ -310,7 +310,7 @@ def conflicts(graph: fg.Graph) -> dict[str, int]:
 
 
 def only_source(graph: fg.Graph) -> KernelSource:
-    return pointwise.render(only_spec(graph))
+    return render(only_spec(graph))
 
 
 def test_bank_ways_counts() -> None:
@@ -393,7 +393,7 @@ def test_sources_compile_without_spills(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_every_case_compiles_without_spills(small: None, arch: str) -> None:
     graphs = [make() for make in FREE.values()] + dtype_cases()[::2] + combination_cases()[::3]
-    compiled([pointwise.render(only_spec(g)) for g in share(arch, graphs)], arch)
+    compiled([render(only_spec(g)) for g in share(arch, graphs)], arch)
 
 
 @pytest.mark.gpu

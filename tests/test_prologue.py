@@ -15,8 +15,9 @@ from kernel_cases import Case, check_cases, executable
 from test_contraction import transposed
 
 import fusegraph as fg
-from codegen import contraction, render, schedules, target
+from codegen import render, schedules, target
 from codegen.contraction import mma_schedule as contraction_mma_schedule
+from codegen.contraction import simt_schedule as contraction_simt_schedule
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.spec import ContractionSpec
 from fusegraph.engines.cpu import CpuExecutable
@@ -86,7 +87,7 @@ def form(case: Case, name: str, **wanted: Any) -> Case:
     arch = FORMS[name]
 
     def schedule(spec: ContractionSpec) -> Any:
-        every: Sequence[Any] = contraction.contraction_simt_schedule.schedules(spec)
+        every: Sequence[Any] = contraction_simt_schedule.schedules(spec)
         if name != "simt":
             module = contraction_mma_schedule if name == "mma" else contraction_wgmma_schedule
             every = module.schedules(spec, target(arch))

@@ -249,10 +249,6 @@ def test_the_reading_path_exists_and_is_short() -> None:
     assert sum(len((ROOT / name).read_text().splitlines()) for name in path) <= 5000
 
 
-def test_codegen_knows_nothing_of_fusegraph() -> None:
-    assert "\n| `codegen` | none | none |\n" in DOCS["architecture.md"]
-
-
 def test_environment_variables_are_all_there() -> None:
     named = set(re.findall(r"^\| `(FUSEGRAPH_\w+)`", DOCS["command-line.md"], re.MULTILINE))
     read = {

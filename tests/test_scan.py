@@ -17,6 +17,7 @@ from codegen.scan import ScanSchedule
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import AttributeValueError, DTypeError
 from fusegraph.lowering.base import Options
+from fusegraph.ops.base import TABLE, Kind
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
 
@@ -27,7 +28,7 @@ def cumsum_of(shape: tuple[int, ...], axis: int, dtype: str = "float32", reverse
     return g
 
 
-SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+SCANS = tuple(op.name for op in TABLE.values() if op.kind is Kind.SCAN)
 
 
 def scan_of(op: str, shape: tuple[int, ...], axis: int, kind: str = "float32", **how: Any) -> fg.Graph:

@@ -256,7 +256,7 @@ def test_scatter_nd() -> None:
     ("build", "error", "text"),
     [
         (lambda g, x, i, u: g.scatter(x, i, u, 2), AttributeValueError, "axis 2 is not one of the 2 axes"),
-        (lambda g, x, i, u: g.scatter(x, i, u, 0, "sum"), AttributeValueError, "reduction is one of none, add"),
+        (lambda g, x, i, u: g.scatter(x, i, u, 0, "sum"), AttributeValueError, "reduction is 'none', 'add'"),
         (lambda g, x, i, u: g.scatter(x, i, u, 0, "add", 1), AttributeValueError, "include_self is True or False"),
         (lambda g, x, i, u: g.scatter(x, u, u), DTypeError, "index holds integers, got float32"),
         (lambda g, x, i, u: g.scatter(x, i, g.cast(u, "float64")), DTypeError, "updates have the dtype of x"),

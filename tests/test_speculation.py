@@ -53,7 +53,7 @@ def _product() -> fg.Graph:
 
 def _in_lowering(monkeypatch: pytest.MonkeyPatch, module: Any, refuses: Refuses) -> None:
     """Lets a family refuse groups with such a node when they are lowered."""
-    lower = module.lower
+    lower = module.LOWERING.lower
 
     def refused(view: lowering.GroupView, *rest: Any) -> Lowered:
         if any(map(refuses, view.nodes)):
@@ -61,7 +61,7 @@ def _in_lowering(monkeypatch: pytest.MonkeyPatch, module: Any, refuses: Refuses)
         found: Lowered = lower(view, *rest)
         return found
 
-    monkeypatch.setattr(module, "lower", refused)
+    monkeypatch.setattr(module.LOWERING, "lower", refused)
 
 
 def _in_schedules(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:

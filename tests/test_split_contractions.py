@@ -14,7 +14,7 @@ from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
-from fusegraph.ops.parts import AXES, PARTS
+from fusegraph.ops.parts import PARTS
 from fusegraph.passes import split_contractions
 from fusegraph.passes.split_contractions import parts_of
 from fusegraph.plan import plan
@@ -60,7 +60,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Splits every contraction that can be into so many parts."""
 
     def force(count: int) -> None:
-        monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op.name in PARTS else 1)
+        monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op in PARTS else 1)
 
     return force
 
@@ -121,16 +121,16 @@ def test_more_shapes_and_types(in_parts):
 def test_reference():
     rng = np.random.default_rng(1)
     for graph in (product(3, 4, 12), forward((2, 6, 5, 5), 3), backward((6, 2, 5, 5), 3)):
-        node = next(n for n in graph.nodes if n.op.name in AXES)
+        node = next(n for n in graph.nodes if n.op in PARTS)
         x, y = (rng.standard_normal(t.shape) for t in node.inputs)
         whole = node.op.reference(x, y, **node.attributes)
-        parts = PARTS[node.op.name].reference(x, y, parts=3, **node.attributes)
+        parts = PARTS[node.op].reference(x, y, parts=3, **node.attributes)
         assert parts.shape == (3, *whole.shape)
         np.testing.assert_allclose(parts.sum(0), whole)
 
 
 def split_of(graph: Graph) -> int:
-    (node,) = (n for n in graph.nodes if n.op.name in PARTS)
+    (node,) = (n for n in graph.nodes if n.op in PARTS)
     return parts_of(node, graph, target("h200"))
 
 
@@ -219,7 +219,7 @@ def test_what_stays_whole():
 def test_parts_are_whole_stages_of_tensor_cores():
     node: Node
     for graph in (product(64, 64, 64 * 1000, "bfloat16"), backward((50, 64, 56, 56), 64, "bfloat16")):
-        (node,) = (n for n in graph.nodes if n.op.name in PARTS)
+        (node,) = (n for n in graph.nodes if n.op in PARTS)
         count = split_of(graph)
         length = node.inputs[0].shape[-1] if node.op.name == "matmul" else 50 * 56 * 56
         assert count > 1

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
 from benchmarks import torch_bench  # noqa: E402
-from benchmarks import torch_models as models  # noqa: E402
+from fusegraph.bench import torch_models as models  # noqa: E402
 from fusegraph.errors import FileError  # noqa: E402
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
@@ -142,7 +142,7 @@ def test_what_is_fused_is_what_was_recorded() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rows": 3}', '{"rows": [{"name": 1}]}', '{"rows": []}', "\xff", None])
 def test_a_file_of_no_run_is_left_alone(text: str | None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("fusegraph.report.bench.environment", lambda: {"device": "a GPU", "commit": "abc"})
+    monkeypatch.setattr("fusegraph.bench.measure.environment", lambda: {"device": "a GPU", "commit": "abc"})
     path = tmp_path / "run.json"
     if text is None:
         path.mkdir()

@@ -16,7 +16,7 @@ from graphs import check_all, check_on_gpu
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen import pointwise, schedule_data, schedule_from_data
+from codegen import best_schedule, render, schedule_data, schedule_from_data, schedules
 from codegen.pointwise import PointwiseSchedule, TilesSchedule
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiling as pointwise_tiling
@@ -55,7 +55,7 @@ def rows(dtype: str, shape: tuple[int, int], pitches: Sequence[int], other: str 
 
 
 def form(graph: fg.Graph, **options: Any) -> str:
-    schedule = pointwise.best_schedule(only_spec(graph, **options))
+    schedule = best_schedule(only_spec(graph, **options))
     return schedule.form if isinstance(schedule, PointwiseSchedule) else "tiles"
 
 
@@ -138,7 +138,7 @@ def test_every_offset(small: None, dtype: str) -> None:
     random_state, turn = random.Random(2), itertools.count()
     run_at(
         graph,
-        [pointwise.render(spec, s) for s in (*found, *wide)],
+        [render(spec, s) for s in (*found, *wide)],
         lambda: [random_state.randrange(16), random_state.randrange(16), next(turn) % 16],
         16,
     )
@@ -183,7 +183,7 @@ def turned(
 def tiles_of(graph: fg.Graph, **options: Any) -> TilesSchedule:
     """The first choice of tiles for rows that begin anywhere, whether it is the best or not."""
     spec = only_spec(graph, **options)
-    return next(s for s in pointwise.schedules(spec) if isinstance(s, TilesSchedule) and s.unaligned)
+    return next(s for s in schedules(spec) if isinstance(s, TilesSchedule) and s.unaligned)
 
 
 def tiles_cases() -> list[fg.Graph]:
@@ -211,7 +211,7 @@ def tiles_cases() -> list[fg.Graph]:
 def test_tiles(small: None) -> None:
     graphs = tiles_cases()
     assert all(form(g) == "tiles" for g in graphs)
-    chosen = [pointwise.best_schedule(only_spec(g)) for g in graphs]
+    chosen = [best_schedule(only_spec(g)) for g in graphs]
     assert sum(isinstance(s, TilesSchedule) and s.unaligned for s in chosen) > len(graphs) - 6
     check_cases(graphs, guard=True)
 
@@ -227,7 +227,7 @@ def test_every_offset_of_tiles(small: None, dtype: str) -> None:
     graph = turned(dtype, (40, 531), (0, 1, 2))
     spec = only_spec(graph, alignment=1)
     first = tiles_of(graph, alignment=1)
-    sources = [pointwise.render(spec, s) for s in (first, replace(first, itype="uint64"))]
+    sources = [render(spec, s) for s in (first, replace(first, itype="uint64"))]
     random_state, turn = random.Random(3), itertools.count()
     run_at(graph, sources, lambda: [random_state.randrange(16), random_state.randrange(16), next(turn) % 16], 16)
 
@@ -237,7 +237,7 @@ def test_every_offset_of_tiles(small: None, dtype: str) -> None:
 
 def test_where_tiles_are_unaligned() -> None:
     def best(dtype: str, shape: tuple[int, int], pads: Sequence[int], other: str | None = None) -> Any:
-        schedule = pointwise.best_schedule(only_spec(turned(dtype, shape, pads, other)))
+        schedule = best_schedule(only_spec(turned(dtype, shape, pads, other)))
         assert isinstance(schedule, TilesSchedule)
         return schedule
 
@@ -248,13 +248,13 @@ def test_where_tiles_are_unaligned() -> None:
     assert best("int8", even, (0, 1, 0)).unaligned
     assert not best("int8", even, (0, 0, 0)).unaligned
     assert not best("float32", odd, (0, 0, 0)).unaligned
-    every = list(pointwise.schedules(only_spec(turned("float32", odd, (0, 0, 0)))))
+    every = list(schedules(only_spec(turned("float32", odd, (0, 0, 0)))))
     assert {s.unaligned for s in every if isinstance(s, TilesSchedule)} == {False, True}
 
 
 def test_where_rows_are_unaligned() -> None:
     def best(dtype: str, cols: int, pitches: Sequence[int], other: str | None = None, **options: Any) -> Any:
-        return pointwise.best_schedule(only_spec(rows(dtype, (8192, cols), pitches, other), **options))
+        return best_schedule(only_spec(rows(dtype, (8192, cols), pitches, other), **options))
 
     odd, even = (8193, 8193, 8193), (8192, 8192, 8192)
     assert best("int8", 8191, odd) == PointwiseSchedule(16, 1, "unaligned", "uint32")
@@ -274,12 +274,12 @@ def test_where_rows_are_unaligned() -> None:
 @pytest.mark.slow
 def test_schedules_to_try(small: None) -> None:
     for graph in (rows("int8", (5, 301), (301, 303, 302)), rows("float32", (5, 301), (303, 303, 303))):
-        every = list(pointwise.schedules(only_spec(graph)))
-        assert every[0] == pointwise.best_schedule(only_spec(graph))
+        every = list(schedules(only_spec(graph)))
+        assert every[0] == best_schedule(only_spec(graph))
         assert len(set(every)) >= 4
         assert {"flat", "unaligned"} <= {s.form for s in every if isinstance(s, PointwiseSchedule)}
         assert all(schedule_from_data(json.loads(json.dumps(schedule_data(s)))) == s for s in every)
-        sources = [pointwise.render(only_spec(graph), s) for s in dict.fromkeys(every)]
+        sources = [render(only_spec(graph), s) for s in dict.fromkeys(every)]
         run_at(graph, sources, lambda: (0, 0, 0))
 
 

@@ -112,7 +112,7 @@ def _schedules(layout: str, itype: str) -> list[PlanesSchedule | ChannelsSchedul
             (1, 1, 1, 1, 32),
             (8, 4, 2, 2, 1),
         ]
-        return [PlanesSchedule(*s, itype) for s in shapes]
+        return [PlanesSchedule(*s, itype, planes) for *s, planes in shapes]
     return [
         ChannelsSchedule(*s, itype) for s in [(8, 7, 8, 4), (1, 16, 4, 1), (3, 5, 2, 2), (2, 1, 32, 1), (5, 64, 1, 4)]
     ]

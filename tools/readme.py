@@ -27,13 +27,14 @@ from statistics import median
 from typing import Any
 
 from codegen.target import MIB, TARGETS
+from fusegraph.bench.plot import OURS, PARTS, Standing, standings, svg
+from fusegraph.bench.results import when
 from fusegraph.dtypes import ALL, PACKED
 from fusegraph.graph import Graph
+from fusegraph.methods import METHODS
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op
 from fusegraph.plan import plan
-from fusegraph.report.plot import OURS, PARTS, Standing, standings, svg
-from fusegraph.report.results import when
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -98,8 +99,8 @@ def ops() -> str:
 def functions() -> str:
     """The methods of Graph that write several nodes: how each is called, and the first sentence of what it computes."""
     lines = ["| function | result |", "| --- | --- |"]
-    for name, method in inspect.getmembers(Graph, inspect.isfunction):
-        if not name.startswith("_") and name not in TABLE and method.__module__ != Graph.__module__:
+    for name, method in sorted(METHODS.items()):
+        if name not in TABLE:
             shown = list(inspect.signature(method).parameters.values())[1:]
             plain = [str(p.replace(annotation=inspect.Parameter.empty)) for p in shown if p.name != "name"]
             lines.append(_cells([f"`{name}({', '.join(plain)})`", _sentence(method)]))
@@ -448,7 +449,6 @@ def pictures(folder: Path) -> dict[Path, str]:
 
 Makers = Mapping[str, Callable[[], str]]
 
-_imports = runpy.run_path(str(ROOT / "tools" / "layers.py"))["table"]
 _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
@@ -456,7 +456,7 @@ def readme_makers(_: str, root: str = "") -> Makers:
     """What makes the sections of README.md and of docs, by their names."""
     makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
-    return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked | {"imports": _imports}
+    return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
 
 
 PAGES: dict[Path, Callable[[str], Makers]] = {

@@ -8,57 +8,21 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from codegen.attention import backward_joined, forms
-from codegen.attention import backward_mma as attention_backward_mma
-from codegen.attention import backward_simt as attention_backward_simt
-from codegen.attention import backward_wgmma as attention_backward_wgmma
-from codegen.attention import backward_wgmma_schedule as attention_backward_wgmma_schedule
+from codegen.attention import backward_joined, backward_mma, backward_simt, backward_wgmma, backward_wgmma_schedule
 from codegen.attention.backward_joined import AttentionBackwardJoinedSchedule
 from codegen.attention.backward_mma import AttentionBackwardMmaSchedule
 from codegen.attention.backward_simt import AttentionBackwardSimtSchedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
-from codegen.spec import KernelSource
-from codegen.target import Target
+from codegen.family import Family, Form
 
-AttentionBackwardSchedule: TypeAlias = (
-    AttentionBackwardJoinedSchedule
-    | AttentionBackwardWgmmaSchedule
-    | AttentionBackwardMmaSchedule
-    | AttentionBackwardSimtSchedule
+FAMILY = Family(
+    "attention_backward",
+    AttentionBackwardSpec,
+    (
+        Form("joined", AttentionBackwardJoinedSchedule, backward_joined.schedules, backward_joined.render),
+        Form("wgmma", AttentionBackwardWgmmaSchedule, backward_wgmma_schedule.schedules, backward_wgmma.render),
+        Form("mma", AttentionBackwardMmaSchedule, backward_mma.schedules, backward_mma.render),
+        Form("simt", AttentionBackwardSimtSchedule, backward_simt.schedules, backward_simt.render),
+    ),
 )
-
-_FASTEST: dict[str, Callable[[AttentionBackwardSpec, Target], tuple[AttentionBackwardSchedule, ...]]] = {
-    "wgmma": attention_backward_wgmma_schedule.schedules,
-    "mma": attention_backward_mma.schedules,
-}
-
-
-def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardSchedule, ...]:
-    """The schedules worth trying, best guess first: those of the first form in the list above that takes the spec.
-
-    Raises Declined if none does.  Only the joined form computes sums of queries and of keys together.
-    """
-    if spec.joined:
-        return backward_joined.schedules(spec, target)
-    found = forms.first(_FASTEST, spec, target)
-    return attention_backward_simt.schedules(spec) if found is None else found
-
-
-def declined(spec: AttentionBackwardSpec, target: Target) -> dict[str, str]:
-    """Why the forms that are faster than the one taken do not take a spec, by form."""
-    return {} if spec.joined else forms.declined(_FASTEST, spec, target)
-
-
-def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
-    if isinstance(schedule, AttentionBackwardJoinedSchedule):
-        return backward_joined.render(spec, schedule)
-    if isinstance(schedule, AttentionBackwardWgmmaSchedule):
-        return attention_backward_wgmma.render(spec, schedule)
-    if isinstance(schedule, AttentionBackwardMmaSchedule):
-        return attention_backward_mma.render(spec, schedule)
-    return attention_backward_simt.render(spec, schedule)

@@ -21,6 +21,7 @@ from codegen.attention.backward_wgmma import Renderer
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, check, registers_held
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, columns, panels
 from codegen.declined import Declined
+from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import parameter
 from codegen.spec import KernelSource, TensorMap
@@ -40,7 +41,7 @@ FLOATS = 32
 
 
 @dataclass(frozen=True)
-class AttentionBackwardJoinedSchedule:
+class AttentionBackwardJoinedSchedule(Schedule):
     """A tile of 128 keys a block.
 
     cols    queries of a tile that is brought, a multiple of 16.
@@ -62,6 +63,8 @@ def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedul
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardJoinedSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if not spec.joined:
+        return ()
     check(spec, target)
     a = spec.attention
     if spec.first is None or spec.second is None or spec.by_scores is not None or spec.sloped:
@@ -113,7 +116,7 @@ class _Joined(Renderer):
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:
         cols, stages, apart = schedule.cols, schedule.stages, schedule.apart
-        super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, 1, apart))
+        super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, apart=apart))
         assert spec.by_queries is not None
         assert spec.order is not None
         self.schedule, self.each = schedule, False

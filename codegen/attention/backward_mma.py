@@ -19,6 +19,7 @@ from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.declined import Declined
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
@@ -32,12 +33,12 @@ SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
-class AttentionBackwardMmaSchedule:
+class AttentionBackwardMmaSchedule(Schedule):
     """warps of a block, of 16 rows each; cols of a tile, a multiple of 16; batches that are worked on together."""
 
     warps: int
     cols: int
-    heads: int
+    heads: int = 1
 
     @property
     def height(self) -> int:
@@ -58,6 +59,8 @@ def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardMmaSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if spec.joined:
+        return ()
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
     a = spec.attention

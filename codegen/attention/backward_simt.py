@@ -15,10 +15,12 @@ from codegen.attention.scores import NUMBERED, kernel_details
 from codegen.attention.simt import stored
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
+from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Bytes of shared memory that a block has at most, and elements of results that a thread has.
@@ -26,7 +28,7 @@ MOST_SHARED, MOST_ELEMENTS = 96 << 10, 64
 
 
 @dataclass(frozen=True)
-class AttentionBackwardSimtSchedule:
+class AttentionBackwardSimtSchedule(Schedule):
     """rows of a warp; a block has four warps, a tile 32 columns."""
 
     rows: int
@@ -42,8 +44,10 @@ def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
     return size * (WARPS * rows * elements + LANES * (elements + 2))
 
 
-def schedules(spec: AttentionBackwardSpec) -> tuple[AttentionBackwardSimtSchedule, ...]:
+def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
+    if spec.joined:
+        return ()
     a = spec.attention
     each = -(-a.depth // LANES) * (spec.first is not None) + -(-a.width // LANES) * (spec.second is not None)
     found = [AttentionBackwardSimtSchedule(n) for n in (4, 2, 1) if n * each <= MOST_ELEMENTS]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.expr import Operand, Program
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, KernelSpec
 
 
 @dataclass(frozen=True)
-class AttentionBackwardSpec:
+class AttentionBackwardSpec(KernelSpec):
     """Sums over keys of gradients for every query, or over queries for every key.
 
     With p[i, j] = exp(score[i, j] - shift[i]) and g[i, j] = p[i, j] * (weight(loss[i] . v[j]) - delta[i]):
@@ -34,7 +34,6 @@ class AttentionBackwardSpec:
     shared     whether queries of the last batch dimension share their keys: results of keys are sums over them.
     """
 
-    name: str
     attention: AttentionSpec
     over: str
     shift: Operand

@@ -11,6 +11,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.declined import Declined
+from codegen.family import Schedule
 from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
@@ -24,7 +25,7 @@ SHARED_IN_L2 = 2 / 5
 
 
 @dataclass(frozen=True)
-class AttentionBackwardWgmmaSchedule:
+class AttentionBackwardWgmmaSchedule(Schedule):
     """A tile of groups * 64 rows a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
@@ -39,7 +40,7 @@ class AttentionBackwardWgmmaSchedule:
     groups: int
     cols: int
     stages: int
-    heads: int
+    heads: int = 1
     apart: bool = False
     blocks: int = 1 << 24
     ahead: int = 1
@@ -95,6 +96,8 @@ def check(spec: AttentionBackwardSpec, target: Target) -> None:
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if spec.joined:
+        return ()
     check(spec, target)
     a = spec.attention
     tall = max(a.depth, a.width)

@@ -14,6 +14,7 @@ from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, check_types, random_headers
 from codegen.attention.scores import (
     NUMBERED,
+    all_arguments,
     approximated,
     argument_names,
     argument_parameters,
@@ -22,6 +23,7 @@ from codegen.attention.scores import (
 )
 from codegen.declined import Declined
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
@@ -40,7 +42,7 @@ SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
-class AttentionMmaSchedule:
+class AttentionMmaSchedule(Schedule):
     """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together.
 
     fillers  more warps, which bring the tiles of keys and values, while the others multiply; 0: all do both.
@@ -48,7 +50,7 @@ class AttentionMmaSchedule:
 
     warps: int
     keys: int
-    heads: int
+    heads: int = 1
     fillers: int = 0
 
     @property
@@ -108,7 +110,7 @@ TAKEN = frozenset(
 
 def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    return _Renderer(merged(spec), schedule).render()
+    return all_arguments(spec, _Renderer(merged(spec), schedule).render())
 
 
 class _Renderer:

@@ -14,7 +14,7 @@ from codegen.expr import Anchor, Operand, Program, Store, literal
 from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear, negated
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, Bound, Pages
+from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
 
 #: More than there are queries and keys: bounds further away decide the same as those at this distance, where what is
 #: added to them still is an int.
@@ -23,6 +23,13 @@ FAR = 1 << 30
 VECTOR = 16
 #: What variables are called of which there are several.
 NUMBERED = ("b", "bound", "d", "part", "rest", "rows", "keys")
+
+
+def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
+    """A kernel that does not use the order in which blocks count: it is not given that."""
+    if spec.order is None:
+        return source
+    return replace(source, parameters=tuple(range(len(spec.read) + len(spec.loads) + len(spec.written))))
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:

@@ -13,6 +13,7 @@ from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
     NUMBERED,
     Scores,
+    all_arguments,
     approximated,
     argument_names,
     argument_parameters,
@@ -22,10 +23,12 @@ from codegen.attention.scores import (
 )
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
+from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Elements of queries, keys and values that a block has in shared memory.
@@ -33,7 +36,7 @@ MOST_SHARED = 96 << 10
 
 
 @dataclass(frozen=True)
-class AttentionSimtSchedule:
+class AttentionSimtSchedule(Schedule):
     """queries of a warp; a block has four warps, a tile 32 keys."""
 
     queries: int
@@ -48,7 +51,7 @@ def _bytes(spec: AttentionSpec, queries: int) -> int:
     return size * (WARPS * queries * spec.depth + LANES * (spec.depth + 1 + spec.width))
 
 
-def schedules(spec: AttentionSpec) -> tuple[AttentionSimtSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
     found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
@@ -68,7 +71,7 @@ TAKEN = frozenset(
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    return _Renderer(merged(spec), schedule).render()
+    return all_arguments(spec, _Renderer(merged(spec), schedule).render())
 
 
 class _Renderer:

@@ -11,6 +11,7 @@ from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
 from codegen.declined import Declined
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.spec import AttentionSpec, Pages, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
@@ -46,7 +47,7 @@ SHARED_IN_L2 = 2 / 5
 
 
 @dataclass(frozen=True)
-class AttentionWgmmaSchedule:
+class AttentionWgmmaSchedule(Schedule):
     """A tile of groups * 64 queries a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
@@ -64,9 +65,9 @@ class AttentionWgmmaSchedule:
     groups: int
     keys: int
     stages: int
-    turns: bool
-    heads: int
-    blocks: int
+    turns: bool = False
+    heads: int = 1
+    blocks: int = MOST_BLOCKS
     ahead: int = 1
     chains: int = 2
     alternate: bool = False
@@ -326,7 +327,7 @@ def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int
     """Columns of scores that take as long as the queries of a batch: those of all tiles of keys that they meet, of
     which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
     """
-    s = AttentionWgmmaSchedule(groups, keys, stages=2, turns=True, heads=1, blocks=1, ahead=2)
+    s = AttentionWgmmaSchedule(groups, keys, stages=2, turns=True, blocks=1, ahead=2)
     begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
     each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))

@@ -17,7 +17,6 @@ from codegen.kernel import headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.partials import Part, Partials, Sink
 from codegen.prologue import Prologue
-from codegen.rows.renderer import combiner
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader, own_names
 from codegen.ways import ways
@@ -367,7 +366,7 @@ class _Renderer:
                 continue
             self._loop("j", self.fragments_n)
             reduction = part.reduction
-            w.line(f"const {reduction.ctype} total = reduce::columns<{combiner(reduction)}>({part.own}[j]);")
+            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
             w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
             outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
             outside += [f"col >= {parts.cols}"] if self.b.ragged else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from codegen.declined import Declined
+from codegen.family import Schedule
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -14,7 +15,7 @@ from codegen.ways import Ways, convert_registers, held_registers, ways
 
 
 @dataclass(frozen=True)
-class MmaSchedule:
+class MmaSchedule(Schedule):
     """A tile of ``rows`` x ``cols`` a block, of which each of ``warps_m`` x ``warps_n`` warps has an equal part.
 
     inner   elements of the reduction a stage; stages: of the ring.

@@ -8,7 +8,6 @@ from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, part_bytes
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.partials import Part, Partials, Sink
-from codegen.rows.renderer import combiner
 from codegen.spec import ContractionSpec
 
 
@@ -80,7 +79,7 @@ class SimtPartials(Partials):
         w.line(f"{ctype} total = {tile}[i / {over}][0][i % {over}];")
         w.line("#pragma unroll")
         others = f"{tile}[i / {over}][q][i % {over}]"
-        w.line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{combiner(part.reduction)}>(total, {others});")
+        w.line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{part.reduction.combiner.functor}>(total, {others});")
         self.store(part, *(("place", "at") if rows else ("at", "place")), "total")
         w.close()
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from codegen.arch import MAX_REGISTERS_PER_THREAD
 from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
+from codegen.family import Schedule
 from codegen.iteration import extent, index_type
 from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
@@ -19,7 +20,7 @@ CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: 
 
 
 @dataclass(frozen=True)
-class SimtSchedule:
+class SimtSchedule(Schedule):
     """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
 
     ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from codegen.computed_tiles import Computed
 from codegen.contraction.wgmma_computed import GRID_CONSTANT, ComputedFactor
 from codegen.contraction.wgmma_computed import own_names as computed_names
 from codegen.contraction.wgmma_layout import (
@@ -32,13 +31,13 @@ from codegen.contraction.wgmma_producer import Producer
 from codegen.contraction.wgmma_results import Results
 from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
+from codegen.factors import ROW_BYTES, Computed, Gathered, Side
 from codegen.iteration import extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
 from codegen.tile_loader import TileLoader, own_names
-from codegen.tiles import ROW_BYTES, Gathered, Side
 from codegen.ways import Way
 
 

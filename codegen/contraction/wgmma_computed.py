@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from codegen.computed_tiles import PANEL, STEP, Brought, Computed
 from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
 from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
+from codegen.factors import PANEL, ROW_BYTES, STEP, Brought, Computed, Factors
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue, Source
 from codegen.spec import TensorMap
-from codegen.tiles import ROW_BYTES, Factors
 
 GRID_CONSTANT = "const __grid_constant__ TensorMap "
 

@@ -7,12 +7,14 @@ from functools import cached_property
 from math import gcd, prod
 
 from codegen.arch import KNOWN
-from codegen.computed_tiles import Computed, computed
+from codegen.computed_tiles import computed
 from codegen.expr import Operand, Program, Store
+from codegen.factors import ROW_BYTES, Computed, Factors, Side
+from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
+from codegen.tiles import factors, gathered
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
@@ -34,7 +36,7 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule:
+class WgmmaSchedule(Schedule):
     """A tile of groups * 64 rows and ``cols`` columns a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
@@ -45,17 +47,17 @@ class WgmmaSchedule:
     fillers  warpgroups of the producer that fill tiles of a factor that is computed or converted; 0 for none.
     computes  whether the consumers compute the first factor in registers.
     stages  of the ring, each 128 bytes along the reduction.
+    blocks  of the grid: as many as the device has multiprocessors.
     split   blocks (a cluster) that share the reduction of a tile.
     band    rows of tiles that blocks at work at the same time go through together.
-    blocks  of the grid: as many as the device has multiprocessors.
     """
 
     groups: int
     cols: int
     stages: int
-    split: int
-    band: int
     blocks: int
+    split: int = 1
+    band: int = BAND
     gather: bool = False
     turns: bool = False
     fillers: int = 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, WgmmaSchedule
+from codegen.factors import Factors
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.partials import Partials, Sink
-from codegen.rows.renderer import combiner
 from codegen.spec import ContractionSpec
-from codegen.tiles import Factors
 
 
 class WgmmaPartials(Partials):
@@ -76,7 +75,7 @@ class WgmmaPartials(Partials):
         if not self.rows:
             return
         for name, part in zip(self._left, self.rows):
-            value = f"reduce::columns<{combiner(part.reduction)}>({part.own})"
+            value = f"reduce::columns<{part.reduction.combiner.functor}>({part.own})"
             self.w.line(f"const {part.reduction.ctype} {name} = {value};")
         self.w.open("if (lane % 8 < 4)")
         for name in self._left:
@@ -97,7 +96,7 @@ class WgmmaPartials(Partials):
         if inside:
             w.open(f"if ({' && '.join(inside)})")
         for name, part in zip(self._left, self.rows):
-            total, op = part.own, combiner(part.reduction)
+            total, op = part.own, part.reduction.combiner.functor
             w.line(f"{part.reduction.ctype} {total} = shared.{name}[{self._group}][0][t];")
             w.line("#pragma unroll")
             w.line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, shared.{name}[{self._group}][q][t]);")

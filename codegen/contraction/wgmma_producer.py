@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.computed_tiles import Brought
 from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
+from codegen.factors import ROW_BYTES, Brought, Factors, Gathered, Side
 from codegen.iteration import coordinate, linear
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
-from codegen.tiles import ROW_BYTES, Factors, Gathered, Side
 
 #: Stages that are on their way while one that was gathered is rounded, unless the ring is shorter.
 LATE = 2

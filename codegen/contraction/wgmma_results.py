@@ -10,10 +10,10 @@ from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
+from codegen.factors import Factors
 from codegen.iteration import coordinate, extent, linear, unsigned
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec
-from codegen.tiles import Factors
 
 #: Bytes: of shorter accesses than these fewer are needed if most have 16 aligned bytes and the rest one element.
 SHORT = 8

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from codegen.computed_tiles import Computed, computed
+from codegen.computed_tiles import computed
 from codegen.contraction.wgmma_layout import (
-    BAND,
     GROUP,
     GROUP_ROWS,
     PIECES,
@@ -25,11 +24,12 @@ from codegen.contraction.wgmma_layout import (
 )
 from codegen.declined import Declined
 from codegen.expr import Program
+from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.filled_tiles import filled
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.tiles import ROW_BYTES, Factors, Side, factors, gathered
+from codegen.tiles import factors, gathered
 from codegen.ways import ELEMENTS, Way, held_registers, product_types
 
 
@@ -146,7 +146,7 @@ def _candidates(
                     not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or 32 < cols < 16 * split
                 ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, split, BAND, sms, gather, fillers=fillers, computes=computes)
+                s = WgmmaSchedule(groups, cols, 2, sms, split, gather=gather, fillers=fillers, computes=computes)
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
                 in_turn = even and groups == 2 and split == 1 and not (fillers or computes or adds_up)

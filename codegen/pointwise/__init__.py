@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from codegen.family import Family, Form
 from codegen.lasting import worth_lasting
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiles as pointwise_tiles
@@ -21,30 +22,17 @@ from codegen.pointwise import vectors as pointwise_vectors
 from codegen.pointwise.schedule import PointwiseSchedule
 from codegen.pointwise.tiling import TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
-from codegen.target import PORTABLE, Target
-
-__all__ = ["PointwiseSchedule", "TilesSchedule", "best_schedule", "render", "schedules"]
+from codegen.target import Target
 
 
-def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSchedule | TilesSchedule:
-    """The schedule used when nothing was tuned."""
-    return pointwise_tiling.best_tiles(spec, target) or next(_lasting(spec, target))
-
-
-def schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule | TilesSchedule]:
-    """Schedules worth trying, best guess first."""
-    tiles = list(pointwise_tiling.tiles(spec, target))
-    yield from tiles or _lasting(spec, target)
-
-
-def _lasting(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Schedules without tiles, of kernels whose streams are evicted last where that is worth it."""
+def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
+    """Schedules without tiles, of kernels whose streams are evicted last where that is worth it; best guess first."""
     worth = worth_lasting(spec.program, spec.shape, target)
-    for schedule in _vectors(spec, target):
+    for schedule in _every(spec, target):
         yield replace(schedule, lasting=worth and schedule.form != "unaligned")
 
 
-def _vectors(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
+def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Schedules without tiles, best guess first."""
     every = pointwise_schedule.schedules(spec, target)
     unaligned = pointwise_unaligned.unaligned_schedules(spec, target)
@@ -59,13 +47,23 @@ def _vectors(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]
             yield from unaligned
 
 
-def render(spec: PointwiseSpec, schedule: PointwiseSchedule | TilesSchedule | None = None) -> KernelSource:
+def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
-    chosen = schedule or best_schedule(spec)
-    if isinstance(chosen, TilesSchedule):
-        if chosen.unaligned:
-            return pointwise_tiles_unaligned.render(spec, chosen)
-        return pointwise_tiles.render(spec, chosen)
-    if chosen.form == "unaligned":
-        return pointwise_unaligned.render(spec, chosen)
-    return pointwise_vectors.render(spec, chosen)
+    written = pointwise_unaligned.render if schedule.form == "unaligned" else pointwise_vectors.render
+    return written(spec, schedule)
+
+
+def render_tiles(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
+    """The kernel of a spec as CUDA C."""
+    written = pointwise_tiles_unaligned.render if schedule.unaligned else pointwise_tiles.render
+    return written(spec, schedule)
+
+
+FAMILY = Family(
+    "pointwise",
+    PointwiseSpec,
+    (
+        Form("tiles", TilesSchedule, pointwise_tiling.tiles, render_tiles),
+        Form("vectors", PointwiseSchedule, schedules, render),
+    ),
+)

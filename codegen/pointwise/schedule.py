@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from codegen.expr import Operand, Program
+from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.pointwise.tables import ahead, table_bytes
 from codegen.spec import PointwiseSpec
@@ -21,7 +22,7 @@ REPEATED_BYTES = 2
 
 
 @dataclass(frozen=True)
-class PointwiseSchedule:
+class PointwiseSchedule(Schedule):
     """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
 
     rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that

@@ -14,6 +14,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.expr import Operand, Program
+from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
@@ -35,7 +36,7 @@ LINE = 128
 
 
 @dataclass(frozen=True)
-class TilesSchedule:
+class TilesSchedule(Schedule):
     """How a pointwise kernel is cut into tiles.
 
     order       the dimensions of the spec's space, slowest first: columns come last.

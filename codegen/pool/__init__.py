@@ -11,12 +11,16 @@ first, which are neighbours in memory (`codegen.pool.planes`).
 
 from __future__ import annotations
 
+from codegen.family import Family, Form
 from codegen.pool.planes import PlanesRenderer
 from codegen.pool.renderer import PoolRenderer
-from codegen.pool.schedule import PoolSchedule
+from codegen.pool.schedule import PoolSchedule, schedules
 from codegen.spec import KernelSource, PoolSpec
 
 
 def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return (PlanesRenderer if schedule.planes else PoolRenderer)(spec, schedule).render()
+
+
+FAMILY = Family("pool", PoolSpec, (Form("pool", PoolSchedule, schedules, render),))

@@ -60,7 +60,7 @@ class _Step(PoolRenderer):
     """A step of a block: its threads take all windows in turn."""
 
     def __init__(self, spec: PoolSpec, vector: int, w: Writer, taken: list[str], ragged: bool) -> None:
-        super().__init__(spec, PoolSchedule(vector, 1, 1, 1, index_type(normalize(spec))), taken)
+        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))), taken)
         self.w, self.ragged = w, ragged
 
     def step(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
@@ -14,7 +15,6 @@ from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
 from codegen.pool.space import is_aligned, width
 from codegen.pool.steps import THREADS
-from codegen.rows.renderer import accumulate, identity
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
 
@@ -155,20 +155,20 @@ class PoolRenderer(Elements):
         w, program = self.w, self.program
         start: list[tuple[str, str, str]] = []
         for k, reduction in enumerate(program.reductions):
-            self.parts[k] = self._free(reduction.name, reduction.combine)
-            value = "-1" if reduction.combine == "index" else identity(reduction)
-            start.append((reduction.ctype, self.parts[k], value))
+            self.parts[k] = self._free(reduction)
+            start.append((reduction.ctype, self.parts[k], reduction.start))
         for k, reduction in enumerate(program.reductions):
-            if reduction.combine != "index":
+            if reduction.at is None:
                 continue
             # Another reduction may be for the maximum itself.
-            same = [j for j, r in enumerate(program.reductions) if (r.combine, r.value) == ("max", reduction.value)]
+            of = reduction.combiner, reduction.value
+            same = [j for j, r in enumerate(program.reductions) if (r.combiner, r.value, r.at) == (*of, None)]
             if same:
                 self.largest[k] = self.parts[same[0]]
             else:
                 ctype = ctype_of(program, reduction.value)
                 self.largest[k] = self.names.unique(f"{reduction.name} largest")
-                start.append((ctype, self.largest[k], identity(Reduction("", "max", reduction.value, ctype))))
+                start.append((ctype, self.largest[k], replace(reduction, ctype=ctype, at=None).start))
         box = "".join(f"[{size}]" for _, size in self._each if size > 1)
         filled = []
         for ctype, name, value in start:
@@ -185,10 +185,12 @@ class PoolRenderer(Elements):
             w.line(f"{self._part(name)} = {value};")
         self.close_to(depth)
 
-    def _free(self, name: str, combine: str) -> str:
+    def _free(self, reduction: Reduction) -> str:
         """A name for what a window is folded to, which may be that of a tensor."""
-        taken = identifier(name) in (*self.pointers.loads, *self.pointers.stores, *self.reserved)
-        return self.names.unique(name, {"max": "_max", "index": "_at"}.get(combine, "_sum") if taken else "")
+        taken = identifier(reduction.name) in (*self.pointers.loads, *self.pointers.stores, *self.reserved)
+        return self.names.unique(
+            reduction.name, ("_at" if reduction.at is not None else f"_{reduction.combiner.word}") if taken else ""
+        )
 
     @property
     def _each(self) -> list[tuple[str, int]]:
@@ -234,8 +236,7 @@ class PoolRenderer(Elements):
         for k, reduction in enumerate(program.reductions):
             value = self.emitter.term(reduction.value, terms)
             part = self._part(self.parts[k])
-            if reduction.combine == "index":
-                assert reduction.at is not None
+            if reduction.at is not None:
                 largest = self._part(self.largest[k])
                 nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
                 w.open(f"if ({part} < 0 || {value} > {largest}{nan})")
@@ -243,7 +244,7 @@ class PoolRenderer(Elements):
                 w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
                 w.close()
             elif self.parts[k] not in skipped:
-                w.line(accumulate(reduction, part, value))
+                w.line(reduction.into(part, value))
 
     def _of_one_window(self) -> set[Value]:
         """What is computed for every element of a window, but differs from one of the thread's windows to the next."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.family import Schedule
 from codegen.pool.space import Space, index_type, normalize, widest, width
 from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
@@ -21,23 +22,23 @@ ENOUGH_THREADS = (1 << 15) / 33
 
 
 @dataclass(frozen=True)
-class PoolSchedule:
+class PoolSchedule(Schedule):
     """How a pool kernel is mapped to threads.
 
     vector  neighbours in memory, outside of all windows, that a thread folds at once.
+    itype   C type of coordinates and offsets, signed.
     rows    positions of the last window but one, and
     cols    of the last, that a thread takes: elements in several of their windows are read once.
     down    positions of the last window but one that are next to each other in a block, so that what their windows
             share comes from the L1 cache.
-    itype   C type of coordinates and offsets, signed.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
     """
 
     vector: int
-    rows: int
-    cols: int
-    down: int
     itype: str
+    rows: int = 1
+    cols: int = 1
+    down: int = 1
     planes: int = 0
 
 
@@ -87,15 +88,15 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     kinds = [window for _, window in space.windows]
     planes = planes_of_block(spec, target)
     if planes:
-        yield PoolSchedule(vector_of_columns(spec), 1, 1, 1, itype, planes)
+        yield PoolSchedule(vector_of_columns(spec), itype, planes=planes)
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
     # Where the largest element is takes that element too.
-    kept = vector * sum(8 if r.combine == "index" else 4 for r in spec.program.reductions)
+    kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
     for c in columns:
         for r in rows:
-            s = PoolSchedule(vector, r, c, 1, itype)
+            s = PoolSchedule(vector, itype, r, c)
             first = held_from(space, s)
             # What a patch is for is to read what its windows share once, and to hold it.
             held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)

@@ -91,7 +91,7 @@ def _separable(space: Space) -> bool:
         [d for d, _ in space.windows] == [1, 2]
         and space.rank == 3
         and bool(program.reductions)
-        and all(r.combine in ("add", "max", "min") and r.ctype in _DTYPES for r in program.reductions)
+        and all(r.at is None and r.ctype in _DTYPES for r in program.reductions)
         and bool(space.taps)
         and all(program.loads[n].strides[-1] == 1 for n in space.taps)
         and all(strides[0] == 0 for strides in program.indices)

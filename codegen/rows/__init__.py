@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from codegen.family import Family, Form
 from codegen.lasting import worth_lasting
 from codegen.rows import schedule as rows_schedule
 from codegen.rows import walk_schedule as rows_walk_schedule
@@ -43,3 +44,6 @@ def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
     if spec.segments is not None:
         return SegmentRenderer(spec, schedule).render()
     return (AcrossRenderer if schedule.across else AlongRenderer)(spec, schedule).render()
+
+
+FAMILY = Family("rows", RowsSpec, (Form("rows", RowsSchedule, schedules, render),))

@@ -10,7 +10,7 @@ from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import signature
 from codegen.pointwise.body import vector_type
-from codegen.rows.renderer import RowsRenderer, combiner, identity
+from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
 
@@ -118,11 +118,11 @@ class AcrossRenderer(RowsRenderer):
     def _part(self, reduction: Reduction) -> str:
         name = self.names.unique(reduction.name, "_part")
         if self.s.vector == 1:
-            self.w.line(f"{reduction.ctype} {name}[1] = {{{identity(reduction)}}};")
+            self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
         else:
             self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
             self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {identity(reduction)};")
+            self.w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
         return f"{name}[{self._e}]"
 
     def _combined(self, parts: dict[int, str]) -> None:
@@ -137,9 +137,8 @@ class AcrossRenderer(RowsRenderer):
                 groups = s.threads // max(32, self.side)
                 w.line(f"__shared__ {reduction.ctype} {name}[{groups * s.rows}];")
             shared = self._exchange[reduction.ctype]
-            w.line(
-                f"reduce::across<{combiner(reduction)}, {self.side}, {s.lanes}>({part[: part.index('[')]}, {shared});"
-            )
+            how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
+            w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
 
     def _row_stores(self, stage: int) -> None:
         w, n = self.w, len(self.space.outer)

@@ -10,7 +10,7 @@ from codegen.expr import Load, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import signature
 from codegen.pointwise.body import vector_type
-from codegen.rows.renderer import RowsRenderer, combiner, identity
+from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.stages import Running
 from codegen.spec import RowsSpec
@@ -177,7 +177,7 @@ class AlongRenderer(RowsRenderer):
 
     def _part(self, reduction: Reduction) -> str:
         name = self.names.unique(reduction.name, "_part")
-        self.w.line(f"{reduction.ctype} {name} = {identity(reduction)};")
+        self.w.line(f"{reduction.ctype} {name} = {reduction.start};")
         return name
 
     def _combined(self, parts: dict[int, str]) -> None:
@@ -191,7 +191,7 @@ class AlongRenderer(RowsRenderer):
             if k in together:
                 continue
             reduction = self.program.reductions[k]
-            op, ctype = combiner(reduction), reduction.ctype
+            op, ctype = reduction.combiner.functor, reduction.ctype
             if s.lanes == 1 and s.cluster == 1:
                 self.terms[Reduced(k)] = part
                 continue

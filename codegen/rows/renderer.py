@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of, literal
+from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Pointers, converted, headers, heading
 from codegen.lasting import streams
@@ -293,7 +293,7 @@ class RowsRenderer(ABC):
             if k in running:
                 continue
             reduction = program.reductions[k]
-            statement = accumulate(reduction, part, self.emitter.term(reduction.value, terms))
+            statement = reduction.into(part, self.emitter.term(reduction.value, terms))
             w.line(f"{guard}{statement}" if k in self.columns else statement)
         for k, store in stores:
             text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
@@ -368,35 +368,3 @@ class RowsRenderer(ABC):
         for value in (v for k, i in enumerate(self.program.instructions) if Result(k) in needed for v in i.args):
             count[value] = count.get(value, 0) + 1
         return count
-
-
-def identity(reduction: Reduction) -> str:
-    """The C literal that changes nothing when it is combined."""
-    real = reduction.ctype in ("float", "double")
-    if reduction.combine in ("add", "mul"):
-        return literal(0 if reduction.combine == "add" else 1, reduction.ctype)
-    sign = -1 if reduction.combine in ("max", "logaddexp") else 1
-    if real:
-        return literal(sign * float("inf"), reduction.ctype)
-    signed = not reduction.ctype.startswith("u")
-    bits = int(reduction.ctype.removeprefix("u").removeprefix("int"))
-    highest = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
-    lowest = -(2 ** (bits - 1)) if signed else 0
-    return literal(highest if sign > 0 else lowest, reduction.ctype)
-
-
-def combiner(reduction: Reduction) -> str:
-    """The C type of ``codegen/device/reduce.cuh`` that combines two parts."""
-    return f"reduce::{reduction.combine.capitalize()}"
-
-
-def accumulate(reduction: Reduction, part: str, text: str) -> str:
-    """The C statement that combines one element with a thread's part."""
-    function = {"max": "maximum", "min": "minimum"}.get(reduction.combine)
-    if function is not None:
-        return f"{part} = math::{function}({part}, {text});"
-    if reduction.combine == "logaddexp":
-        return f"{part} = {combiner(reduction)}::of({part}, {text});"
-    if reduction.ctype in ("float", "double"):
-        return f"{part} {'+' if reduction.combine == 'add' else '*'}= {text};"
-    return f"{part} = math::wrapping_{reduction.combine}({part}, {reduction.ctype}({text}));"

@@ -8,6 +8,7 @@ from math import log2, prod
 
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
+from codegen.family import Schedule
 from codegen.iteration import index_type
 from codegen.rows.space import Space, normalize, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
@@ -40,15 +41,15 @@ LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
 
 
 @dataclass(frozen=True)
-class RowsSchedule:
+class RowsSchedule(Schedule):
     """How a rows kernel is mapped to threads.
 
     form     where a row is between its passes: "registers", "shared" (dynamic shared memory), or "memory" (read again).
-    across   threads side by side are in neighbouring rows, not at neighbouring elements of one.
     vector   neighbouring elements that a thread reads at once: of a row, or, across, of neighbouring rows.
     lanes    threads of a row in a block, a power of two.
     rows     rows of a block, a power of two.
     itype    C type of positions and offsets.
+    across   threads side by side are in neighbouring rows, not at neighbouring elements of one.
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
     stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
@@ -56,11 +57,11 @@ class RowsSchedule:
     """
 
     form: str
-    across: bool
     vector: int
     lanes: int
     rows: int
     itype: str
+    across: bool = False
     cluster: int = 1
     resident: int = 0
     stages: int = 1
@@ -185,7 +186,7 @@ def _in_shared(
     ):
         cluster = next((c for c in _clusters(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
         if cluster is not None:
-            schedule = RowsSchedule("shared", False, vector, lanes, 1, "", cluster)
+            schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
             nbytes = -(-itemsize * length // cluster)
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, target, count, resident, itemsize, nbytes)
@@ -211,7 +212,7 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
                 continue
             own = segments_of_block(segments, lanes, cluster)
             nbytes = own * size * itemsize
-            schedule = RowsSchedule("shared", False, vector, lanes, 1, itype, cluster)
+            schedule = RowsSchedule("shared", vector, lanes, 1, itype, cluster=cluster)
             if not kept or nbytes > target.arch.shared_bytes_per_block - EXCHANGE_BYTES:
                 continue
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
@@ -220,7 +221,7 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
     found.sort(key=lambda f: f[0])
     yield from [schedule for bad, schedule in found if bad < found[0][0] * PROMISING][:MOST_TRIED]
     lanes = 32 * min(16, max(2, _power(segments)))
-    yield RowsSchedule("memory", False, vector, lanes, 1, itype)
+    yield RowsSchedule("memory", vector, lanes, 1, itype)
 
 
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
@@ -259,7 +260,7 @@ def _clusters(target: Target) -> list[int]:
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
     rows = 1 if lanes > 32 else SHORT_THREADS // lanes
-    return RowsSchedule(form, False, vector, lanes, rows, itype)
+    return RowsSchedule(form, vector, lanes, rows, itype)
 
 
 # ---- across the rows
@@ -306,11 +307,11 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
             unroll = -(-space.length // lanes)
             registers = 2 * OTHER_REGISTERS + unroll * words
             if unroll and words and registers <= min(MOST_REGISTERS, target.arch.registers_per_sm // (lanes * side)):
-                yield RowsSchedule("registers", True, vector, lanes, side * vector, itype)
+                yield RowsSchedule("registers", vector, lanes, side * vector, itype, across=True)
             if again * lanes * side > target.arch.registers_per_sm and threads != 256:
                 continue
             resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
-            memory.append(RowsSchedule("memory", True, vector, lanes, side * vector, itype, resident=resident))
+            memory.append(RowsSchedule("memory", vector, lanes, side * vector, itype, across=True, resident=resident))
         if bounded and not few:  # as many threads as possible read again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory

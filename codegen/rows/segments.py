@@ -10,7 +10,6 @@ from math import prod
 from codegen.iteration import Coordinates, linear
 from codegen.naming import Writer
 from codegen.rows.along import AlongRenderer
-from codegen.rows.renderer import combiner, identity
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import segments_of_block
 from codegen.spec import RowsSpec
@@ -47,7 +46,7 @@ class SegmentRenderer(AlongRenderer):
         w.open(f"for (uint32 segment = lane / 32; segment < {self.segments}; segment += {s.lanes * s.cluster // 32})")
         for k, name in self.beside.items():
             reduction = self.program.reductions[k]
-            w.line(f"{reduction.ctype} {name} = {identity(reduction)};")
+            w.line(f"{reduction.ctype} {name} = {reduction.start};")
         if s.form == "shared":
             own = "segment"
             if s.cluster > 1:
@@ -66,7 +65,7 @@ class SegmentRenderer(AlongRenderer):
         w, n = self.w, len(self.space.outer)
         w.close()
         for k, name in self.beside.items():
-            w.line(f"{name} = reduce::lanes<{combiner(self.program.reductions[k])}, 32>({name});")
+            w.line(f"{name} = reduce::lanes<{self.program.reductions[k].combiner.functor}, 32>({name});")
         stores = [(store, k) for store, k in self.space.sums.items() if k in self.beside]
         if stores:
             w.open("if (lane % 32 == 0)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from codegen.combiners import ADD, MAX
 from codegen.expr import Index, Load, Reduced, Result, Value
 from codegen.rows.space import Space
 
@@ -143,7 +144,7 @@ def _running(space: Space, plain: Stages) -> dict[int, Running]:
     program, found = space.program, dict[int, Running]()
     for k, reduction in enumerate(program.reductions):
         value = reduction.value
-        if reduction.combine != "add" or not isinstance(value, Result) or not plain.varies(value):
+        if reduction.combiner is not ADD or not isinstance(value, Result) or not plain.varies(value):
             continue
         power = program.instructions[value.instruction]
         if power.template != "math::exp({0})" or not isinstance(power.args[0], Result):
@@ -153,7 +154,7 @@ def _running(space: Space, plain: Stages) -> dict[int, Running]:
             continue
         x, shift = difference.args
         for m, most in enumerate(program.reductions):
-            same = most.combine == "max" and most.value == x and most.ctype == reduction.ctype == power.ctype
+            same = most.combiner is MAX and most.value == x and most.ctype == reduction.ctype == power.ctype
             known = not plain.varies(shift) and plain.stage(shift) == plain.stage(Reduced(m))
             if same and known and all(running.most != m for running in found.values()):
                 found[k] = Running(m, value, shift)

@@ -19,7 +19,6 @@ from codegen.iteration import Coordinates, linear
 from codegen.kernel import converted
 from codegen.pointwise.body import vector_type
 from codegen.rows.along import AlongRenderer
-from codegen.rows.renderer import combiner, identity
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import repeated, streamed
 from codegen.spec import RowsSpec
@@ -204,10 +203,10 @@ class WalkRenderer(AlongRenderer):
             self._close_vectors()
         for k, name in self._own.items():
             reduction = self.program.reductions[k]
-            start = " = {}" if reduction.combine == "add" else ""
+            start = " = {}" if reduction.combiner.neutral == 0 else ""
             w.line(f"{reduction.ctype} {name}[{self.unroll}][{s.vector}]{start};")
             if not start:
-                w.line(f"reduce::fill({name}, {identity(reduction)});")
+                w.line(f"reduce::fill({name}, {reduction.start});")
         if s.lanes > 32:
             for k, reduction in enumerate(self.program.reductions):
                 if k not in self._own:
@@ -378,13 +377,13 @@ class WalkRenderer(AlongRenderer):
             return
         w, s, warps = self.w, self.s, self.s.lanes // 32
         for k, part in parts.items():
-            w.line(f"reduce::give<{combiner(self.program.reductions[k])}>({part}, {self._exchanged[k]}[turn]);")
+            w.line(f"reduce::give<{self.program.reductions[k].combiner.functor}>({part}, {self._exchanged[k]}[turn]);")
         w.line("__syncthreads();" if s.rows == 1 else f"named_barrier_sync(1 + sub, {s.lanes});")
         own = "" if s.rows == 1 else f" + sub * {warps}"
         for k in parts:
             reduction = self.program.reductions[k]
             name = self.names.unique(reduction.name)
-            text = f"reduce::take<{combiner(reduction)}, {warps}>({self._exchanged[k]}[turn]{own})"
+            text = f"reduce::take<{reduction.combiner.functor}, {warps}>({self._exchanged[k]}[turn]{own})"
             w.line(f"const {reduction.ctype} {name} = {text};")
             self.terms[Reduced(k)] = name
 
@@ -405,7 +404,7 @@ class WalkRenderer(AlongRenderer):
                 if self.unroll > 1:
                     w.line("#pragma unroll")
                 loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
-                across = f"reduce::across<{combiner(reduction)}, {s.lanes}, {s.rows}>"
+                across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
                 w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
             w.line("if (sub > 0) return;")
         self.rows = self._begin

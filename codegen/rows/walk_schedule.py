@@ -113,4 +113,4 @@ def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tu
                 bad *= 1 + max(0.0, own / limit - 1) * 4 + 0.3 * (wanted / resident - 1)
                 bad *= 1 + max(0.0, 1 - flight * resident / FLIGHT_BYTES)
                 bad *= (1.0 if form == "registers" else 1.03) if ring else 1.3 if form == "registers" else 1.5
-                yield bad, RowsSchedule(form, False, vector, lanes, rows, itype, 1, resident, stages)
+                yield bad, RowsSchedule(form, vector, lanes, rows, itype, resident=resident, stages=stages)

@@ -18,8 +18,9 @@ from __future__ import annotations
 from math import prod
 
 from codegen.epilogue import Run, factor
+from codegen.family import Family, Form
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.spec import KernelSource
+from codegen.window import schedule
 from codegen.window.renderer import Renderer
 from codegen.window.ring import Ring
 from codegen.window.ring_schedule import RingSchedule
@@ -28,7 +29,6 @@ from codegen.window.schedule import (
     ChannelsSchedule,
     PlanesSchedule,
     StripsSchedule,
-    WindowSchedule,
     blocks_per_sm,
     line_reads,
     pitch,
@@ -39,15 +39,6 @@ from codegen.window.strips import Strips
 
 #: Products a thread's code spells out; loops whose bodies add up to more stay loops, so that the code fits the caches.
 UNROLLED = 800
-
-
-def render(spec: WindowSpec, s: WindowSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
-    if isinstance(s, StripsSchedule):
-        return Strips(spec, s).render()
-    if isinstance(s, RingSchedule):
-        return Ring(spec, s).render()
-    return (_Planes(spec, s) if isinstance(s, PlanesSchedule) else _Channels(spec, s)).render()
 
 
 class _Planes(Renderer):
@@ -359,3 +350,16 @@ class _Channels(Renderer):
 
 def _subscripts(sizes: tuple[int, ...]) -> str:
     return "".join(f"[{size}]" for size in sizes)
+
+
+FAMILY = Family(
+    "window",
+    WindowSpec,
+    (
+        Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
+        Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
+        Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
+        Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
+    ),
+    tries_all=True,
+)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from codegen.family import Schedule
 from codegen.target import Target
 from codegen.window.spec import WindowSpec
 
@@ -30,7 +31,7 @@ ENOUGH_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class RingSchedule:
+class RingSchedule(Schedule):
     """A block walks down rows of outputs with the input rows in a ring in shared memory.
 
     A block has ``lanes`` threads of ``vector`` channels each, and ``across`` of them along the columns; each computes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from codegen.family import Schedule
 from codegen.iteration import extent, index_type
 from codegen.target import PORTABLE, Target
 from codegen.window.ring_schedule import RingSchedule, ring_schedules
@@ -36,7 +37,7 @@ SECTOR = 32  # bytes of the smallest access to device memory
 
 
 @dataclass(frozen=True)
-class PlanesSchedule:
+class PlanesSchedule(Schedule):
     """Threads side by side take neighbouring columns of one image plane.
 
     A block has ``lanes`` threads along the columns, ``down`` along the rows and ``planes`` planes (of an image and a
@@ -47,8 +48,8 @@ class PlanesSchedule:
     cols: int
     lanes: int
     down: int
-    planes: int
     itype: str
+    planes: int = 1
 
     @property
     def threads(self) -> int:
@@ -66,7 +67,7 @@ class PlanesSchedule:
 
 
 @dataclass(frozen=True)
-class ChannelsSchedule:
+class ChannelsSchedule(Schedule):
     """Threads side by side take neighbouring channels of a depthwise convolution.
 
     A block has ``lanes`` threads of ``vector`` channels each, and ``columns`` of outputs; each thread has ``rows`` rows
@@ -100,7 +101,7 @@ class ChannelsSchedule:
 
 
 @dataclass(frozen=True)
-class StripsSchedule:
+class StripsSchedule(Schedule):
     """A thread has ``rows`` rows of ``vector`` neighbouring outputs of one plane, for every filter of its group."""
 
     rows: int
@@ -112,6 +113,7 @@ class StripsSchedule:
 WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
+Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
 
 
 def fits(spec: WindowSpec) -> str | None:
@@ -134,39 +136,48 @@ def channels_last(spec: WindowSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def best_schedule(spec: WindowSpec, target: Target) -> WindowSchedule:
-    """The schedule used when nothing was tuned: strips or a ring where they can be, else the best with a halo tile."""
-    return strips_schedule(spec, target) or next(iter(_rings(spec, target)), None) or best_tiled_schedule(spec, target)
-
-
-def _rings(spec: WindowSpec, target: Target) -> list[RingSchedule]:
-    return ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else []
-
-
-def schedules(spec: WindowSpec, target: Target) -> Iterator[WindowSchedule]:
-    """`best_schedule`, then others worth trying."""
-    best = best_schedule(spec, target)
-    yield best
-    if isinstance(best, StripsSchedule):
+def strips(spec: WindowSpec, target: Target) -> Iterator[StripsSchedule]:
+    """Strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
+    best = strips_schedule(spec, target)
+    if best is not None:
+        yield best
         for rows in STRIP_CANDIDATES:
             if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
-    # Of rings that differ in little, one.
+
+
+def rings(spec: WindowSpec, target: Target) -> list[RingSchedule]:
+    """Rings worth trying, best guess first: of those that differ in little, one."""
     kinds: dict[tuple[int, ...], RingSchedule] = {}
-    for ring in _rings(spec, target):
+    for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
-    yield from [*kinds.values()][:CANDIDATES]
-    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
-    yield from sorted((s for s in every if _misfit(spec, s) is None), key=lambda s: _cost(spec, s, target))[:CANDIDATES]
+    return [*kinds.values()][:CANDIDATES]
+
+
+def planes(spec: WindowSpec, target: Target) -> list[PlanesSchedule]:
+    """Halo tiles of planes worth trying, best guess first."""
+    return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec), target)
+
+
+def channels(spec: WindowSpec, target: Target) -> list[ChannelsSchedule]:
+    """Halo tiles of channels worth trying, best guess first."""
+    return _by_cost(spec, _channels_schedules(spec), target) if channels_last(spec) else []
 
 
 def best_tiled_schedule(spec: WindowSpec, target: Target = PORTABLE) -> TiledSchedule:
     """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
-    every: list[TiledSchedule] = [*(_channels_schedules(spec) if channels_last(spec) else _planes_schedules(spec))]
+    if channels_last(spec):
+        return _by_cost(spec, _channels_schedules(spec), target)[0]
+    return _by_cost(spec, _planes_schedules(spec), target)[0]
+
+
+def _by_cost(spec: WindowSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
+    """The schedules that cost least, of those whose halo tile fits; if none fits, the smallest."""
+    every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
-    if fitting:
-        return min(fitting, key=lambda s: _cost(spec, s, target))
-    return min(every, key=lambda s: shared_bytes(spec, s))
+    return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
+        min(every, key=lambda s: shared_bytes(spec, s))
+    ]
 
 
 def halo(spec: WindowSpec) -> tuple[int, int]:
@@ -213,7 +224,7 @@ def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
         for lanes in _halves(_halved(32, -(-width // cols))):
             for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
                 for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
-                    yield PlanesSchedule(rows, cols, lanes, down, planes, itype)
+                    yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
 def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.expr import Operand, Program
+from codegen.spec import KernelSpec
 
 
 @dataclass(frozen=True)
-class WindowSpec:
+class WindowSpec(KernelSpec):
     """A direct convolution with few channels a group: every input element is read into a halo tile once.
 
     images, groups           N and the number of groups.
@@ -22,7 +23,6 @@ class WindowSpec:
     program                  over the space (image, group, filter, 3 spatial).
     """
 
-    name: str
     images: int
     groups: int
     in_channels: int
@@ -42,7 +42,7 @@ class WindowSpec:
 
 
 @dataclass(frozen=True)
-class WinogradSpec:
+class WinogradSpec(KernelSpec):
     """One of the three linear transforms of Winograd's convolution, of patches of an image, a filter or products.
 
     transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
@@ -58,7 +58,6 @@ class WinogradSpec:
                       column).
     """
 
-    name: str
     transform: str
     tile: int
     images: int

@@ -153,6 +153,11 @@ def explain_command(
         str | None,
         typer.Option(metavar="NAME", help="Show the source of this kernel.", show_default=False),
     ] = None,
+    passes: Annotated[bool, typer.Option("--passes", help="Show what each pass rewrote, and why.")] = False,
+    dump: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write the graph after each pass.", show_default=False),
+    ] = None,
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
@@ -164,7 +169,16 @@ def explain_command(
     """Show what is fused, what is not, and why; and which schedules the kernels have."""
     from fusegraph.cli.explain import explain_file
 
-    return explain_file(file, kernel=kernel, strict=strict, fusion=not no_fusion, target=target, as_json=as_json)
+    return explain_file(
+        file,
+        kernel=kernel,
+        passes=passes,
+        dump=dump,
+        strict=strict,
+        fusion=not no_fusion,
+        target=target,
+        as_json=as_json,
+    )
 
 
 @app.command("compare")

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusegraph.bench import plot, results
+from fusegraph.bench.measure import PEERS, Bench, environment
+from fusegraph.bench.results import Row
+from fusegraph.bench.workload import AnyWorkload, GraphWorkload
 from fusegraph.cli.console import NOT_OK, note, say
 from fusegraph.errors import DeviceError, FusegraphError
 from fusegraph.loader import load_graphs
-from fusegraph.report import artifacts, plot, results
-from fusegraph.report.bench import PEERS, Bench, environment
-from fusegraph.report.results import Row
-from fusegraph.report.workload import GraphWorkload, Workload
+from fusegraph.report import artifacts
 from fusegraph.runtime import driver
 
 SUITE = "board"
@@ -177,7 +178,7 @@ class _Update(_Book):
 class _Run:
     """One run: measures, prints, writes down."""
 
-    def __init__(self, workloads: Sequence[Workload], peers: Sequence[str], measuring: Bench, book: _Book) -> None:
+    def __init__(self, workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: Bench, book: _Book) -> None:
         self._workloads, self._peers, self._bench, self._book = workloads, peers, measuring, book
         self._width = max(len(w.name) for w in workloads)
         self.failed: list[str] = []
@@ -199,7 +200,7 @@ class _Run:
         self.failed = [w.name for w in self._workloads if w.name not in ran and w.graph() is not None]
         self._book.close(complete=True)
 
-    def _rows(self, workload: Workload) -> Iterator[Row]:
+    def _rows(self, workload: AnyWorkload) -> Iterator[Row]:
         try:
             yield from self._bench.rows(workload, self._peers)
         except FusegraphError as error:  # its inputs or its floor: too large for the GPU
@@ -219,14 +220,11 @@ def _cells(row: Row) -> list[str]:
     return [row.workload, row.engine, *("-" if v is None else f"{v:.{digits}f}" for v, digits in numbers), text]
 
 
-def _workloads(file: str | None, suite: str | None) -> list[Workload]:
+def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
     if file is not None:
         names = artifacts.UniqueNames()
-        workloads = [GraphWorkload(graph) for graph in load_graphs(file)]
-        for workload in workloads:
-            workload.name = names.unique(workload.name)
-        return list(workloads)
-    from benchmarks.workloads import SUITES
+        return [GraphWorkload(graph, names.unique(graph.name)) for graph in load_graphs(file)]
+    from fusegraph.bench.workloads import SUITES
 
     make = SUITES.get(suite or SUITE)
     if make is None:
@@ -246,7 +244,7 @@ def _options(
     return shlex.join(words)
 
 
-def _only(pattern: str | None, workloads: list[Workload]) -> list[Workload]:
+def _only(pattern: str | None, workloads: list[AnyWorkload]) -> list[AnyWorkload]:
     if pattern is None:
         return workloads
     try:

@@ -13,6 +13,7 @@ import fusegraph
 from codegen.target import PORTABLE, Target
 from fusegraph.cli.console import check_autotune, note, print_json, print_table, progress, say
 from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.engines.environment import check_environment
 from fusegraph.errors import FusegraphError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
@@ -23,7 +24,6 @@ from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.environment import check_environment
 from fusegraph.runtime.targets import DEFAULT, named
 
 #: Keys of a kernel in ``compile --json``.

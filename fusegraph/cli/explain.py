@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from fusegraph.cli.console import columns, print_json, say
+from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
+from fusegraph.engines.environment import check_environment
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
-from fusegraph.plan import plan
+from fusegraph.plan import Plan, plan
+from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
-from fusegraph.runtime.autotune import choosers
+from fusegraph.report.passes import describe_steps, dump_files, steps_text
 from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.environment import check_environment
 from fusegraph.runtime.targets import named, present
 
 
 def explain_file(
-    file: str, *, kernel: str | None, strict: bool, fusion: bool, target: str | None = None, as_json: bool
+    file: str,
+    *,
+    kernel: str | None,
+    passes: bool = False,
+    dump: str | None = None,
+    strict: bool,
+    fusion: bool,
+    target: str | None = None,
+    as_json: bool,
 ) -> int:
-    """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead.
+    """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead, with
+    ``passes`` what `describe_steps` says.  ``dump`` is a folder: each graph gets one in it, with the graph as it was
+    built and after each pass.
 
     With both ``kernel`` and ``as_json`` the object is ``kernels[]`` with ``graph, name, family, nodes, code``.  Raises
     FileError if no graph has such a kernel.
@@ -27,6 +42,8 @@ def explain_file(
     options = Options(strict=strict, target=present() if target is None else named(target))
     choose, _ = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
     plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
+    if dump is not None:
+        _dump(plans, dump)
     if kernel is not None:
         found = [(p, k) for p in plans for k in p.kernels if k.name == kernel]
         if not found:
@@ -47,9 +64,23 @@ def explain_file(
         else:
             say("\n\n".join(dict.fromkeys(k.source.code.rstrip() for _, k in found)))
         return 0
+    if passes:
+        steps = {p.graph.name: describe_steps(p) for p in plans}
+        if as_json:
+            print_json({"graphs": [{"name": name, "passes": found} for name, found in steps.items()]})
+        else:
+            say("\n".join(steps_text(name, found, columns()) for name, found in steps.items()).rstrip("\n"))
+        return 0
     facts = [describe(p, options.target) for p in plans]
     if as_json:
         print_json({"graphs": facts})
     else:
         say("\n".join(explain_text(f, columns()) for f in facts).rstrip("\n"))
     return 0
+
+
+def _dump(plans: Sequence[Plan], folder: str) -> None:
+    """Writes a folder for each graph: a file of text for each pass."""
+    out, names = prepare(Path(folder)), UniqueNames()
+    for each in plans:
+        write_folder(out / names.unique(each.graph.name), dump_files(each), {"graph": each.graph.name})

@@ -7,11 +7,11 @@ from typing import Any
 
 from codegen.target import PORTABLE
 from fusegraph.engines.base import Executable
+from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
-from fusegraph.runtime.environment import check_environment
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fusegraph.dtypes import uint8
+from fusegraph.engines.in_place import Pairs
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent, same_strides
-from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import Device, refuse_gradient, view
-from fusegraph.runtime.strides import share_memory
+from fusegraph.runtime.packed import pack, unpack
+from fusegraph.runtime.strides import NDArray, share_memory
 
 #: Answers that are remembered of whether two arrays overlap.
 MOST_KNOWN = 1024
@@ -150,3 +153,33 @@ def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     if len(arrays) != len(names):
         raise ArgumentError(f"graph {graph.name!r} has {len(names)} outputs {names}, out= has {len(arrays)}")
     return arrays
+
+
+def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
+    """What a kernel takes for an array given for a tensor: for packed elements their bytes, one after another.
+
+    An array in NumPy's type of the dtype is packed; if it is to be ``written``, bytes are made that stand for it.
+    Others are left to the checks of every array.
+    """
+    if not tensor.dtype.is_packed:
+        return array
+    if isinstance(array, np.ndarray) and array.dtype == tensor.dtype.numpy:
+        if array.shape != tensor.shape:
+            raise ArgumentError(
+                f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(array.shape)}, "
+                f"the graph was built for {list(tensor.shape)}"
+            )
+        if written and not array.flags.writeable:
+            raise ArgumentError(f"output {tensor.name!r} of graph {tensor.graph.name!r} is read-only")
+        return pack(array, tensor.dtype, tensor.strides)
+    if isinstance(array, np.ndarray):
+        return array.reshape(-1) if array.flags.c_contiguous else array
+    contiguous = getattr(array, "is_contiguous", None)  # torch's
+    return array.reshape(-1) if contiguous is not None and contiguous() else array
+
+
+def as_values(tensor: Tensor, array: NDArray) -> NDArray:
+    """A result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
+    if not tensor.dtype.is_packed or array.dtype == tensor.dtype.numpy:
+        return array
+    return unpack(array, tensor.dtype, tensor.shape, tensor.strides)

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.engines.arguments import Argument, Overlaps, bind, bind_outputs
+from fusegraph.engines.arguments import Argument, Overlaps, as_bytes, as_values, bind, bind_outputs
 from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
+from fusegraph.engines.in_place import Pairs
 from fusegraph.graph import Graph
-from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
-from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.streams import stream_query
 
 #: (addresses of the inputs and outputs, stream): queues the kernels.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import ALIGNMENT
 from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler

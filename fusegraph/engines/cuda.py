@@ -10,16 +10,16 @@ from typing import Any
 from codegen.spec import KernelSource
 from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind
+from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
-from fusegraph.runtime.autotune import choosers
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, load_module
 from fusegraph.runtime.replay import Replay, record

@@ -11,20 +11,21 @@ from typing import Any
 
 from codegen.declined import Declined
 from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
+from fusegraph.engines.scratch import random_array
 from fusegraph.engines.slots import Slots
 from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.passes.fuse import fuse
-from fusegraph.passes.in_place import Pairs
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
+from fusegraph.passes.pipeline import Step, Steps, summary
 from fusegraph.passes.simplify import simplify
-from fusegraph.plan import Plan, namesakes
+from fusegraph.plan import Plan
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import cuda_device, to_device
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 #: Timed runs of a plan when autotuning, and the seconds after which no further plan is tried once one has run: the
@@ -104,11 +105,10 @@ class CudnnExecutable(Executable):
         self._ordinal = device
         self._handle = device_handle(device)
         simplified = simplify(graph)
+        steps = Steps((Step("simplification", summary(simplify), graph, simplified),))
         with self._handle.lock, driver.using(device):
             self.partition, built = self._built(simplified.graph, options, partition, autotune)
-        memory = plan_memory(self.partition)
-        alike = namesakes(simplified)
-        plan = Plan(graph, simplified.graph, simplified.counterpart, self.partition, (), memory, namesakes=alike)
+        plan = Plan(graph, steps, self.partition, (), plan_memory(self.partition))
         super().__init__(graph, plan, cuda_device(device))
         self._slots = Slots(plan)
         self._constants = tuple(to_device(t.value, device) for t in self._slots.constants)
@@ -131,10 +131,10 @@ class CudnnExecutable(Executable):
 
     def _built(self, graph: Graph, options: Options, pieces: bool, autotune: bool) -> tuple[Partition, list[_Built]]:
         """The pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is refused."""
-        target = _Target(self)
+        backend = _Lowering(self)
         known: dict[tuple[Node, ...], _Built] = {}
         while True:
-            partition = self._partition(graph, options, pieces, target)
+            partition = self._partition(graph, options, pieces, backend)
             try:
                 for group in partition.groups:
                     if group.nodes not in known:
@@ -142,14 +142,14 @@ class CudnnExecutable(Executable):
             except NotSupportedError as error:
                 if not pieces:
                     raise
-                target.refuse(group.nodes, error.reason)
+                backend.refuse(group.nodes, error.reason)
                 continue
             return partition, [known[group.nodes] for group in partition.groups]
 
-    def _partition(self, graph: Graph, options: Options, pieces: bool, target: _Target) -> Partition:
+    def _partition(self, graph: Graph, options: Options, pieces: bool, backend: _Lowering) -> Partition:
         if pieces:
             try:
-                return fuse(graph, options, target=target)
+                return fuse(graph, options, backend=backend)
             except Declined as refusal:
                 raise NotSupportedError(
                     f"cuDNN cannot run graph {graph.name!r} even in pieces: {refusal}", str(refusal)
@@ -157,7 +157,7 @@ class CudnnExecutable(Executable):
         order = {n: k for k, n in enumerate(graph.nodes)}
         view = GroupView(graph, graph.nodes, order)
         try:
-            lowered = target.lower(view, options)
+            lowered = backend.lower(view, options)
         except Declined as refusal:
             raise NotSupportedError(
                 f"cuDNN refuses graph {graph.name!r} ({_named(view.nodes)}): {refusal}; "
@@ -278,8 +278,8 @@ class CudnnExecutable(Executable):
         return found.pointer
 
 
-class _Target:
-    """cuDNN as a target of fusion: takes a group if cuDNN makes plans for it.  Answers are remembered."""
+class _Lowering:
+    """cuDNN as what groups are lowered to: takes a group if cuDNN makes plans for it.  Answers are remembered."""
 
     def __init__(self, executable: CudnnExecutable) -> None:
         self._executable = executable

@@ -9,12 +9,12 @@ from operator import or_
 from threading import Lock
 from typing import Generic, TypeVar
 
+from fusegraph.engines import in_place
 from fusegraph.engines.base import NOTHING, Executable
+from fusegraph.engines.in_place import Pairs
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.passes import in_place
-from fusegraph.passes.in_place import Pairs
 from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.arrays import Device
 
@@ -27,7 +27,7 @@ class KernelExecutable(Executable, Generic[Built]):
     Kernels are built for pointers aligned to 16 bytes; the first call with an array that is not builds a second variant
     that reads and writes single elements of the arrays given.  ``choose`` decides on the schedules of the first
     variant, ``choose_later`` on those of the second, for which a call waits.  The first call with outputs in the memory
-    of inputs (`fusegraph.passes.in_place`) builds another of either.
+    of inputs (`fusegraph.engines.in_place`) builds another of either.
     """
 
     def __init__(

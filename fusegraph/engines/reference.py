@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.ops import evaluate as ops
 from fusegraph.ops.convert import from_reference, round_to, to_reference
-from fusegraph.passes.in_place import Pairs
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.packed import pack, unpack

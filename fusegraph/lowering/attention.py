@@ -15,14 +15,14 @@ from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 #: Queries of a tile; the share that attention has of the tensor cores' fastest rate.
 TILE_ROWS, TENSOR_SHARE = 128, 0.70822
@@ -256,7 +256,7 @@ def _belongs_behind(node: Node, weight: Program) -> bool:
     """Whether all probabilities are multiplied with the same number, or zeros chosen instead of those of whole rows:
     those of rows without keys are NaN in the end, not while they are added up.
     """
-    chosen = any(n.op.name == "binary_select" for n in node.attributes["weight"].graph.nodes)
+    chosen = any(n.op.role is Role.SELECT for n in node.attributes["weight"].graph.nodes)
     steps = (*weight.indices, *(op.strides for op in weight.loads))
     return not any(x[-1] if chosen else any(x) for x in steps)
 
@@ -422,3 +422,6 @@ class _Whole(GroupView):
     def __init__(self, graph: Graph, nodes: Sequence[Node], writes: Sequence[Tensor]) -> None:
         super().__init__(graph, nodes, {n: k for k, n in enumerate(nodes)})
         self.writes = tuple(writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(attentions, accept, lower)

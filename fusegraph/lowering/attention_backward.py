@@ -10,7 +10,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.attention_nodes import ATTENTION, Score
@@ -112,3 +112,6 @@ def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool
     if len(found) > 1:
         raise Declined(f"some results of {node.name!r} are summed up over heads, others not")
     return found.pop()
+
+
+LOWERING: FamilyLowering = FamilyLowering(gradients, accept, lower)

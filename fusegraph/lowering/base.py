@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from codegen.declined import Declined
 from codegen.target import PORTABLE, Target
@@ -23,20 +23,29 @@ class TooLarge(Declined):
     """A group has more nodes or tensors than one kernel should: so it has with any other beside it."""
 
 
+#: Rewrites that are not made, by the name of the pass and of what it would rewrite, and why.
+LeftOut: TypeAlias = Mapping[tuple[str, str], str]
+
+
 @dataclass(frozen=True)
 class Options:
-    """What the compiled graph should promise.
+    """What the compiled graph should promise, and what passes know beside the graph.
 
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
     target     the architecture and the machine that it is planned for.
+    left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
     """
 
     strict: bool = False
     alignment: int = 16
     workspace: int = 1 << 32
     target: Target = PORTABLE
+    left_out: LeftOut = field(default_factory=dict, hash=False)
+
+
+DEFAULTS: Options = Options()
 
 
 @dataclass(frozen=True)
@@ -107,8 +116,22 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
 
 
+@dataclass(eq=False)
+class FamilyLowering:
+    """How groups become kernels of a family.
+
+    about   what in a group its kernels are about; nothing of another family's group.
+    accept  raises Declined, whose text is the reason, if such a group cannot be one kernel.
+    lower   the kernel, with a name, of a group that it accepts.  Raises Declined as well.
+    """
+
+    about: Callable[[GroupView], object]
+    accept: Callable[[GroupView, Options], None]
+    lower: Callable[[GroupView, Options, str], Lowered]
+
+
 class Lowering(Protocol):
-    """What groups are lowered to: says which it takes, and lowers them."""
+    """What groups are lowered to, kernels or cuDNN: says which it takes, and lowers them."""
 
     def accept(self, view: GroupView, options: Options) -> None:
         """Raises Declined, whose text is the reason, if the group cannot be one unit."""

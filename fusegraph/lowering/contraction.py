@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from codegen import contraction
+from codegen.contraction import FAMILY
 from codegen.contraction.merge import exchanged
 from codegen.declined import Declined
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
-from fusegraph.ops.partial import PARTIAL
-from fusegraph.ops.parts import SUFFIX
 
 #: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
-MOST_PRODUCTS = {"float": 4, "uint32": 4, "double": 3, "uint64": 3}
+MOST_PRODUCTS = {
+    "float": 4,
+    "uint32": 4,
+    "double": 3,
+    "uint64": 3,
+}
 
 
 def accept(view: GroupView, options: Options) -> None:
@@ -43,8 +46,8 @@ def accept(view: GroupView, options: Options) -> None:
     for node in view.nodes:
         if node in anchors:
             continue
-        if node.op is PARTIAL:
-            found = product(anchor) if anchor.op.name in _PRODUCTS else None
+        if node.op.role is Role.PARTIAL:
+            found = product(anchor) if anchor.op.role in _PRODUCTS and "parts" not in anchor.attributes else None
             total = accumulator(anchor, compute_type(view.graph.compute_dtype)) if found is not None else ""
             partials.check(view, node, found, total, after)
             continue
@@ -60,7 +63,7 @@ def accept(view: GroupView, options: Options) -> None:
     prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
-        if producer is not None and producer.op is PARTIAL:
+        if producer is not None and producer.op.role is Role.PARTIAL:
             continue
         if producer not in after:
             raise Declined(f"{tensor.name!r} is written but does not depend on {anchor.op.name} {anchor.name!r}")
@@ -149,11 +152,11 @@ def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -
     return (0,) * (len(target) - len(shape)) + tuple(own)
 
 
-_PRODUCTS = {
-    "matmul": matmul,
-    "conv_fprop": convolution.fprop,
-    "conv_dgrad": convolution.dgrad,
-    "conv_wgrad": convolution.wgrad,
+_PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {
+    Role.MATMUL: matmul,
+    Role.FPROP: convolution.fprop,
+    Role.DGRAD: convolution.dgrad,
+    Role.WGRAD: convolution.wgrad,
 }
 
 
@@ -163,7 +166,7 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
     That of one in parts (`ops.parts`) is the product of a part, the parts being its first batch.
     """
     a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
-    make = _PRODUCTS[anchor.op.name.removesuffix(SUFFIX)]
+    make = _PRODUCTS[anchor.op.role]
     if "parts" not in anchor.attributes:
         return make(anchor, first or a, second or b)
     count = anchor.attributes["parts"]
@@ -222,7 +225,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
             factors[n], reads[n] = prologue.computed(view, options, factor, factors[n], gather_of)
     reads.append(tuple(node.inputs[1] for node in more))
-    halves = {node.output: node for node in view.nodes if node.op is PARTIAL}
+    halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     own_view = prologue.epilogue_view(view, anchors)
     builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors)
     program, own, writes = builder.build()
@@ -257,7 +260,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
         turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.planned
-        if turned is not None and (not few or contraction.cycles(turned, target) < contraction.cycles(spec, target)):
+        if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 
@@ -266,3 +269,6 @@ def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
     """Whether a factor is computed, or has another dtype than the product."""
     common = anchor.op.promoted(tuple(t.type for t in anchor.inputs))
     return factors[number].program is not None or anchor.inputs[number].dtype != common
+
+
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.anchors, accept, lower)

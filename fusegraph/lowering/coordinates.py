@@ -33,7 +33,7 @@ from fusegraph.layout import extent, packed_strides
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.lowering.views import alias, merged, regrouped, view
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 #: Tensors with elements further apart than this are read at positions of 64 bits.
 FAR = 2**30
@@ -83,14 +83,14 @@ class CoordinateBuilder(ProgramBuilder):
         self._views: dict[Tensor, Tensor | None] = {}
         self._loaded: dict[tuple[Tensor, int, tuple[int, ...]], Load] = {}
         self._pointers: dict[tuple[Tensor, int], Pointer] = {}
-        self._moved: dict[str, Callable[[Node, Coordinates, Value | None], Value]] = {
-            "transpose": self._transpose,
-            "reshape": self._reshape,
-            "broadcast": self._broadcast,
-            "slice": self._slice,
-            "pad": self._pad,
-            "concatenate": self._concatenate,
-            "gather": self._gather,
+        self._moved: dict[Role | None, Callable[[Node, Coordinates, Value | None], Value]] = {
+            Role.TRANSPOSE: self._transpose,
+            Role.RESHAPE: self._reshape,
+            Role.BROADCAST: self._broadcast,
+            Role.SLICE: self._slice,
+            Role.PAD: self._pad,
+            Role.CONCATENATE: self._concatenate,
+            Role.GATHER: self._gather,
         }
 
     # ---- values of tensors at coordinates
@@ -118,7 +118,7 @@ class CoordinateBuilder(ProgramBuilder):
         if node.kind is Kind.MOVEMENT:
             if 0 in self.space:
                 return Literal(0, compute_type(tensor.dtype, self.real))
-            return self._moved[node.op.name](node, coordinates, guard)
+            return self._moved[node.op.role](node, coordinates, guard)
         before, self._here = self._here, (coordinates, guard)
         value = self._apply(node)
         self._here = before

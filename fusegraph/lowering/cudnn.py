@@ -30,7 +30,7 @@ from fusegraph.lowering.base import GroupView, Lowered, Options
 from fusegraph.lowering.program import broadcast_strides
 from fusegraph.ops.base import Kind
 from fusegraph.ops.evaluate import compute_dtype, widens
-from fusegraph.ops.reduction import POSITIONS, TRUTHS
+from fusegraph.ops.modes import MODES
 
 #: dtype name -> name in cudnn.data_type.
 DATA_TYPES = {
@@ -174,7 +174,7 @@ def accept(view: GroupView, options: Options) -> None:
             structural = node.kind is not Kind.POINTWISE or key in ("dtype", "axis")
             if key not in known and not structural and value != node.op.attributes.get(key):
                 raise Declined(f"cuDNN's {node.op.cudnn} has no {key} ({node.name!r} has {key}={value!r})")
-        if node.kind is Kind.REDUCTION and node.attributes["mode"] in (*POSITIONS, *TRUTHS, "var"):
+        if node.kind is Kind.REDUCTION and not MODES[node.attributes["mode"]].cudnn:
             raise Declined(f"cuDNN's reduction has no mode {node.attributes['mode']} ({node.name!r})")
         if node.kind is Kind.REDUCTION and not node.attributes["keepdims"]:
             raise Declined(f"cuDNN's reduction keeps the dimensions that are reduced ({node.name!r} drops them)")

@@ -6,22 +6,34 @@ from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.views import joins_in_place, view
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 #: What an element needs is followed back through at most so many nodes.
 MOST_NODES = 80
 
 
-def moves(group: GroupView) -> bool:
-    """Whether a group has movement nodes."""
-    return bool(group.of(Kind.MOVEMENT))
+#: Kinds of nodes with kernels of their own, which move nothing.
+_OTHERS = (Kind.WINDOW, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
+
+
+def movements(group: GroupView) -> list[Node]:
+    """The group's movement nodes."""
+    return group.of(Kind.MOVEMENT)
 
 
 def accept(group: GroupView, options: Options) -> None:
-    """Raises Declined with the reason if pointwise and movement nodes cannot be one pointwise kernel."""
+    """Raises Declined with the reason unless the group is movement and pointwise nodes that can be one pointwise
+    kernel.
+    """
+    moved, apart = movements(group)[0], [*group.anchors, *(n for kind in _OTHERS for n in group.of(kind))]
+    if apart:
+        raise Declined(
+            f"{moved.op.name} {moved.name!r} and {apart[0].op.name} {apart[0].name!r} are not one kernel: "
+            "elements are moved by kernels of pointwise ops, or read where they lie"
+        )
     first, *others = group.writes
     for tensor in others:
         if tensor.shape != first.shape:
@@ -58,7 +70,7 @@ def _check_written(group: GroupView, node: Node) -> None:
     inner = source is not node.output and node.output not in graph.output_numbers
     if inner and (maker is None or node.output.size >= source.size):
         raise Declined(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
-    if node.op.name == "concatenate" and joins_in_place(node):
+    if node.op.role is Role.CONCATENATE and joins_in_place(node):
         made = next((t for t in node.inputs if not _is_pointwise(t)), None)
         if made is not None:
             raise Declined(f"{made.name!r} and the other parts of {node.name!r} are written in their places in it")
@@ -96,3 +108,6 @@ def _program(
             dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
             d, k = dims[split.dim]
             parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+
+
+LOWERING: FamilyLowering = FamilyLowering(movements, accept, lower)

@@ -12,15 +12,19 @@ from codegen.spec import Partial
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView
 from fusegraph.lowering.convolution import Product
-from fusegraph.ops.partial import PARTIAL
+from fusegraph.ops.base import Role
+from fusegraph.ops.modes import COMBINED, PARTS, Combined
 
 #: Most reductions of parts in one kernel; most products beside them, by the C type of their sums.
 MOST_PARTIALS = 4
 MOST_REDUCED = {"float": 2, "uint32": 2, "double": 1, "uint64": 1}
 #: Rows of a part, and the most columns of one.
 ROWS, COLS = 64, 32
-#: Modes of parts that are made of the results one by one, without a second look at them.
-ONE_LOOK = frozenset({"add", "mul", "min", "max", "amax", "norm1", "squares"})
+
+
+def mode_of(node: Node) -> Combined:
+    """The mode of a reduction, or of the parts of one."""
+    return {**COMBINED, **PARTS}[node.attributes["mode"]]
 
 
 def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
@@ -86,13 +90,13 @@ def check(view: GroupView, node: Node, product: Product | None, total: str, afte
         raise Declined(f"{node.name!r} would be made of the results of {anchor.op.name} {anchor.name!r}")
     if len(anchors) > (most := MOST_REDUCED[total]):
         raise Declined(f"{node.name!r} is reduced with the results of {len(anchors)} products: of at most {most}")
-    if sum(n.op is PARTIAL for n in view.nodes) > MOST_PARTIALS:
+    if sum(n.op.role is Role.PARTIAL for n in view.nodes) > MOST_PARTIALS:
         raise Declined(f"{node.name!r} is one more than the {MOST_PARTIALS} reductions that one kernel makes parts of")
     (x,) = node.inputs
     of = f"{anchor.op.name} {anchor.name!r} {list(anchor.output.shape)}"
     if x.shape != anchor.output.shape or view.graph.producer(x) not in after:
         raise Declined(f"{node.name!r} reduces {x.name!r} {list(x.shape)}, which does not follow from {of}")
-    if node.attributes["mode"] not in ONE_LOOK:
+    if mode_of(node).looks_twice:
         raise Declined(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
     if parts(product, anchor, node.attributes["axes"]) != (node.attributes["axes"], node.attributes["chunk"]):
         raise Declined(

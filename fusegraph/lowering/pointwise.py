@@ -7,7 +7,7 @@ from math import prod
 from codegen.declined import Declined
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 
 
@@ -54,3 +54,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
     program, reads, writes = ProgramBuilder(view, options, strides).build()
     return Lowered("pointwise", PointwiseSpec(name, shape, program), reads, writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.nodes, accept, lower)

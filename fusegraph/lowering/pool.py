@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, prod
 
 import numpy as np
 
+from codegen.combiners import ADD, MAX
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import PoolSpec, RowsSpec
 from codegen.target import Target
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
 #: What a pointwise op costs that is a function of its own rather than an instruction or two, in instructions.
@@ -141,7 +143,7 @@ class _Space:
 
 def _cost(node: Node) -> float:
     """About the instructions of a pointwise node."""
-    if not node.op.reads_values or node.op.name == "identity":
+    if not node.op.reads_values or node.op.role is Role.CAST:
         return 1
     text = node.op.expression(node.op.promoted(tuple(t.type for t in node.inputs)).kind, node.attributes)
     simple = ("math::abs", "math::maximum", "math::minimum", "math::relu")
@@ -191,16 +193,16 @@ class _Builder(ProgramBuilder):
     # ---- what is made of a window
 
     def _max(self, node: Node, values: list[Value]) -> Value:
-        return self._reduce(Reduction(node.name, "max", values[0], self._ctype(values[0])))
+        return self._reduce(Reduction(node.name, MAX, values[0], self._ctype(values[0])))
 
     def _index(self, node: Node, values: list[Value]) -> Value:
-        found = self._reduce(Reduction(node.name, "index", values[0], "int32", self._position(elements=True)))
+        found = self._reduce(Reduction(node.name, MAX, values[0], "int32", self._position(elements=True)))
         wanted = compute_type(node.output.dtype)
         return found if wanted == "int32" else self._emit(node.name, f"{wanted}({{0}})", [found], wanted)
 
     def _mean(self, node: Node, values: list[Value]) -> Value:
         real = self._ctype(values[0])
-        total = self._reduce(Reduction(f"{node.name} sum", "add", values[0], real))
+        total = self._reduce(Reduction(f"{node.name} sum", ADD, values[0], real))
         windows, shape = self._space.windows, self._space.shape
         return self._divided(node, total, windows, shape, padded_ends(self._space.elements, node.attributes), real)
 
@@ -209,24 +211,23 @@ class _Builder(ProgramBuilder):
         image, windows, _ = forward_of(loss, node.attributes)
         ends = padded_ends(image, node.attributes)
         if _constant(windows, loss, ends) is not None:
-            total = self._reduce(Reduction(f"{node.name} sum", "add", values[0], real))
+            total = self._reduce(Reduction(f"{node.name} sum", ADD, values[0], real))
             return self._divided(node, total, windows, loss, ends, real)
         self._enter(elements=True)
         share = self._divided(node, values[0], windows, loss, ends, real, "share")
         self._enter(elements=False)
-        return self._reduce(Reduction(node.name, "add", share, real))
+        return self._reduce(Reduction(node.name, ADD, share, real))
 
     def _chosen(self, node: Node, values: list[Value]) -> Value:
         real = self._ctype(values[0])
         own = self._position(elements=False)
         text = f"{{1}} == {{2}} ? {{0}} : {literal(0, real)}"
         chosen = self._emit(f"{node.name} chosen", text, [*values, own], real)
-        return self._reduce(Reduction(node.name, "add", chosen, real))
+        return self._reduce(Reduction(node.name, ADD, chosen, real))
 
     def _reduce(self, reduction: Reduction) -> Reduced:
         for k, known in enumerate(self._reductions):
-            same = (known.combine, known.value, known.at) == (reduction.combine, reduction.value, reduction.at)
-            if same and known.ctype == reduction.ctype:
+            if replace(known, name=reduction.name) == reduction:
                 return Reduced(k)
         self._reductions.append(reduction)
         return Reduced(len(self._reductions) - 1)
@@ -313,7 +314,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     space = _Space(view, options)
     program, reads, writes = _Builder(view, options, space).build()
     whole = all(_is_whole(window, space.shape[axis]) for axis, window in space.windows.items())
-    if whole and all(reduction.combine != "index" for reduction in program.reductions):
+    if whole and all(reduction.at is None for reduction in program.reductions):
         row = tuple(space.elements[axis] for axis in space.windows)
         return Lowered("rows", RowsSpec(name, space.shape, row, program), reads, writes)
     return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(pools, accept, lower)

@@ -31,7 +31,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import GroupView, Options
-from fusegraph.ops.base import REQUIRED, Kind
+from fusegraph.ops.base import REQUIRED, Kind, Role
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
 from fusegraph.ops.random import inner_dims
@@ -166,14 +166,14 @@ class ProgramBuilder:
         return ctype_of(partial, value, self._anchor_type)
 
     def _apply(self, node: Node) -> Value:
-        if node.op.name == "gen_index":
+        if node.op.role is Role.INDEX:
             source, axis = node.inputs[0], node.attributes["axis"]
             return self._numbered(source, tuple(int(d == axis) for d in range(source.rank)))
         dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
         common = node.op.promoted(tuple(t.type for t in node.inputs))
-        if node.op.name == "identity":
+        if node.op.role is Role.CAST:
             return self._cast(node)
-        if node.op.name == "cmp_ge" and (compared := self._at_least(node)) is not None:
+        if node.op.role is Role.GE and (compared := self._at_least(node)) is not None:
             return compared
         template = node.op.expression(common.kind, node.attributes)
         compute = compute_type(common, self.real)

@@ -24,7 +24,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Cost, Kind, Role
 
 #: Results across a factor that one computation of its tile serves.
 SERVED = 256
@@ -48,15 +48,6 @@ SCATTERED = 64.0
 #: Tensors as large as a factor that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
-
-SIMPLE = frozenset(
-    """
-    relu leaky_relu relu_backward leaky_relu_backward clamp hardsigmoid hardswish identity gen_index binary_select
-    add sub mul bias scale add_square max min neg abs sign
-    cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not isnan
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-_PAIRS = frozenset(("mul", "scale", "add", "bias", "sub", "relu", "neg", "abs", "max", "min"))
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
@@ -102,7 +93,7 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                 f"which reads {factor.name!r} as it lies in memory"
             )
         for node in nodes:
-            if node.op.name == "identity" and node.inputs[0].dtype == node.output.dtype:
+            if node.op.role is Role.CAST and node.inputs[0].dtype == node.output.dtype:
                 raise Declined(
                     f"{node.name!r} is {node.inputs[0].name!r} laid out for tensor cores (`passes.operand_layouts`): "
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
@@ -160,10 +151,11 @@ def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[
     factor, other = anchor.inputs[position], anchor.inputs[1 - position]
     if any(not (t.dtype.is_float and t.dtype.itemsize == 2) for t in anchor.inputs) or before(view, other):
         return False
-    if anchor.op.name != "matmul":
+    role = anchor.op.role
+    if role is not Role.MATMUL:
         strided = any(step != 1 for step in anchor.attributes["stride"])
-        windows = anchor.op.name == "conv_fprop" or (anchor.op.name == "conv_dgrad" and not strided)
-        if position == 1 or not windows or any(n.op.name == "gen_index" for n in nodes):
+        windows = role is Role.FPROP or (role is Role.DGRAD and not strided)
+        if position == 1 or not windows or any(n.op.role is Role.INDEX for n in nodes):
             return False
     return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, factor) for t in large)
 
@@ -189,7 +181,7 @@ def _worthwhile(
     else:
         each = 1.0  # to round it
         for node in nodes:
-            each += (1.0 if node.op.name in SIMPLE else FUNCTION) * node.output.size / factor.size
+            each += (FUNCTION if node.op.cost is Cost.FUNCTION else 1.0) * node.output.size / factor.size
         for tensor in large:
             each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
         each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
@@ -213,11 +205,11 @@ def _beside(
 ) -> float:
     """Instructions that computing an element beside the tensor cores is worth."""
     share = PAIR if _in_pairs(factor, nodes, read) else 1.0
-    along = 1 if anchor.op.name != "matmul" else len(factor.shape) - (1 if factor is anchor.inputs[0] else 2)
+    along = 1 if anchor.op.role is not Role.MATMUL else len(factor.shape) - (1 if factor is anchor.inputs[0] else 2)
     each = 0.0
     for node in nodes:
-        if node.op.name not in ("relu", "identity"):  # come with the rounding
-            each += (BESIDE_OP if node.op.name in SIMPLE else BESIDE_FUNCTION) * node.output.size / factor.size
+        if node.op.cost is not Cost.ROUNDING:
+            each += (BESIDE_FUNCTION if node.op.cost is Cost.FUNCTION else BESIDE_OP) * node.output.size / factor.size
     each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
     each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
     each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
@@ -226,9 +218,13 @@ def _beside(
 
 def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
     """Whether one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
-    names = [n.op.name for n in nodes if n.op.name != "identity"]
-    rounding = [name in ("mul", "scale") for name in names if name in ("mul", "scale", "add", "bias", "sub")]
-    if not set(names) <= _PAIRS or rounding not in ([], [True], [False], [True, False]):
+    rounding = [n.op.role is Role.PRODUCT for n in nodes if n.op.role in (Role.SUM, Role.DIFFERENCE, Role.PRODUCT)]
+    if any(n.op.cost not in (Cost.ROUNDING, Cost.PAIR) for n in nodes) or rounding not in (
+        [],
+        [True],
+        [False],
+        [True, False],
+    ):
         return False
     return all(t.dtype == factor.dtype for t in read)
 

@@ -6,19 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
-from fusegraph.dtypes import sum_dtype
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
-from fusegraph.lowering.partials import ONE_LOOK
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
-from fusegraph.ops.partial import PARTIAL, PARTIAL_MODES
-from fusegraph.ops.reduction import EXTREMES, MODES
+from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.modes import accumulator
 
 #: Rows of fewer blocks than this, each of which would read more than that, leave most of a GPU idle: what else is
 #: computed for each element goes to another kernel.  A row whose elements are neighbours can have a cluster of blocks.
@@ -90,10 +89,11 @@ class _Space:
         self.segment_axes: tuple[int, ...] = self.segments[0].attributes["axes"] if self.segments else ()
         self.row_order = (*(d for d in self.axes if d not in self.segment_axes), *self.segment_axes)
         #: results of reductions of parts, which nothing else in the kernel can read
-        self.parts = {node.output: node for node in reductions(view) if node.op is PARTIAL or node in self.segments}
+        parts = (n for n in reductions(view) if n.op.role is Role.PARTIAL or n in self.segments)
+        self.parts = {node.output: node for node in parts}
         for node in view.nodes:
             for tensor in self.parts.keys() & set(node.inputs):
-                who = "several blocks make" if self.parts[tensor].op is PARTIAL else "several warps make"
+                who = "several blocks make" if self.parts[tensor].op.role is Role.PARTIAL else "several warps make"
                 raise Declined(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")
         for node in nodes:
             if node in self.segments:
@@ -196,7 +196,7 @@ class _Space:
     def _columns(self, node: Node) -> tuple[int, ...]:
         """Of one part of columns' reductions, or of the reductions of segments."""
         reduced = node.attributes["axes"]
-        own = iter(node.output.strides[1:] if node.op is PARTIAL else node.output.strides)
+        own = iter(node.output.strides[1:] if node.op.role is Role.PARTIAL else node.output.strides)
         gone = () if node.attributes["keepdims"] else reduced
         strides = [0 if d in gone else next(own) for d in range(len(self.shape))]
         return tuple(s if n > 1 and d not in reduced else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
@@ -232,7 +232,7 @@ class _Space:
 def columns(view: GroupView) -> list[Node]:
     """Of a group with reductions of whole rows, those in parts: they must be of its columns."""
     nodes = reductions(view)
-    parts = [n for n in nodes if n.op is PARTIAL]
+    parts = [n for n in nodes if n.op.role is Role.PARTIAL]
     return parts if len(parts) < len(nodes) else []
 
 
@@ -252,7 +252,7 @@ def _check_columns(space: _Space, target: Target) -> None:
                 f"{node.name!r} reduces parts of {list(x.shape)} along {list(axes)}, {row.name!r} whole rows of "
                 f"{list(space.shape)} along {list(space.axes)}"
             )
-        if node.attributes["mode"] not in ONE_LOOK:
+        if mode_of(node).looks_twice:
             raise Declined(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
         if chunk != walk_chunk(space.view.reads, space.shape, space.axes, axes, target):
             raise Declined(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
@@ -272,7 +272,7 @@ def _check_segments(space: _Space, target: Target) -> None:
                 f"{node.name!r} reduces {list(x.shape)} along {list(axes)}, {row.name!r} {list(space.shape)} along "
                 f"{list(space.axes)}: one kernel has one kind of rows, and one kind of parts of them"
             )
-        if MODES[node.attributes["mode"]][2]:
+        if mode_of(node).after is not None:
             raise Declined(f"{node.name!r} needs more than one step after its reduction")
     if not has_segments(space.view.reads, space.shape, space.axes, space.segment_axes, target):
         raise Declined(
@@ -314,7 +314,7 @@ def walk_chunk(
 
 def _chunk(node: Node) -> int | None:
     """The elements of a part of a reduction that is split, None for a whole one."""
-    return node.attributes["chunk"] if node.op is PARTIAL else None
+    return node.attributes["chunk"] if node.op.role is Role.PARTIAL else None
 
 
 def _parts_text(chunk: int | None) -> str:
@@ -360,31 +360,26 @@ class RowsBuilder(ProgramBuilder):
     def _apply(self, node: Node) -> Value:
         if node.kind is not Kind.REDUCTION:
             return super()._apply(node)
-        source, result, mode = node.inputs[0], node.output, node.attributes["mode"]
-        before, combine, after = MODES[mode] if node.op is not PARTIAL else (*PARTIAL_MODES[mode], "")
+        source, result, mode = node.inputs[0], node.output, mode_of(node)
+        combiner, before, after = mode.combiner, mode.before, mode.after
         value = self._value(source)
         own = compute_type(source.dtype, self.real)
-        total = _accumulator(node, self.real)
-        if before == "abs" and source.dtype.is_float:
-            value = self._emit(f"{node.name} abs", "math::abs({0})", [value], own)
-        elif before == "square":
-            value = self._emit(f"{node.name} square", "{0} * {0}", [value], own)
+        total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
-        if before == "abs" and not source.dtype.is_float:
-            value = self._emit(f"{node.name} abs", "math::wrapping_abs({0})", [value], total)
-        if before == "deviation":
-            mean = self._part_mean(node, self._reduce(f"{node.name} sum", "add", value, total), total)
+        if before is not None and before.centred:
+            mean = self._part_mean(node, self._reduce(f"{node.name} sum", combiner, value, total), total)
             value = self._emit(f"{node.name} centred", "{0} - {1}", [value, mean], total)
-            value = self._emit(f"{node.name} square", "{0} * {0}", [value], total)
+        if before is not None:
+            text = before.floats if source.dtype.is_float else before.integers
+            value = self._emit(f"{node.name} {before.name}", text, [value], total)
         of_columns = node in self._columns
-        found: Value = self._reduce(f"{node.name} {combine}" if after else node.name, combine, value, total, of_columns)
+        name = f"{node.name} {combiner.name}" if after is not None else node.name
+        found: Value = self._reduce(name, combiner, value, total, of_columns)
         wanted = compute_type(result.dtype, self.real)
         count = prod(source.shape[d] for d in node.attributes["axes"])
-        if after == "mean":
-            found = self._emit(node.name, f"{{0}} / {float(count)!r}{'f' if total == 'float' else ''}", [found], total)
-        elif after == "sqrt":
-            found = self._emit(node.name, "math::sqrt({0})", [found], total)
+        if after is not None:
+            found = self._emit(node.name, after.cuda(count, total), [found], total)
         if wanted != total:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
         return self._rounded(result, found)
@@ -402,27 +397,17 @@ class RowsBuilder(ProgramBuilder):
         )
         return self._emit(f"{node.name} mean", "{0} / {1}", [total, count], ctype)
 
-    def _reduce(self, name: str, combine: str, value: Value, ctype: str, of_columns: bool = False) -> Reduced:
+    def _reduce(self, name: str, combiner: Combiner, value: Value, ctype: str, of_columns: bool = False) -> Reduced:
         """A reduction, or the one that combines the same already (with its axes dropped, or not)."""
         for k, known in enumerate(self._reductions):
-            same = (known.combine, known.value, known.ctype) == (combine, value, ctype)
+            same = (known.combiner, known.value, known.ctype) == (combiner, value, ctype)
             if same and of_columns == (k in self._of_columns):
                 return Reduced(k)
-        self._reductions.append(Reduction(name, combine, value, ctype))
+        self._reductions.append(Reduction(name, combiner, value, ctype))
         found = Reduced(len(self._reductions) - 1)
         if of_columns:
             self._of_columns.add(found.reduction)
         return found
-
-
-def _accumulator(node: Node, real: str) -> str:
-    """The C type in which a reduction combines."""
-    source, result = node.inputs[0].dtype, node.output.dtype
-    if source.is_float:
-        return compute_type(source, real)
-    if node.attributes["mode"] in EXTREMES:
-        return compute_type(source)
-    return sum_dtype(source, result).compute
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
@@ -432,3 +417,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     program, reads, writes = RowsBuilder(view, options, space.strides, beside=beside).build()
     spec = RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk, space.segmented)
     return Lowered("rows", spec, reads, writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(reductions, accept, lower)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from codegen.declined import Declined
 from codegen.expr import Reduced, Reduction, Value, compute_type
-from codegen.spec import PointwiseSpec, ScanSpec
-from fusegraph.dtypes import sum_dtype
+from codegen.scan import ScanSpec
+from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind
+from fusegraph.ops.modes import accumulator
 
 
 def scans(view: GroupView) -> list[Node]:
@@ -43,13 +44,12 @@ class _Builder(ProgramBuilder):
             return super()._apply(node)
         source, result = node.inputs[0], node.output
         value, wanted = self._value(source), compute_type(result.dtype, self.real)
-        own = compute_type(source.dtype, self.real)
-        total = own
-        if source.dtype.is_int and node.op.fold in ("add", "mul"):
-            total = sum_dtype(source.dtype, result.dtype).compute
+        own, combiner = compute_type(source.dtype, self.real), node.op.combiner
+        assert combiner is not None
+        total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
         if own != total:
             value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
-        self._reductions.append(Reduction(node.name, node.op.fold, value, total))
+        self._reductions.append(Reduction(node.name, combiner, value, total))
         found: Value = Reduced(len(self._reductions) - 1)
         if total != wanted:
             found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
@@ -72,3 +72,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         return Lowered("pointwise", PointwiseSpec(name, space, program), reads, writes)
     sizes, reverse = tuple(shape[d] for d in outer), node.attributes["reverse"]
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(scans, accept, lower)

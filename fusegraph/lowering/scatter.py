@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from codegen.combiners import COMBINERS
 from codegen.declined import Declined
 from codegen.expr import Operand, Program, Store
 from codegen.scatter import ScatterSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.movement import MOST_NODES
 from fusegraph.ops.base import Kind
@@ -96,6 +97,9 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         result.shape[axis],
         result.strides[axis],
         result.size,
-        node.attributes["combine"],
+        COMBINERS[node.attributes["combine"]],
     )
     return Lowered("scatter", spec, reads, view.writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(scatters, accept, lower)

@@ -16,7 +16,7 @@ import numpy as np
 from codegen.spec import Bound
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 Affine = dict[Tensor | str, int]
 
@@ -67,7 +67,7 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
             tensor = rest
         elif (masked := _masked(node)) is not None:
             tensor = masked[0]
-        elif node.op.name == "identity" and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
+        elif node.op.role is Role.CAST and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
             tensor = node.inputs[0]
         else:
             break
@@ -76,12 +76,12 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
 
 def _factor(node: Node) -> tuple[float | None, Tensor | None]:
     """A positive number and what it multiplies."""
-    if node.op.name == "mul":
+    if node.op.role is Role.PRODUCT:
         for number, rest in (node.inputs[::-1], node.inputs):
             value = constant(number)
             if value is not None and 0 < value < inf and rest.shape == node.output.shape:
                 return value, rest
-    if node.op.name == "div":
+    if node.op.role is Role.QUOTIENT:
         value = constant(node.inputs[1])
         if value is not None and 0 < value < inf and isfinite(1 / value) and node.inputs[0].shape == node.output.shape:
             return 1 / value, node.inputs[0]
@@ -90,7 +90,7 @@ def _factor(node: Node) -> tuple[float | None, Tensor | None]:
 
 def _masked(node: Node) -> tuple[Tensor, Tensor, bool] | None:
     """(x, condition, value) of a selection that is x where the condition has this value, else minus infinity."""
-    if node.op.name != "binary_select":
+    if node.op.role is not Role.SELECT:
         return None
     first, second, mask = node.inputs
     if constant(second) == -inf and first.shape == node.output.shape:
@@ -119,12 +119,7 @@ def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Grap
     rank = tensor.rank
     while (node := graph.producer(tensor)) is not None:
         masked = _masked(node)
-        if (
-            masked is None
-            and node.op.name == "identity"
-            and node.inputs[0].dtype.is_float
-            and node.output.dtype.is_float
-        ):
+        if masked is None and node.op.role is Role.CAST and all(t.dtype.is_float for t in (*node.inputs, node.output)):
             tensor = node.inputs[0]  # minus infinity in any dtype of scores (8-bit floats have none, and no kernel)
             continue
         if masked is None:
@@ -149,9 +144,9 @@ def _split(
     node = graph.producer(mask)
     if node is None:
         return False
-    if node.op.name == "logical_not":
+    if node.op.role is Role.NOT:
         return _split(graph, node.inputs[0], not value, rank, varying, found, replaced)
-    if node.op.name == ("logical_and" if value else "logical_or"):
+    if node.op.role is (Role.AND if value else Role.OR):
         first, second = node.inputs
         known = [_split(graph, t, value, rank, varying, found, replaced) for t in (first, second)]
         if known[0] != known[1] and mask.shape == (rest := second if known[0] else first).shape:
@@ -164,33 +159,32 @@ def _split(
     return True
 
 
-#: (op, value) -> (coefficient of the first operand, of the second, a number): their sum is not negative.
-_COMPARISONS: dict[tuple[str, bool], tuple[int, int, int]] = {
-    ("cmp_le", True): (-1, 1, 0),
-    ("cmp_lt", True): (-1, 1, -1),
-    ("cmp_ge", True): (1, -1, 0),
-    ("cmp_gt", True): (1, -1, -1),
-    ("cmp_gt", False): (-1, 1, 0),
-    ("cmp_ge", False): (-1, 1, -1),
-    ("cmp_lt", False): (1, -1, 0),
-    ("cmp_le", False): (1, -1, -1),
+#: Comparison -> (coefficient of the first operand, of the second, a number): no such sum is negative where it holds.
+_COMPARISONS: dict[Role | None, tuple[tuple[int, int, int], ...]] = {
+    Role.LE: ((-1, 1, 0),),
+    Role.LT: ((-1, 1, -1),),
+    Role.GE: ((1, -1, 0),),
+    Role.GT: ((1, -1, -1),),
+    Role.EQ: ((-1, 1, 0), (1, -1, 0)),
 }
+_OPPOSITE: dict[Role | None, Role] = dict(
+    zip((Role.GT, Role.GE, Role.LT, Role.LE, Role.NE), (Role.LE, Role.LT, Role.GE, Role.GT, Role.EQ))
+)
 
 
 def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condition] | None:
     """The conditions that a comparison having a value amounts to; None if it is none of positions and integers."""
-    every = {("cmp_eq", True): ("cmp_le", "cmp_ge"), ("cmp_neq", False): ("cmp_le", "cmp_ge")}
-    sides = [_affine(graph, t, rank) for t in node.inputs] if node.op.name.startswith("cmp_") else [None]
-    if any(side is None for side in sides):
+    every = _COMPARISONS.get(node.op.role if value else _OPPOSITE.get(node.op.role))
+    if every is None:
+        return None
+    first, second = (_affine(graph, t, rank) for t in node.inputs)
+    if first is None or second is None:
         return None
     found = []
-    for name in every.get((node.op.name, value), (node.op.name,)):
-        signs = _COMPARISONS.get((name, value if name == node.op.name else True))
-        if signs is None:
-            return None
-        total: Affine = {ONE: signs[2]}
-        for sign, side in zip(signs, sides):
-            for term, coefficient in (side or {}).items():
+    for *signs, start in every:
+        total: Affine = {ONE: start}
+        for sign, side in zip(signs, (first, second)):
+            for term, coefficient in side.items():
                 total[term] = total.get(term, 0) + sign * coefficient
         if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
             return None
@@ -209,20 +203,21 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
     if node is None:
         own = (1, 1, *tensor.shape)[-2:]
         return {tensor: 1} if 1 in own and tensor.dtype.itemsize <= 4 else None
-    if node.op.name == "gen_index":
+    if node.op.role is Role.INDEX:
         shape, axis = node.inputs[0].shape, node.attributes["axis"]
         place = rank - len(shape) + axis
         if shape[axis] == 1:
             return {}
         return {ROW: 1} if place == rank - 2 else {KEY: 1} if place == rank - 1 else None
-    if node.op.name == "identity":
+    if node.op.role is Role.CAST:
         return _affine(graph, node.inputs[0], rank) if _keeps(node.inputs[0].dtype, tensor.dtype) else None
-    if node.op.name not in ("add", "sub") or tensor.dtype not in LARGE:  # smaller ones, and unsigned ones, wrap around
+    # Smaller integers, and unsigned ones, wrap around.
+    if node.op.role not in (Role.SUM, Role.DIFFERENCE) or tensor.dtype not in LARGE:
         return None
     first, second = (_affine(graph, t, rank) for t in node.inputs)
     if first is None or second is None:
         return None
-    sign = 1 if node.op.name == "add" else -1
+    sign = 1 if node.op.role is Role.SUM else -1
     return {t: first.get(t, 0) + sign * second.get(t, 0) for t in {**first, **second}}
 
 
@@ -246,9 +241,9 @@ def with_real_positions(graph: Graph) -> Graph:
     added: dict[Node, tuple[Node, ...]] = {}
     for node in graph.nodes:
         source = node.inputs[0]
-        cast = node.op.name == "identity" and source.dtype.is_int and node.output.dtype == float32
+        cast = node.op.role is Role.CAST and source.dtype.is_int and node.output.dtype == float32
         made = graph.producer(source)
-        if not cast or made is None or made.op.name not in ("add", "sub"):
+        if not cast or made is None or made.op.role not in (Role.SUM, Role.DIFFERENCE):
             continue
         sides = [(_affine(graph, t, rank), t) for t in made.inputs]
         # Each side a position, or a number; anything else stays as it is.

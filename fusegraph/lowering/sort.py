@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.combiners import MIN
 from codegen.declined import Declined
 from codegen.expr import Operand, Reduced, Reduction, Value, compute_type
-from codegen.sort import longest
-from codegen.spec import PointwiseSpec, SortSpec
+from codegen.sort import SortSpec, longest
+from codegen.spec import PointwiseSpec
 from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.sort import order_of
-from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS, entries
+from fusegraph.ops.sort_runs import entries
 
 
 def sorts(view: GroupView) -> list[Node]:
@@ -48,12 +49,12 @@ def _way(node: Node) -> _Way:
         axis, descending, keep = order_of(x.type, at)
         return _Way((x,), axis, descending, x.shape[axis], x.shape[axis], keep, False)
     axis, count = at["axis"], entries(tuple(t.type for t in node.inputs), at["axis"])
-    return _Way(node.inputs, axis, at["descending"], count, at["run"], at["keep"], node.op is MERGED_RUNS)
+    return _Way(node.inputs, axis, at["descending"], count, at["run"], at["keep"], node.op.role is Role.MERGE)
 
 
 def _is_step(node: Node) -> bool:
     """Whether a node is a step of sorting long rows."""
-    return node.op in (SORTED_RUNS, MERGED_RUNS)
+    return node.op.role in (Role.RUNS, Role.MERGE)
 
 
 def accept(view: GroupView, options: Options) -> None:
@@ -106,8 +107,8 @@ class _Builder(ProgramBuilder):
         if not self._reductions:
             value, own = self._value(x), compute_type(x.dtype, self.real)
             self._reductions += [
-                Reduction(node.name, "sorted", value, own),
-                Reduction(node.name, "position", value, "int32"),
+                Reduction(node.name, MIN, value, own),
+                Reduction(node.name, MIN, value, "int32", value),
             ]
         if node.attributes.get("dtype") is None:
             return self._rounded(result, Reduced(0))
@@ -140,3 +141,6 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         reads = (*reads, indices)
     how = (way.count, way.run, way.keep, way.descending)
     return Lowered("sort", SortSpec(name, sizes, x.shape[axis], *how, program, way.merged, order), reads, writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(sorts, accept, lower)

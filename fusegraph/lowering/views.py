@@ -7,7 +7,7 @@ from math import prod
 
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 Strides = tuple[int, ...]
 
@@ -19,15 +19,15 @@ def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
     if node.kind is not Kind.MOVEMENT or len(node.inputs) > 1:
         return None
     shape, at = node.inputs[0].shape, node.attributes
-    if node.op.name == "transpose":
+    if node.op.role is Role.TRANSPOSE:
         return tuple(strides[d] for d in at["perm"]), 0
-    if node.op.name == "broadcast":
+    if node.op.role is Role.BROADCAST:
         own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
         return (0,) * (len(at["shape"]) - len(shape)) + tuple(own), 0
-    if node.op.name == "reshape":
+    if node.op.role is Role.RESHAPE:
         steps = reshaped(shape, strides, at["shape"])
         return None if steps is None else (steps, 0)
-    if node.op.name == "slice":
+    if node.op.role is Role.SLICE:
         steps = tuple(s * step if n > 1 else s for s, step, n in zip(strides, at["steps"], node.output.shape))
         if any(step < 0 for step in steps):
             return None
@@ -40,10 +40,10 @@ def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
     element in the place of its own.  None if the result has other elements, or such strides do not exist.
     """
     operand = node.inputs[0]
-    if node.op.name == "transpose":
+    if node.op.role is Role.TRANSPOSE:
         places = dict(zip(node.attributes["perm"], strides))
         return tuple(places[d] for d in range(operand.rank))
-    if node.op.name == "reshape":
+    if node.op.role is Role.RESHAPE:
         return reshaped(node.output.shape, strides, operand.shape)
     return None
 

@@ -14,10 +14,11 @@ from codegen.expr import Operand, Program, compute_type
 from codegen.window.schedule import fits
 from codegen.window.spec import WindowSpec
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
-from fusegraph.lowering.contraction import accumulator
+from fusegraph.lowering import contraction
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.lowering.prologue import in_front
+from fusegraph.ops.base import Role
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
 MAX_PRODUCTS = 256
@@ -27,9 +28,9 @@ MAX_FILTERS = 8
 
 def suits(node: Node, graph: Graph) -> str | None:
     """Why a contraction is no direct convolution with few channels; None if it is."""
-    if node.op.name not in ("conv_fprop", "conv_dgrad"):
+    if node.op.role not in (Role.FPROP, Role.DGRAD) or "parts" in node.attributes:
         return "not a convolution"
-    if node.op.name == "conv_dgrad" and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
+    if node.op.role is Role.DGRAD and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
         return "the gradient of a convolution with strides or more padding than its filter reaches over"
     x, w = node.inputs
     channels, filters, _ = _channels(node)
@@ -43,10 +44,15 @@ def suits(node: Node, graph: Graph) -> str | None:
     return fits(_geometry(node, graph))
 
 
-def accept(view: GroupView) -> None:
-    """Raises Declined if a group that `contraction.accept` takes has nodes in front of a direct convolution."""
-    anchor = view.anchors[0]
-    if in_front(view, anchor) and suits(anchor, view.graph) is None:
+def accept(view: GroupView, options: Options) -> None:
+    """Raises Declined with the reason unless the group is one direct convolution with pointwise nodes on its result."""
+    contraction.accept(view, options)
+    anchor, *others = view.anchors
+    if any(n.op.role is Role.PARTIAL for n in view.nodes):
+        raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
+    if others:
+        raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
+    if in_front(view, anchor):
         raise Declined(
             f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
             "as it lies in memory"
@@ -58,7 +64,7 @@ def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
     w = node.inputs[1]
     outer, inner = w.strides[:2]
     each = w.shape[0] // node.attributes["groups"]
-    if node.op.name == "conv_dgrad":
+    if node.op.role is Role.DGRAD:
         return each, w.shape[1], (each * outer, inner, outer)
     return w.shape[1], each, (each * outer, outer, inner)
 
@@ -66,7 +72,7 @@ def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
 def _before(node: Node) -> tuple[int, ...]:
     """The padding in front."""
     padding = tuple(p[0] for p in node.attributes["padding"])
-    if node.op.name != "conv_dgrad":
+    if node.op.role is not Role.DGRAD:
         return padding
     taps, dilation = node.inputs[1].shape[2:], node.attributes["dilation"]
     return tuple((count - 1) * step - p for count, step, p in zip(taps, dilation, padding))
@@ -89,7 +95,7 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
 
     channels, filters, w_strides = _channels(node)
     x_strides = strides(x, channels)
-    turned = node.op.name == "conv_dgrad"
+    turned = node.op.role is Role.DGRAD
     real = "double" if graph.compute_dtype.name == "float64" else "float"
     return WindowSpec(
         name="window",
@@ -106,14 +112,14 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
         flip=(attributes["mode"] == "convolution") != turned,
         x=Operand(x.name, x.dtype, x_strides),
         w=Operand(w.name, w.dtype, (*w_strides, *three(w.strides[2:], 0))),
-        accumulate=accumulator(node, real),
+        accumulate=contraction.accumulator(node, real),
         result=compute_type(node.output.dtype, real),
         program=Program(),
     )
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The direct convolution of a group that `lowering.contraction.accept` takes and whose anchor `suits`."""
+    """The direct convolution of a group that `accept` takes."""
     anchor = view.contractions[0]
     shape = anchor.output.shape
     spec = _geometry(anchor, view.graph)
@@ -132,3 +138,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         w=replace(spec.w, alignment=view.alignment(w, options)),
     )
     return Lowered("window", spec, (x, w, *reads), writes)
+
+
+LOWERING: FamilyLowering = FamilyLowering(
+    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower
+)

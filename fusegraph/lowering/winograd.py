@@ -5,24 +5,26 @@ from __future__ import annotations
 from codegen.expr import Operand, Program
 from codegen.window.spec import WinogradSpec
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Lowered, Options
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.contraction import accept
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.winograd import tiles
 
 Strides = tuple[int, ...]
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The transform of a group that `lowering.contraction.accept` takes."""
+    """The transform of a group that `accept` takes."""
     (anchor,) = view.anchors
     (source,) = anchor.inputs
 
     def strides(tensor: Tensor) -> Strides:
         """Strides over (image, channel, tile row, tile column, row, column) of what the program reads or writes."""
-        if anchor.op.name == "winograd_output":
+        if anchor.op.role is Role.WINOGRAD_OUTPUT:
             n, k, row, column = broadcast_strides(tensor, anchor.output.shape)
             return (n, k, tile * row, tile * column, row, column)
-        return _places(tensor, grid, of_filter=anchor.op.name == "winograd_filter", at=anchor)
+        return _places(tensor, grid, of_filter=anchor.op.role is Role.WINOGRAD_FILTER, at=anchor)
 
     tile = anchor.attributes["tile"]
     grid = _grid(anchor)
@@ -52,18 +54,19 @@ def _places(tensor: Tensor, grid: tuple[int, int], *, of_filter: bool, at: Node)
 
 def _spec(anchor: Node, name: str, alignment: int, program: Program) -> WinogradSpec:
     at, (source,) = anchor.attributes, anchor.inputs
-    transform, tile, grid = anchor.op.name.removeprefix("winograd_"), at["tile"], _grid(anchor)
+    role, tile, grid = anchor.op.role, at["tile"], _grid(anchor)
+    assert role is not None
     start = 0
     window: tuple[tuple[int, int], tuple[int, int]] | None = None
     results: tuple[int, int] | None = None
-    if transform == "output":
+    if role is Role.WINOGRAD_OUTPUT:
         images, channels = at["shape"][:2]
         results = at["shape"][2:]
         strides = _places(source, grid, of_filter=False, at=anchor)
     else:
         images, channels = source.shape[:2]
         n, c, row, column = source.strides
-        if transform == "input":
+        if role is Role.WINOGRAD_INPUT:
             above, left = at["before"]
             window = ((above, source.shape[2]), (left, source.shape[3]))
             start = -above * row - left * column
@@ -73,4 +76,9 @@ def _spec(anchor: Node, name: str, alignment: int, program: Program) -> Winograd
         else:
             strides = (n, c, 0, 0, row, column)
     operand = Operand(source.name, source.dtype, strides, alignment)
-    return WinogradSpec(name, transform, tile, images, channels, grid, operand, start, window, results, program)
+    return WinogradSpec(name, role.value, tile, images, channels, grid, operand, start, window, results, program)
+
+
+LOWERING: FamilyLowering = FamilyLowering(
+    lambda view: view.anchors and view.anchors[0].kind is Kind.TRANSFORM, accept, lower
+)

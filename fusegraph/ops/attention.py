@@ -18,6 +18,7 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops import attention_softmax as softmaxes
+from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -25,7 +26,7 @@ from fusegraph.ops.random import kept_scale, threshold, uniform
 
 Array = np.ndarray[Any, Any]
 
-ALIGNMENTS = ("TOP_LEFT", "BOTTOM_RIGHT")
+WORDS = {"diagonal_alignment": ("TOP_LEFT", "BOTTOM_RIGHT")}
 LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
 OPERANDS = ("q", "k", "v", "bias", "mask", *LENGTHS, "sink_token", *NUMBERS, *packed.OFFSETS, *paged.TABLES)
@@ -69,9 +70,6 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
         result["soft_cap"] = float(number("soft_cap", values["soft_cap"], float64, q.shape))
         if not 0 < result["soft_cap"] < inf:
             raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
-    if values["diagonal_alignment"] not in ALIGNMENTS:
-        allowed = " or ".join(map(repr, ALIGNMENTS))
-        raise AttributeValueError(f"diagonal_alignment is {allowed}, got {values['diagonal_alignment']!r}")
     # A band reaches as many keys to the left as its bound, the one on the diagonal among them.
     for key, least in (("diagonal_band_left_bound", 1), ("diagonal_band_right_bound", 0)):
         bound = values[key]
@@ -449,7 +447,9 @@ register(
             "paged_attention_max_seq_len_kv": None,
             "generate_stats": False,
         },
+        words=WORDS,
         normalize=_normalize,
+        multiplications=lambda types, at: multiplications(types, 1, 1, at),
         expand=_expand,
         results=("", "stats"),
         optional=len(OPERANDS) - 3,

@@ -29,6 +29,7 @@ from fusegraph.ops.attention import (
     scored,
     scores_reference,
 )
+from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
@@ -237,7 +238,9 @@ register(
             **SCORES,
             "dropout_probability": 0.0,
         },
+        words=forward.WORDS,
         normalize=_normalize,
+        multiplications=lambda types, at: multiplications(types, 3, 2, at),
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),

@@ -108,6 +108,7 @@ register(
             "generate_stats": False,
             "dtype": None,
         },
+        words=wide.WORDS,
         normalize=_normalize,
         expand=_expand,
         results=("", "stats"),

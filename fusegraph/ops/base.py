@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.combiners import Combiner
 from codegen.windows import Window
 from fusegraph.dtypes import DType, bool_, promote
 from fusegraph.errors import GraphError
@@ -32,6 +33,40 @@ class Kind(Enum):
     ATTENTION_BACKWARD = "attention_backward"
 
 
+class Role(Enum):
+    """What an op does among those of its kind: what a pass, a lowering or a report asks for that means, say, a cast.
+
+    Ops that do the same have one role (add and bias, a convolution and the parts of one).  Movement, contractions,
+    transforms and reductions all have one, of the rest those that something asks for.
+    """
+
+    CAST = "converts the elements to a dtype, or leaves them as they are"
+    NARROW = "is its operand, rounded where it is stored"
+    INDEX = "numbers the elements along an axis"
+    SELECT = "chooses between two elements by a condition"
+    BITS = "combines bits: the result says nothing of those for the next numbers"
+    BITCAST = "reads the bits as another dtype"
+    SUM, DIFFERENCE, PRODUCT, QUOTIENT = "a + b", "a - b", "a * b", "a / b"
+    AND, OR, NOT = "a and b", "a or b", "not a"
+    EQ, NE, GT, GE, LT, LE = "a == b", "a != b", "a > b", "a >= b", "a < b", "a <= b"
+    TRANSPOSE, RESHAPE, BROADCAST, GATHER = "transpose", "reshape", "broadcast", "gather"
+    SLICE, PAD, CONCATENATE = "slice", "pad", "concatenate"
+    # Reductions and sorting: of whole axes or of parts; the two steps in which long rows are sorted.
+    REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
+    # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.
+    MATMUL, FPROP, DGRAD, WGRAD = "matmul", "conv_fprop", "conv_dgrad", "conv_wgrad"
+    WINOGRAD_FILTER, WINOGRAD_INPUT, WINOGRAD_OUTPUT = "filter", "input", "output"
+
+
+class Cost(Enum):
+    """What an element of a pointwise op takes, for who computes it again instead of reading it; the cheapest first."""
+
+    ROUNDING = "comes with the conversion to a type of 16 bits"
+    PAIR = "one instruction, which computes two elements of 16 bits"
+    SIMPLE = "an instruction or a few"
+    FUNCTION = "many instructions, or not known to be few"
+
+
 @dataclass(frozen=True)
 class TensorType:
     """Shape (logical order, e.g. N, C, H, W) and dtype of a tensor, without its layout."""
@@ -50,12 +85,15 @@ class Op:
 
     name        cuDNN's graph-API name where cuDNN has the op.
     kind        decides how it can be fused.
+    role        what the op does among those of its kind, where anything asks (see `Role`).
+    cost        pointwise ops: what an element takes (see `Cost`).
     operands    names of the tensor operands, in order.
     variadic    whether the op takes any number of tensors, one or more; ``operands`` then names one of them.
     masks       operands that are conditions: converted to bool, not promoted with the others.
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
     attributes  attribute name -> default (REQUIRED when there is none).
+    words       attribute name -> the values that it may have, where these are words; None may be one of them.
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
                 DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
     normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a
@@ -78,12 +116,17 @@ class Op:
                 units of the largest term.
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
+    turns       pointwise ops with turning points or jumps anywhere, so that values between two operands may lie beyond
+                those at the two: (operands) -> the number of jumps before there, or what moves by 1 from one extreme to
+                the next.  None where extremes are at the ends of what an operand may be, at 0 or at another operand.
     windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
                 result).
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
-                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.  Scans: how
-                elements are combined (`codegen.expr.Reduction`).
+                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
+    combiner    scans and window ops: how elements are combined.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
+    multiplications  what is made of products: (operand types, attributes) -> how many there are, where this is not as
+                many for each result as ``products`` says.
     composite   attributes -> whether the op is made of others; None where the kind says it.
     expand      composites: (write, operands, attributes as keywords) -> the result, or a tuple of several, of nodes
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
@@ -100,17 +143,23 @@ class Op:
     operands: tuple[str, ...]
     infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
     reference: Callable[..., Any]
+    role: Role | None = None
+    cost: Cost | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Collection[str | None]] = field(default_factory=dict)
     normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
     cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     ulps: float = 1.0
     scale: Callable[..., np.ndarray[Any, Any]] | None = None
     reference_ulps: float = 4.0
+    turns: Callable[..., Any] | None = None
     windows: Callable[[tuple[TensorType, ...], Mapping[str, Any]], tuple[dict[int, Window], tuple[int, ...]]] | None = (
         None
     )
     fold: str = ""
+    combiner: Combiner | None = None
     products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
+    multiplications: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
     composite: Callable[[Mapping[str, Any]], bool] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None

@@ -81,8 +81,6 @@ def _checked(name: str, value: Any, x: TensorType) -> Any:
         return normal_axes(value, len(x.shape))
     if name == "epsilon":
         return not_negative(name, value, x.dtype, x.shape)
-    if name == "norm_forward_phase" and value not in PHASES:
-        raise AttributeValueError(f"norm_forward_phase is {' or '.join(map(repr, PHASES))}, got {value!r}")
     if name in ("momentum", "probability") and not 0 <= float(number(name, value, x.dtype, x.shape)) <= 1:
         raise AttributeValueError(f"{name} is between 0 and 1, got {value!r}")
     return value
@@ -142,6 +140,7 @@ def composite(
             infer=inferred,
             reference=quiet,
             attributes=attributes,
+            words={"norm_forward_phase": PHASES} if "norm_forward_phase" in attributes else {},
             normalize=normalize,
             expand=expand,
             cudnn=cudnn,

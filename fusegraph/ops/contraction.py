@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
-from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
 from fusegraph.ops.reduction import summed
 
 Array = np.ndarray[Any, Any]
@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 #: factors rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
 TF32, FAST_FP8 = "tf32", "fast_float_for_fp8"
 COMPUTE_DTYPES = (TF32, FAST_FP8)
+#: The words of the attribute compute_dtype.
+PRECISIONS = (None, "float32", *COMPUTE_DTYPES)
 
 
 def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
@@ -39,13 +41,7 @@ def factor_precision(types: tuple[TensorType, ...], compute_dtype: Any) -> str |
     """The attribute compute_dtype of a contraction in canonical form: "tf32" where float32 factors may be rounded to
     it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.  Factors of other
     dtypes are multiplied as they are, whatever was asked for.
-
-    Raises AttributeValueError for anything but None, "float32", "tf32" and "fast_float_for_fp8".
     """
-    if compute_dtype not in (None, "float32", *COMPUTE_DTYPES):
-        raise AttributeValueError(
-            f"compute_dtype of a node is None, 'float32', 'tf32' or 'fast_float_for_fp8', got {compute_dtype!r}"
-        )
     factors = {t.dtype for t in types[:2]}
     if compute_dtype == TF32 and promote(types[0].dtype, types[1].dtype) == float32:
         return TF32
@@ -92,8 +88,10 @@ register(
     Op(
         name="matmul",
         kind=Kind.CONTRACTION,
+        role=Role.MATMUL,
         operands=("a", "b"),
         attributes={"dtype": None, "compute_dtype": None},
+        words={"compute_dtype": PRECISIONS},
         normalize=_matmul_normalize,
         infer=_matmul_infer,
         reference=_matmul_reference,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
-from fusegraph.ops.contraction import accumulator_result, factor_precision, widen, wrapped
+from fusegraph.ops.base import Kind, Op, Role, TensorType, register
+from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
 Array = np.ndarray[Any, Any]
@@ -47,8 +47,6 @@ def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], fi
     rank = len(types[0].shape) - 2
     if rank not in (1, 2, 3):
         raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
-    if attributes["mode"] not in ("cross_correlation", "convolution"):
-        raise AttributeValueError(f"mode is 'cross_correlation' or 'convolution', got {attributes['mode']!r}")
     groups = attributes["groups"]
     if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1:
         raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
@@ -94,18 +92,16 @@ _COMMON = {
     "compute_dtype": None,
 }
 
-#: Besides None, which leaves the choice to `passes.algorithms`.
-_ALGORITHMS = ("direct", *TILES)
+_WORDS = {"mode": ("cross_correlation", "convolution"), "compute_dtype": PRECISIONS}
+#: None leaves the choice to `passes.algorithms`.
+_ALGORITHMS = (None, "direct", *TILES)
 
 
-def _check_algorithm(op: str, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
-    """Raises AttributeValueError for an algorithm that there is not, or that does not do this convolution."""
+def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
+    """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
-    if algorithm is not None and algorithm not in _ALGORITHMS:
-        names = ", ".join(map(repr, _ALGORITHMS))
-        raise AttributeValueError(f"algorithm is None, {names}, got {algorithm!r}")
     if algorithm in TILES:
-        reason = unsuitable(op, types, attributes)
+        reason = unsuitable(role, types, attributes)
         if reason is not None:
             raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
 
@@ -124,7 +120,7 @@ def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("x", "w"))
     x, w = types[0].shape, types[1].shape
     groups = attributes["groups"]
-    _check_algorithm("conv_fprop", types, attributes)
+    _check_algorithm(Role.FPROP, types, attributes)
     if w[1] * groups != x[1]:
         raise ShapeError(f"{x[1]} channels of x are not {groups} groups of the filter's {w[1]} channels")
     if w[0] % groups:
@@ -181,8 +177,10 @@ register(
     Op(
         name="conv_fprop",
         kind=Kind.CONTRACTION,
+        role=Role.FPROP,
         operands=("x", "w"),
         attributes={**_COMMON, "groups": None, "algorithm": None},
+        words={**_WORDS, "algorithm": _ALGORITHMS},
         normalize=_fprop_normalize,
         infer=_fprop_infer,
         reference=_fprop_reference,
@@ -238,7 +236,7 @@ def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -
     _same_rank(types, ("loss", "filter"))
     loss, w = types[0].shape, types[1].shape
     groups, size = attributes["groups"], attributes["size"]
-    _check_algorithm("conv_dgrad", types, attributes)
+    _check_algorithm(Role.DGRAD, types, attributes)
     if loss[1] != w[0]:
         raise ShapeError(f"loss has {loss[1]} channels, one for each filter, but there are {w[0]} filters")
     if w[0] % groups:
@@ -323,12 +321,15 @@ register(
     Op(
         name="conv_dgrad",
         kind=Kind.CONTRACTION,
+        role=Role.DGRAD,
         operands=("loss", "filter"),
         attributes={"size": None, **_COMMON, "algorithm": None},
+        words={**_WORDS, "algorithm": _ALGORITHMS},
         normalize=_dgrad_normalize,
         infer=_dgrad_infer,
         reference=_dgrad_reference,
         products=_dgrad_products,
+        multiplications=lambda types, _: prod(types[0].shape) * prod(types[1].shape[1:]),
         cudnn="conv_dgrad",
         keeps_layout=True,
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
@@ -428,8 +429,10 @@ register(
     Op(
         name="conv_wgrad",
         kind=Kind.CONTRACTION,
+        role=Role.WGRAD,
         operands=("image", "loss"),
         attributes={"taps": None, **_COMMON},
+        words=_WORDS,
         normalize=_wgrad_normalize,
         infer=_wgrad_infer,
         reference=_wgrad_reference,

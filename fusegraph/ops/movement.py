@@ -15,7 +15,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType, register
 from fusegraph.ops.convert import from_reference
 from fusegraph.ops.pointwise import broadcast
 from fusegraph.ops.reduction import normal_axes
@@ -46,6 +46,7 @@ def _movement(
         Op(
             name=name,
             kind=Kind.MOVEMENT,
+            role=Role(name),
             operands=rest.pop("operands", ("x",)),
             attributes=attributes,
             normalize=normalize,
@@ -185,8 +186,6 @@ def _exact(value: Any, dtype: DType) -> float | int | bool:
 
 def _padding(types: Types, values: Values) -> dict[str, Any]:
     shape, given, mode = types[0].shape, values["padding"], values["mode"]
-    if mode not in PAD_MODES:
-        raise AttributeValueError(f"mode is one of {', '.join(PAD_MODES)}, got {mode!r}")
     if isinstance(given, int):
         given = [given] * len(shape)
     if len(given) != len(shape):
@@ -225,6 +224,7 @@ _movement(
 
     mode is constant (value, rounded to the tensor's dtype), reflect (as in a mirror on the outermost elements, which
     are not repeated; the padding is smaller than the dimension) or replicate (the outermost elements again).""",
+    words={"mode": tuple(PAD_MODES)},
     keeps_layout=True,
 )
 

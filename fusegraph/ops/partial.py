@@ -5,32 +5,17 @@ It is not in the op table: users write reductions, `passes.split_reductions` wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
+from fusegraph.ops.modes import PARTS
 
 Array = np.ndarray[Any, Any]
-
-#: mode -> (what is done to each element, how they are combined).  squared_deviation: the sum of the squared differences
-#: from the part's own mean, of which the variance of the whole is made without cancellation (Chan, Golub and LeVeque,
-#: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
-PARTIAL_MODES: dict[str, tuple[str, str]] = {
-    "add": ("", "add"),
-    "mul": ("", "mul"),
-    "min": ("", "min"),
-    "max": ("", "max"),
-    "amax": ("abs", "max"),
-    "norm1": ("abs", "add"),
-    "squares": ("square", "add"),
-    "squared_deviation": ("deviation", "add"),
-}
-
-_COMBINE: dict[str, Callable[..., Array]] = {"add": np.sum, "mul": np.prod, "min": np.min, "max": np.max}
 
 
 def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
@@ -45,21 +30,12 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
 
 
 def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims: bool, dtype: DType) -> Array:
-    before, combine = PARTIAL_MODES[mode]
     wide = x.astype(np.float64 if dtype.is_float else dtype.numpy)
     kept = [d for d in range(x.ndim) if d not in axes]
     rows = wide.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), -1])
-    parts = []
+    starts = range(0, rows.shape[-1], chunk)
     with np.errstate(all="ignore"):
-        for start in range(0, rows.shape[-1], chunk):
-            each = rows[..., start : start + chunk]
-            if before == "abs":
-                each = np.abs(each)
-            elif before == "square":
-                each = each * each
-            elif before == "deviation":
-                each = (each - each.mean(axis=-1, keepdims=True)) ** 2
-            parts.append(np.asarray(_COMBINE[combine](each, axis=-1)))
+        parts = [PARTS[mode].combine(rows[..., start : start + chunk], (-1,)) for start in starts]
     shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
     return np.stack(parts).reshape([len(parts), *shape])
 
@@ -67,6 +43,7 @@ def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims:
 PARTIAL = Op(
     name="reduction_partial",
     kind=Kind.REDUCTION,
+    role=Role.PARTIAL,
     operands=("x",),
     attributes={"mode": "add", "axes": REQUIRED, "chunk": REQUIRED, "keepdims": True, "dtype": REQUIRED},
     infer=_infer,

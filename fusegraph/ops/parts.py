@@ -16,13 +16,9 @@ from fusegraph.ops.base import REQUIRED, TABLE, Op, TensorType
 
 Array = np.ndarray[Any, Any]
 
-#: op -> the axes of its operands along which it is cut.
-AXES = {"matmul": (-1, -2), "conv_fprop": (1, 1), "conv_wgrad": (0, 0)}
-SUFFIX = "_parts"
 
-
-def _in_parts(base: Op) -> Op:
-    axes = AXES[base.name]
+def _in_parts(base: Op, *axes: int) -> Op:
+    """An op with its operands cut along these axes."""
 
     def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
         whole = base.infer(types, {k: v for k, v in attributes.items() if k != "parts"})
@@ -34,8 +30,9 @@ def _in_parts(base: Op) -> Op:
         return np.stack([np.asarray(base.reference(a, b, **attributes)) for a, b in pieces])
 
     return Op(
-        name=base.name + SUFFIX,
+        name=f"{base.name}_parts",
         kind=base.kind,
+        role=base.role,
         operands=base.operands,
         attributes={**base.attributes, "parts": REQUIRED},
         infer=infer,
@@ -44,4 +41,6 @@ def _in_parts(base: Op) -> Op:
     )
 
 
-PARTS = {name: _in_parts(TABLE[name]) for name in AXES}
+#: The axes of operands along which they are cut; op -> the one whose results are parts of its results.
+_AXES = {"matmul": (-1, -2), "conv_fprop": (1, 1), "conv_wgrad": (0, 0)}
+PARTS = {TABLE[name]: _in_parts(TABLE[name], *axes) for name, axes in _AXES.items()}

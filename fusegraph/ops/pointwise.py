@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Cost, Kind, Op, Role, TensorType, register
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
 Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
 Template: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -99,10 +101,12 @@ def accepted_kinds(op_name: str, dtype: DType, kinds: Sequence[str]) -> None:
 
 def pointwise(
     name: str,
-    operands: Sequence[str],
     reference: Callable[..., Array],
     doc: str,
+    cost: Cost,
+    role: Role | None = None,
     *,
+    operands: Sequence[str] = ("a", "b"),
     attributes: Mapping[str, tuple[Any, Check]] | None = None,
     validate: Callable[[dict[str, Any], DType], None] | None = None,
     masks: tuple[str, ...] = (),
@@ -112,7 +116,8 @@ def pointwise(
     ulps: float = 0.5,
     scale: Callable[..., Array] | None = None,
     reference_ulps: float = 4.0,
-    cudnn: str | None = None,
+    turns: Callable[..., Array] | None = None,
+    cudnn: bool = True,
     **cuda: Template,
 ) -> Op:
     """Registers a pointwise op and returns it.
@@ -121,12 +126,16 @@ def pointwise(
     kinds       the operand classes the op accepts, where that is not the classes it has an expression for.
     result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
                 the promoted operand dtype.
-    cuda        expressions, under ``float``, ``int`` and ``bool``.
+    cudnn       whether cuDNN's graph API has a mode of this name.
+    cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of these kinds or of floats alone,
+                math::name of the operands and attributes.
 
     NumPy's floating-point warnings are off while the reference runs.  The other arguments are `Op`'s.
     """
     checks = {key: check for key, (_, check) in (attributes or {}).items()}
-    kinds = kinds or tuple(cuda)
+    kinds = kinds or tuple(cuda) or ("float",)
+    if not cuda and not shapes:
+        cuda = dict.fromkeys(kinds, f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})")
 
     def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
         dtype, shape = op.promoted(types), broadcast([t.shape for t in types])
@@ -148,6 +157,8 @@ def pointwise(
     op = Op(
         name=name,
         kind=Kind.POINTWISE,
+        role=role,
+        cost=cost,
         operands=tuple(operands),
         infer=infer,
         reference=quiet_reference,
@@ -159,27 +170,14 @@ def pointwise(
         ulps=ulps,
         scale=scale,
         reference_ulps=reference_ulps,
-        cudnn=cudnn,
+        turns=turns,
+        cudnn=name if cudnn else None,
         doc=doc,
     )
     return register(op)
 
 
-def unary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
-    """Registers an op of one operand ``x``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("x",), reference, doc, **rest)
-
-
-def binary(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
-    """Registers an op of two operands ``a`` and ``b``; the other arguments are those of `pointwise`."""
-    return pointwise(name, ("a", "b"), reference, doc, **rest)
-
-
-def backward(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
-    """Registers the gradient of an activation, of operands ``loss`` (the gradient of the result) and ``input``."""
-    return pointwise(name, ("loss", "input"), reference, doc, **rest)
-
-
-def predicate(name: str, operands: Sequence[str], reference: Callable[..., Array], doc: str, **rest: Any) -> Op:
-    """Registers an op whose result is bool."""
-    return pointwise(name, operands, reference, doc, result=bool_, ulps=0, **rest)
+#: Ops of one operand; gradients of activations, by that of the result and the activation's operand; ops that are bool.
+unary = partial(pointwise, operands=("x",))
+backward = partial(pointwise, operands=("loss", "input"))
+predicate = partial(pointwise, result=bool_, ulps=0)

@@ -15,7 +15,17 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError
 from fusegraph.ops.base import REQUIRED
-from fusegraph.ops.pointwise import Array, backward, number, optional_number, positive, unary
+from fusegraph.ops.pointwise import (
+    FUNCTION,
+    ROUNDING,
+    SIMPLE,
+    Array,
+    backward,
+    number,
+    optional_number,
+    positive,
+    unary,
+)
 
 # ---- references
 
@@ -131,13 +141,13 @@ unary(
     """x above lower_clip, lower_clip + negative_slope * (x - lower_clip) below, and at most upper_clip.
 
     An upper_clip of None is no limit.  With the defaults max(x, 0).  NaN stays NaN.""",
+    ROUNDING,
     attributes=_RELU,
     validate=_check_relu,
     float=_relu_cuda,
     int=_relu_cuda,
     ulps=3,
     scale=lambda x, negative_slope, lower_clip, upper_clip: np.abs(x) + abs(lower_clip),
-    cudnn="relu",
 )
 backward(
     "relu_backward",
@@ -145,29 +155,27 @@ backward(
     """Gradient of relu: loss where x > lower_clip, negative_slope * loss elsewhere, 0 where relu reaches upper_clip.
 
     So at lower_clip it is the gradient of the side below.  NaN in the input is not above lower_clip.""",
+    SIMPLE,
     attributes=_RELU,
     validate=_check_relu,
     float=_relu_backward_cuda,
     ulps=1,
-    cudnn="relu_backward",
 )
 unary(
     "leaky_relu",
     lambda x, negative_slope: np.where(x > 0, x, negative_slope * x),
     "x above 0, negative_slope * x below.",
+    SIMPLE,
     attributes={"negative_slope": (REQUIRED, number)},
-    float="math::leaky_relu({x}, {negative_slope})",
     ulps=2,
-    cudnn="leaky_relu",
 )
 backward(
     "leaky_relu_backward",
     lambda loss, input, negative_slope: np.where(input > 0, loss, negative_slope * loss),
     "Gradient of leaky_relu: loss where x > 0, negative_slope * loss elsewhere, at 0 and for NaN too.",
+    SIMPLE,
     attributes={"negative_slope": (REQUIRED, number)},
-    float="math::leaky_relu_backward({loss}, {input}, {negative_slope})",
     ulps=1,
-    cudnn="leaky_relu_backward",
 )
 
 # ---- exponential
@@ -177,130 +185,94 @@ unary(
     "elu",
     lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)),
     "x above 0, alpha * (exp(x) - 1) below.",
+    FUNCTION,
     attributes={"alpha": (1.0, number)},
-    float="math::elu({x}, {alpha})",
     ulps=3,
-    cudnn="elu",
 )
 backward(
     "elu_backward",
     lambda loss, input, alpha: np.where(input > 0, loss, loss * (alpha * np.exp(input))),
     "Gradient of elu: loss where x > 0, alpha * exp(x) * loss elsewhere (alpha * loss at 0).",
+    FUNCTION,
     attributes={"alpha": (1.0, number)},
-    float="math::elu_backward({loss}, {input}, {alpha})",
     ulps=4,
-    cudnn="elu_backward",
 )
-unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", float="math::sigmoid({x})", ulps=8, cudnn="sigmoid")
+unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", FUNCTION, ulps=8)
 backward(
-    "sigmoid_backward",
-    lambda loss, input: loss * _sigmoid_slope(input),
-    "Gradient of sigmoid.",
-    float="math::sigmoid_backward({loss}, {input})",
-    ulps=11,
-    cudnn="sigmoid_backward",
+    "sigmoid_backward", lambda loss, input: loss * _sigmoid_slope(input), "Gradient of sigmoid.", FUNCTION, ulps=11
 )
-unary("tanh", np.tanh, "Hyperbolic tangent.", float="math::tanh({x})", ulps=4, cudnn="tanh")
+unary("tanh", np.tanh, "Hyperbolic tangent.", FUNCTION, ulps=4)
 backward(
     "tanh_backward",
     lambda loss, input: loss * (4 * _sigmoid_slope(2 * input)),
     "Gradient of tanh, (1 - tanh(x)^2) * loss.",
-    float="math::tanh_backward({loss}, {input})",
+    FUNCTION,
     ulps=11,
-    cudnn="tanh_backward",
 )
 # beta * x is rounded before exp, which magnifies the error by |beta * x|, at most 104 where exp does not underflow.
 unary(
     "softplus",
     lambda x, beta: np.maximum(x, 0) + np.log1p(np.exp(-beta * np.abs(x))) / beta,
     "log(1 + exp(beta * x)) / beta, for positive beta.",
+    FUNCTION,
     attributes={"beta": (1.0, positive)},
     float=lambda values: "math::softplus({x})" if values["beta"] == 1 else "math::softplus({x}, {beta})",
     ulps=110,
-    cudnn="softplus",
 )
 backward(
     "softplus_backward",
     lambda loss, input, beta: loss * _sigmoid(beta * input),
     "Gradient of softplus.",
+    FUNCTION,
     attributes={"beta": (1.0, positive)},
     float=lambda values: "math::softplus_backward({loss}, {input}" + (")" if values["beta"] == 1 else ", {beta})"),
     ulps=110,
-    cudnn="softplus_backward",
 )
 unary(
     "swish",
     lambda x, beta: x * _sigmoid(beta * x),
     "x * sigmoid(beta * x)",
+    FUNCTION,
     attributes={"beta": (1.0, number)},
     float=lambda values: "math::swish({x})" if values["beta"] == 1 else "math::swish({x}, {beta})",
     ulps=110,
-    cudnn="swish",
 )
 backward(
     "swish_backward",
     _swish_backward,
     "Gradient of swish.",
+    FUNCTION,
     attributes={"beta": (1.0, number)},
     float=lambda values: "math::swish_backward({loss}, {input}" + (")" if values["beta"] == 1 else ", {beta})"),
     ulps=8,
     scale=_loss_scale,
-    cudnn="swish_backward",
 )
-unary("mish", _mish, "x * tanh(log(1 + exp(x)))", float="math::mish({x})", ulps=10)
+unary("mish", _mish, "x * tanh(log(1 + exp(x)))", FUNCTION, ulps=10, cudnn=False)
 
-# ---- GELU
+# ---- GELU.  References are off far out in the tail, from the rounded arguments of erfc and exp.
 
-unary(
-    "gelu",
-    lambda x: x * _normal_cdf(x),
-    "x / 2 * (1 + erf(x / sqrt(2)))",
-    float="math::gelu({x})",
-    ulps=11,
-    reference_ulps=3000,  # far out in the tail, from the rounded argument of erfc
-    cudnn="gelu",
-)
-backward(
-    "gelu_backward",
-    _gelu_backward,
-    "Gradient of gelu.",
-    float="math::gelu_backward({loss}, {input})",
-    ulps=8,
-    scale=_loss_scale,
-    cudnn="gelu_backward",
-)
+unary("gelu", lambda x: x * _normal_cdf(x), "x / 2 * (1 + erf(x / sqrt(2)))", FUNCTION, ulps=11, reference_ulps=3000)
+backward("gelu_backward", _gelu_backward, "Gradient of gelu.", FUNCTION, ulps=8, scale=_loss_scale)
 unary(
     "gelu_approx_tanh",
     _gelu_approx_tanh,
     "x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))",
-    float="math::gelu_approx_tanh({x})",
+    FUNCTION,
     ulps=300,
-    reference_ulps=3000,  # far out in the tail, from the rounded argument of exp
-    cudnn="gelu_approx_tanh",
+    reference_ulps=3000,
 )
 backward(
     "gelu_approx_tanh_backward",
     _gelu_approx_tanh_backward,
     "Gradient of gelu_approx_tanh.",
-    float="math::gelu_approx_tanh_backward({loss}, {input})",
+    FUNCTION,
     ulps=16,
     scale=_loss_scale,
-    cudnn="gelu_approx_tanh_backward",
 )
 
 # ---- piecewise linear relatives
 
+unary("hardsigmoid", lambda x: np.clip(x + 3, 0, 6) / 6, "min(max(x + 3, 0), 6) / 6", SIMPLE, ulps=3, cudnn=False)
 unary(
-    "hardsigmoid",
-    lambda x: np.clip(x + 3, 0, 6) / 6,
-    "min(max(x + 3, 0), 6) / 6",
-    float="math::hardsigmoid({x})",
-    ulps=3,
-)
-unary(
-    "hardswish",
-    lambda x: x * (np.clip(x + 3, 0, 6) / 6),
-    "x * min(max(x + 3, 0), 6) / 6",
-    float="math::hardswish({x})",
-    ulps=4,
+    "hardswish", lambda x: x * (np.clip(x + 3, 0, 6) / 6), "x * min(max(x + 3, 0), 6) / 6", SIMPLE, ulps=4, cudnn=False
 )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype
 from fusegraph.errors import DTypeError
+from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference
-from fusegraph.ops.pointwise import Array, binary, unary
+from fusegraph.ops.pointwise import FUNCTION, Array, pointwise
+
+_integers = partial(pointwise, ulps=0, cudnn=False)
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -20,12 +24,12 @@ def _quotient(a: Array, b: Array) -> Array:
     return np.where(b == 0, np.zeros_like(a), down + up.astype(a.dtype))
 
 
-binary(
+_integers(
     "quotient",
     _quotient,
     "a / b of integers, rounded towards zero as C does; 0 where b is 0.  The quotient that belongs to mod.",
-    int="math::quotient({a}, {b})",
-    ulps=0,
+    FUNCTION,
+    kinds=("int",),
 )
 for _name, _ufunc, _sign in (
     ("bitwise_and", np.bitwise_and, "&"),
@@ -33,8 +37,10 @@ for _name, _ufunc, _sign in (
     ("bitwise_xor", np.bitwise_xor, "^"),
 ):
     _truth = {"&": "{a} && {b}", "|": "{a} || {b}", "^": "{a} != {b}"}[_sign]
-    binary(_name, _ufunc, f"a {_sign} b, bit by bit.", int=f"{{a}} {_sign} {{b}}", bool=_truth, ulps=0)
-unary("bitwise_not", np.invert, "~x, every bit the other way.", int="{compute}(~{x})", bool="!{x}", ulps=0)
+    _doc, _text = f"a {_sign} b, bit by bit.", f"{{a}} {_sign} {{b}}"
+    _integers(_name, _ufunc, _doc, FUNCTION, Role.BITS, int=_text, bool=_truth)
+_doc = "~x, every bit the other way."
+_integers("bitwise_not", np.invert, _doc, FUNCTION, operands=("x",), int="{compute}(~{x})", bool="!{x}")
 
 
 def _bits(a: Array) -> int:
@@ -52,19 +58,20 @@ def _shift_right(a: Array, b: Array) -> Array:
     return np.where(inside | (a < 0), shifted, np.zeros_like(a))
 
 
-binary(
+_integers(
     "shift_left",
     _shift_left,
     "a << b, what leaves the type being lost; 0 where b is negative or all of the type's bits.",
-    int="math::shift_left({a}, {b})",
-    ulps=0,
+    FUNCTION,
+    Role.BITS,
+    kinds=("int",),
 )
-binary(
+_integers(
     "shift_right",
     _shift_right,
     "a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a.",
-    int="math::shift_right({a}, {b})",
-    ulps=0,
+    FUNCTION,
+    kinds=("int",),
 )
 
 
@@ -86,15 +93,17 @@ def _reinterpreted(values: Mapping[str, Any]) -> str:
     return f"widen(reinterpret<{values['dtype'].ctype}>(convert<{values['source'].ctype}>({{x}})))"
 
 
-unary(
+_integers(
     "bitcast",
     _bitcast,
     """The number of another dtype that has the same bits as x in its own: an unsigned integer unless dtype says other.
 
     A NaN may become any NaN of its dtype before.  source is x's dtype, whatever is given.""",
+    FUNCTION,
+    Role.BITCAST,
+    operands=("x",),
     attributes={"dtype": (None, _of_these_bits), "source": (None, lambda name, value, dtype, shape: dtype)},
     float=_reinterpreted,
     int=_reinterpreted,
     bool=_reinterpreted,
-    ulps=0,
 )

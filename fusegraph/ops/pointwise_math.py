@@ -10,11 +10,14 @@ import numpy as np
 
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError
-from fusegraph.ops.base import REQUIRED
+from fusegraph.ops.base import REQUIRED, Role
 from fusegraph.ops.pointwise import (
+    FUNCTION,
+    PAIR,
+    ROUNDING,
+    SIMPLE,
     Array,
     axis,
-    binary,
     flag,
     optional_dtype,
     optional_number,
@@ -25,16 +28,24 @@ from fusegraph.ops.pointwise import (
 
 # NumPy's integer arithmetic wraps around, as math::wrapping_* do.
 
+_ufunc: Any
+
 # ---- arithmetic
 
-binary("add", np.add, "a + b", float="{a} + {b}", int="math::wrapping_add({a}, {b})", cudnn="add")
-binary("sub", np.subtract, "a - b", float="{a} - {b}", int="math::wrapping_sub({a}, {b})", cudnn="sub")
-binary("mul", np.multiply, "a * b", float="{a} * {b}", int="math::wrapping_mul({a}, {b})", cudnn="mul")
-binary("div", np.divide, "a / b, for floats.", float="math::divide({a}, {b})", cudnn="div")
-pointwise("bias", ("x", "b"), np.add, "x + b", float="{x} + {b}", int="math::wrapping_add({x}, {b})", cudnn="bias")
-pointwise(
-    "scale", ("x", "s"), np.multiply, "x * s", float="{x} * {s}", int="math::wrapping_mul({x}, {s})", cudnn="scale"
-)
+
+def _arithmetic(name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, wraps: str = "") -> None:
+    a, b = operands
+    integers = f"math::wrapping_{wraps or name}({{{a}}}, {{{b}}})"
+    floats = f"{{{a}}} {sign} {{{b}}}"
+    pointwise(name, ufunc, f"{a} {sign} {b}", PAIR, role, operands=operands, float=floats, int=integers)
+
+
+_arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
+_arithmetic("sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE)
+_arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT)
+pointwise("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})")
+_arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, "add")
+_arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
 
 def _add_square(a: Array, b: Array) -> Array:
@@ -52,13 +63,13 @@ def _add_square(a: Array, b: Array) -> Array:
     return np.asarray(np.where(np.isfinite(rest), total + rest, total))
 
 
-binary(
+pointwise(
     "add_square",
     _add_square,
     "a + b * b, for floats rounded once.",
+    SIMPLE,
     float="math::fma({b}, {b}, {a})",
     int="math::wrapping_add({a}, math::wrapping_mul({b}, {b}))",
-    cudnn="add_square",
 )
 
 
@@ -68,58 +79,46 @@ def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, np.zeros_like(a), np.fmod(a, np.where(b == 0, np.ones_like(b), b)))
 
 
-binary(
+pointwise(
     "mod",
     _remainder,
     "Remainder with the sign of a (C's fmod and %).  Where b is 0: NaN for floats, 0 for integers.",
+    FUNCTION,
+    turns=lambda a, b: np.trunc(np.asarray(a, np.float64) / np.asarray(b, np.float64)),
     float="math::fmod({a}, {b})",
     int="math::remainder({a}, {b})",
     ulps=0,
-    cudnn="mod",
 )
-binary(
-    "pow",
-    np.float_power,  # power takes square roots for a half, which of -inf are NaN
-    "a to the power b, for floats; special cases as C's pow.",
-    float="math::pow({a}, {b})",
-    ulps=9,
-    cudnn="pow",
-)
-binary(
-    "max",
-    np.maximum,
-    "The larger, NaN where either is NaN.",
-    float="math::maximum({a}, {b})",
-    int="math::maximum({a}, {b})",
-    bool="{a} || {b}",
-    ulps=0,
-    cudnn="max",
-)
-binary(
-    "min",
-    np.minimum,
-    "The smaller, NaN where either is NaN.",
-    float="math::minimum({a}, {b})",
-    int="math::minimum({a}, {b})",
-    bool="{a} && {b}",
-    ulps=0,
-    cudnn="min",
-)
+# power takes square roots for a half, which of -inf are NaN
+pointwise("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
+for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
+    _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
+    _either = f"{{a}} {_sign} {{b}}"
+    pointwise(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0)
 
-unary("neg", np.negative, "-x", float="-{x}", int="math::wrapping_neg({x})", ulps=0, cudnn="neg")
+unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0)
 unary(
     "abs",
     np.abs,
     "|x|.  The most negative integer is its own absolute value.",
+    PAIR,
     float="math::abs({x})",
     int="math::wrapping_abs({x})",
     ulps=0,
-    cudnn="abs",
 )
-unary("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", float="math::sign({x})", int="math::sign({x})", ulps=0)
-unary("reciprocal", lambda x: 1 / x, "1 / x", float="math::reciprocal({x})", ulps=1, cudnn="reciprocal")
-unary("sqrt", np.sqrt, "Square root.", float="math::sqrt({x})", ulps=1, cudnn="sqrt")
-unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", float="math::rsqrt({x})", ulps=2, cudnn="rsqrt")
+unary(
+    "sign",
+    np.sign,
+    "-1, 0 or 1; NaN stays NaN.",
+    SIMPLE,
+    float="math::sign({x})",
+    int="math::sign({x})",
+    ulps=0,
+    cudnn=False,
+)
+unary("reciprocal", lambda x: 1 / x, "1 / x", FUNCTION, ulps=1)
+unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1)
+unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", FUNCTION, ulps=2)
 
 
 def _check_clamp(values: dict[str, Any], _: DType) -> None:
@@ -140,11 +139,13 @@ unary(
     "clamp",
     lambda x, min, max: np.clip(x, min, max),
     "x limited to [min, max]; either may be None, for no limit.  NaN stays NaN.",
+    SIMPLE,
     attributes={"min": (None, optional_number), "max": (None, optional_number)},
     validate=_check_clamp,
     float=_clamp,
     int=_clamp,
     ulps=0.5,  # that of rounding min and max
+    cudnn=False,
 )
 
 # ---- rounding
@@ -155,33 +156,13 @@ def _floats_only(function: np.ufunc) -> Any:
     return lambda x: function(x) if x.dtype.kind == "f" else x
 
 
-unary(
-    "ceil",
-    _floats_only(np.ceil),
-    "Smallest integer not below x.",
-    float="math::ceil({x})",
-    int="{x}",
-    ulps=0,
-    cudnn="ceil",
-)
-unary(
-    "floor",
-    _floats_only(np.floor),
-    "Largest integer not above x.",
-    float="math::floor({x})",
-    int="{x}",
-    ulps=0,
-    cudnn="floor",
-)
-unary("trunc", _floats_only(np.trunc), "The integer towards zero.", float="math::trunc({x})", int="{x}", ulps=0)
-unary(
-    "round",
-    _floats_only(np.rint),
-    "Nearest integer, halfway cases to even.",
-    float="math::round({x})",
-    int="{x}",
-    ulps=0,
-)
+for _name, _ufunc, _doc, _cudnn in (
+    ("ceil", np.ceil, "Smallest integer not below x.", True),
+    ("floor", np.floor, "Largest integer not above x.", True),
+    ("trunc", np.trunc, "The integer towards zero.", False),
+    ("round", np.rint, "Nearest integer, halfway cases to even.", False),
+):
+    unary(_name, _floats_only(_ufunc), _doc, FUNCTION, float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_cudnn)
 
 
 def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
@@ -202,13 +183,14 @@ unary(
     Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0; integers wrap around.  What an
     8-bit float does not hold, infinity included, becomes its largest number, as ONNX and cuDNN have it; with
     saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
+    ROUNDING,
+    Role.CAST,
     attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
     validate=_only_where_it_matters,
     float="{x}",
     int="{x}",
     bool="{x}",
     ulps=0,
-    cudnn="identity",
 )
 
 
@@ -224,36 +206,37 @@ unary(
     """The position of each element along an axis, int32; x gives the shape only.
 
     It has no CUDA expression: the lowering supplies the index.""",
+    SIMPLE,
+    Role.INDEX,
     attributes={"axis": (REQUIRED, axis)},
     shapes=("x",),
     kinds=("float", "int", "bool"),
     result=int32,
     ulps=0,
-    cudnn="gen_index",
 )
 
 # ---- elementary functions.  Bounds of the CUDA C library: CUDA C++ Programming Guide, "Mathematical Functions".
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-unary("exp", np.exp, "e to the power x.", float="math::exp({x})", ulps=2, cudnn="exp")
-unary("exp2", np.exp2, "2 to the power x.", float="math::exp2({x})", ulps=2)
-unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", float="math::expm1({x})", ulps=2)
-unary("log", np.log, "Natural logarithm.", float="math::log({x})", ulps=2, cudnn="log")
-unary("log2", np.log2, "Logarithm to base 2.", float="math::log2({x})", ulps=2)
-unary("log1p", np.log1p, "log(1 + x), accurate for small x.", float="math::log1p({x})", ulps=2)
-unary("sin", np.sin, "Sine of x in radians.", float="math::sin({x})", ulps=2, cudnn="sin")
-unary("cos", np.cos, "Cosine of x in radians.", float="math::cos({x})", ulps=2, cudnn="cos")
-unary("tan", np.tan, "Tangent of x in radians.", float="math::tan({x})", ulps=4, cudnn="tan")
-unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", float="math::asin({x})", ulps=3)
-unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", float="math::acos({x})", ulps=3)
-unary("atan", np.arctan, "Arc tangent in radians.", float="math::atan({x})", ulps=3)
-unary("sinh", np.sinh, "Hyperbolic sine.", float="math::sinh({x})", ulps=4)
-unary("cosh", np.cosh, "Hyperbolic cosine.", float="math::cosh({x})", ulps=3)
-unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", float="math::asinh({x})", ulps=4)
-unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", float="math::acosh({x})", ulps=5)
-unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", float="math::atanh({x})", ulps=4)
-unary("erf", _erf, "Error function.", float="math::erf({x})", ulps=3, cudnn="erf")
+unary("exp", np.exp, "e to the power x.", FUNCTION, ulps=2)
+unary("exp2", np.exp2, "2 to the power x.", FUNCTION, ulps=2, cudnn=False)
+unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", FUNCTION, ulps=2, cudnn=False)
+unary("log", np.log, "Natural logarithm.", FUNCTION, ulps=2)
+unary("log2", np.log2, "Logarithm to base 2.", FUNCTION, ulps=2, cudnn=False)
+unary("log1p", np.log1p, "log(1 + x), accurate for small x.", FUNCTION, ulps=2, cudnn=False)
+unary("sin", np.sin, "Sine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
+unary("cos", np.cos, "Cosine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
+unary("tan", np.tan, "Tangent of x in radians.", FUNCTION, turns=lambda x: np.floor(x / np.pi + 0.5), ulps=4)
+unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
+unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
+unary("atan", np.arctan, "Arc tangent in radians.", FUNCTION, ulps=3, cudnn=False)
+unary("sinh", np.sinh, "Hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
+unary("cosh", np.cosh, "Hyperbolic cosine.", FUNCTION, ulps=3, cudnn=False)
+unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
+unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", FUNCTION, ulps=5, cudnn=False)
+unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", FUNCTION, ulps=4, cudnn=False)
+unary("erf", _erf, "Error function.", FUNCTION, ulps=3)
 
 # ---- comparisons and logic
 
@@ -262,7 +245,6 @@ def _truth(combine: np.ufunc) -> Any:
     return lambda *arrays: combine(*(x != 0 for x in arrays))
 
 
-_ufunc: Any
 for _name, _ufunc, _sign in (
     ("cmp_eq", np.equal, "=="),
     ("cmp_neq", np.not_equal, "!="),
@@ -271,38 +253,37 @@ for _name, _ufunc, _sign in (
     ("cmp_lt", np.less, "<"),
     ("cmp_le", np.less_equal, "<="),
 ):
-    _template = f"{{a}} {_sign} {{b}}"
+    _text, _role = f"{{a}} {_sign} {{b}}", Role(f"a {_sign} b")
     _doc = f"a {_sign} b, bool.  Comparisons with NaN are {'true' if _sign == '!=' else 'false'}."
-    predicate(_name, ("a", "b"), _ufunc, _doc, float=_template, int=_template, bool=_template, cudnn=_name)
+    predicate(_name, _ufunc, _doc, SIMPLE, _role, float=_text, int=_text, bool=_text)
 
-for _name, _ufunc, _sign in (("logical_and", np.logical_and, "&&"), ("logical_or", np.logical_or, "||")):
-    _template = f"{{a}} != 0 {_sign} {{b}} != 0"
+for _name, _ufunc, _sign in (("and", np.logical_and, "&&"), ("or", np.logical_or, "||")):
+    _text, _both, _role = f"{{a}} != 0 {_sign} {{b}} != 0", f"{{a}} {_sign} {{b}}", Role(f"a {_name} b")
     _doc = f"a {_sign} b, bool.  Numbers count as true unless they are 0 (NaN is true)."
-    predicate(
-        _name, ("a", "b"), _truth(_ufunc), _doc, float=_template, int=_template, bool=f"{{a}} {_sign} {{b}}",
-        cudnn=_name,
-    )  # fmt: skip
+    predicate(f"logical_{_name}", _truth(_ufunc), _doc, SIMPLE, _role, float=_text, int=_text, bool=_both)
 predicate(
     "logical_not",
-    ("x",),
     _truth(np.logical_not),
     "not x, bool.  Numbers count as true unless they are 0 (NaN is true).",
+    SIMPLE,
+    Role.NOT,
+    operands=("x",),
     float="{x} == 0",
     int="{x} == 0",
     bool="!{x}",
-    cudnn="logical_not",
 )
-predicate("isnan", ("x",), np.isnan, "Whether x is NaN, bool.", float="{x} != {x}")
+predicate("isnan", np.isnan, "Whether x is NaN, bool.", SIMPLE, operands=("x",), float="{x} != {x}", cudnn=False)
 
 pointwise(
     "binary_select",
-    ("input0", "input1", "mask"),
     lambda input0, input1, mask: np.asarray(np.where(mask, input0, input1)),
     "input0 where mask is true (not 0), input1 elsewhere.",
+    SIMPLE,
+    Role.SELECT,
+    operands=("input0", "input1", "mask"),
     masks=("mask",),
     float="{mask} ? {input0} : {input1}",
     int="{mask} ? {input0} : {input1}",
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
-    cudnn="binary_select",
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.combiners import ADD, MAX
 from codegen.windows import Adaptive, Covering, Sliding, Window
 from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
@@ -296,9 +297,11 @@ def _register(
     *,
     backward: bool = False,
 ) -> None:
+    most = fold in ("max", "index")
+
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         x = types[0]
-        if fold in ("max", "index"):
+        if most:
             if x.dtype.is_bool:
                 raise DTypeError(f"{name} does not take bool; cast to int8")
         elif not x.dtype.is_float:
@@ -334,6 +337,7 @@ def _register(
             infer=infer,
             windows=windows,
             fold=fold,
+            combiner=MAX if most else ADD,
             reference=reference,
             keeps_layout=True,
             doc=doc,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusegraph.dtypes import as_dtype, int32
 from fusegraph.errors import ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Cost, Kind, Op, TensorType, register
 from fusegraph.ops.composite import Array, Writing, check_integers, composite
 from fusegraph.ops.pointwise import accepted_kinds
 
@@ -104,6 +104,7 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
         Op(
             name=name,
             kind=Kind.POINTWISE,
+            cost=Cost.FUNCTION,
             operands=("x", "seed", "offset"),
             shapes=("x",),
             integers=("seed", "offset"),

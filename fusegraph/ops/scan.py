@@ -3,65 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from codegen.combiners import LOGADDEXP, Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype, uint32
 from fusegraph.errors import DTypeError
 from fusegraph.ops.base import Kind, Op, TensorType, register
 from fusegraph.ops.composite import Writing
+from fusegraph.ops.modes import COMBINED, Combined
 from fusegraph.ops.reduction import normal_axes, result_dtype
 from fusegraph.ops.scatter_parts import ORDER
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Running:
-    """How a scan combines elements: the name of that (`codegen.expr.Reduction`), NumPy's function, what it makes."""
-
-    combine: str
-    function: np.ufunc
-    makes: str
-
-    def along(self, x: Array, axis: int, reverse: bool) -> Array:
-        """Each element of x combined with all before it, or behind it, in x's dtype."""
-        turned = np.flip(x, axis) if reverse else x
-        with np.errstate(all="ignore"):
-            total = self.function.accumulate(turned, axis=axis, dtype=x.dtype)
-        return np.asarray(np.flip(total, axis) if reverse else total)
-
-
-#: Op -> how it combines.
-RUNNING = {
-    "cumsum": Running("add", np.add, "sums"),
-    "cumprod": Running("mul", np.multiply, "products"),
-    "cummax": Running("max", np.maximum, "largest"),
-    "cummin": Running("min", np.minimum, "smallest"),
-    "logcumsumexp": Running("logaddexp", np.logaddexp, "logarithms of the sums of exponentials"),
-}
+def along(combiner: Combiner, x: Array, axis: int, reverse: bool) -> Array:
+    """Each element of x combined with all before it, or behind it, in x's dtype."""
+    turned = np.flip(x, axis) if reverse else x
+    with np.errstate(all="ignore"):
+        total = combiner.ufunc.accumulate(turned, axis=axis, dtype=x.dtype)
+    return np.asarray(np.flip(total, axis) if reverse else total)
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {**attributes, "axis": normal_axes(attributes["axis"], len(types[0].shape))[0]}
 
 
-def _register(name: str, doc: str) -> None:
-    running = RUNNING[name]
-    typed = running.combine in ("add", "mul")
+def _register(name: str, mode: Combined, makes: str, doc: str) -> None:
+    combiner, typed = mode.combiner, mode.combiner.widens
 
     def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
         (x,) = types
-        if running.combine == "logaddexp" and not x.dtype.is_float:
+        if mode.floats and not x.dtype.is_float:
             raise DTypeError(f"{name} takes floats, got {x.dtype}")
         dtype = _normalize(types, attributes).get("dtype")
-        return TensorType(x.shape, result_dtype(x, running.combine, dtype))
+        return TensorType(x.shape, result_dtype(x, mode, dtype))
 
     def reference(x: Array, axis: int, reverse: bool, dtype: DType | None = None) -> Array:
         whole = x.dtype.kind in "iu" and typed
-        total = running.along(x.astype(np.int64) if whole else x, axis, reverse)
+        total = along(combiner, x.astype(np.int64) if whole else x, axis, reverse)
         source = BY_NUMPY[x.dtype]
         return total.astype(sum_dtype(source, dtype or source).numpy) if whole else total
 
@@ -74,10 +56,9 @@ def _register(name: str, doc: str) -> None:
             normalize=_normalize,
             infer=infer,
             reference=reference,
-            fold=running.combine,
+            combiner=combiner,
             keeps_layout=True,
-            doc=f"The {running.makes} of each element and all before it along an axis; of all after it with "
-            f"reverse=True{doc}",
+            doc=f"The {makes} of each element and all before it along an axis; of all after it with reverse=True{doc}",
         )
     )
 
@@ -87,11 +68,16 @@ _TYPED = """
         What follows a NaN or infinity is as combining one by one makes it; what precedes it stays.  dtype is that of
         the result, as in a `reduction`: by default the operand's, int32 for 8-bit integers (which wrap around) and
         float32 for fp8."""
-_register("cumsum", ", which is the gradient of the other." + _TYPED)
-_register("cumprod", "." + _TYPED)
-_register("cummax", ".  From a NaN on it is NaN.")
-_register("cummin", ".  From a NaN on it is NaN.")
-_register("logcumsumexp", ", without overflow.  x holds floats.")
+_register("cumsum", COMBINED["add"], "sums", ", which is the gradient of the other." + _TYPED)
+_register("cumprod", COMBINED["mul"], "products", "." + _TYPED)
+_register("cummax", COMBINED["max"], "largest", ".  From a NaN on it is NaN.")
+_register("cummin", COMBINED["min"], "smallest", ".  From a NaN on it is NaN.")
+_register(
+    "logcumsumexp",
+    Combined("logaddexp", LOGADDEXP),
+    "logarithms of the sums of exponentials",
+    ", without overflow.  x holds floats.",
+)
 
 
 # ---- where the extremes are

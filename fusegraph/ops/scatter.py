@@ -10,12 +10,13 @@ that is left is the product, whose updates a thread walks, one for all that shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import packed_strides
@@ -25,15 +26,22 @@ from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, O
 
 Array = np.ndarray[Any, Any]
 
-REDUCTIONS = ("none", "add", "mul", "max", "min", "mean")
+Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
+#: reduction -> how updates are combined; None: the last one stays.
+REDUCTIONS: dict[str, Combiner | None] = {
+    "none": None,
+    "add": ADD,
+    "mul": MUL,
+    "max": MAX,
+    "min": MIN,
+    "mean": ADD,
+}
 #: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 
 
 def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
     reduction, include = attributes["reduction"], attributes["include_self"]
-    if reduction not in REDUCTIONS:
-        raise AttributeValueError(f"reduction is one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if not isinstance(include, (bool, np.bool_)):
         raise AttributeValueError(f"include_self is True or False, got {include!r}")
     if not types[0].shape:
@@ -61,15 +69,6 @@ def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Tens
     return x
 
 
-_COMBINE: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "mean": np.add,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
-
-
 def _reference(
     x: Array, index: Array, updates: Array, axis: int, reduction: str = "none", include_self: bool = True
 ) -> Array:
@@ -80,33 +79,19 @@ def _reference(
     where, values = tuple(places), updates[inside]
     y = np.array(x)
     with np.errstate(all="ignore"):
-        if reduction == "none":
+        combiner = REDUCTIONS[reduction]
+        if combiner is None:
             # In row-major order, in which the last of those that have a place keeps it: so NumPy assigns.
             y[where] = values
             return y
         if not include_self:
-            y[where] = _neutral(y.dtype, reduction)
-        combine = _COMBINE[reduction]
-        if x.dtype == np.bool_ and reduction in ("max", "min"):
-            combine = np.logical_or if reduction == "max" else np.logical_and
-        combine.at(y, where, values)  # type: ignore[attr-defined]
+            y[where] = combiner.start(y.dtype)
+        combiner.ufunc.at(y, where, values)
         if reduction == "mean":
             count = np.full(x.shape, float(include_self))
             np.add.at(count, where, 1.0)
             y = np.where(count > 0, y / np.maximum(count, 1.0), y)
     return y
-
-
-def _neutral(dtype: np.dtype[Any], reduction: str) -> Any:
-    """What changes nothing when it is combined."""
-    if reduction in ("add", "mean", "mul"):
-        return int(reduction == "mul")
-    if dtype == np.bool_:
-        return reduction == "min"
-    if dtype.kind == "f":
-        return -np.inf if reduction == "max" else np.inf
-    info = np.iinfo(dtype)
-    return info.min if reduction == "max" else info.max
 
 
 def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reduction: str, include_self: bool) -> Any:
@@ -260,7 +245,9 @@ class _Put:
         """What of x is combined with the updates."""
         if self.include_self:
             return self.x
-        neutral = _neutral(np.dtype(np.float64) if self.x.dtype.is_float else self.x.dtype.numpy, self.reduction)
+        combiner = REDUCTIONS[self.reduction]
+        assert combiner is not None
+        neutral = combiner.start(np.dtype(np.float64) if self.x.dtype.is_float else self.x.dtype.numpy)
         return self.write("binary_select", "own", neutral, self.x, self._is_met)
 
     # ---- reductions
@@ -312,6 +299,7 @@ register(
         kind=Kind.SCATTER,
         operands=("x", "index", "updates"),
         attributes={"axis": 0, "reduction": "none", "include_self": True},
+        words={"reduction": tuple(REDUCTIONS)},
         integers=("index",),
         normalize=_normalize,
         infer=_infer,

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from codegen.combiners import COMBINERS, MOST
 from fusegraph.dtypes import DType, int32, int64
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, TensorType
 
 Array = np.ndarray[Any, Any]
 Types = tuple[TensorType, ...]
@@ -32,17 +33,10 @@ def _accumulate(index: Array, values: Array, size: int, axis: int, combine: str)
     inside = (at >= 0) & (at < size)
     places = list(np.nonzero(inside))
     places[axis] = at[inside].astype(np.int64)
-    if combine == "mul":
-        result = np.ones(shape, values.dtype)
-        np.multiply.at(result, tuple(places), values[inside])
-        return result
-    if combine == "add":
-        result = np.zeros(shape, values.dtype)
-        np.add.at(result, tuple(places), values[inside])
-        return result
-    unsigned = np.dtype(f"u{values.dtype.itemsize}")
-    result = np.zeros(shape, unsigned)
-    np.maximum.at(result, tuple(places), values.view(unsigned)[inside])
+    combiner = COMBINERS[combine]
+    kind = np.dtype(f"u{values.dtype.itemsize}") if combiner is MOST else values.dtype
+    result = np.full(shape, combiner.start(kind), kind)
+    combiner.ufunc.at(result, tuple(places), values.view(kind)[inside])
     return result.view(values.dtype)
 
 
@@ -55,8 +49,7 @@ ACCUMULATE = Op(
     infer=_accumulated,
     reference=_accumulate,
     doc="""Values combined at the places along an axis, ``size`` of them, that an index says, which broadcasts to them;
-    those outside are left out.  combine is add (of integers, which wrap around) or most (of unsigned integers), from 0
-    on, or mul, from 1 on.""",
+    those outside are left out.  combine names a combiner: add and most of integers, or mul.""",
 )
 
 
@@ -78,6 +71,7 @@ def _part(
     return Op(
         name=name,
         kind=Kind.POINTWISE,
+        cost=Cost.FUNCTION,
         operands=operands,
         integers=operands[1:],
         attributes=attributes,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType, int32
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
 from fusegraph.ops.sort import positions
 
 Array = np.ndarray[Any, Any]
@@ -52,10 +52,11 @@ def _reference(
     return found if dtype is not None else np.take_along_axis(x, found, axis)
 
 
-def _op(name: str, optional: int) -> Op:
+def _op(name: str, role: Role, optional: int) -> Op:
     return Op(
         name=name,
         kind=Kind.SORT,
+        role=role,
         operands=("x", "order"),
         optional=optional,
         integers=("order",),
@@ -68,6 +69,6 @@ def _op(name: str, optional: int) -> Op:
 
 
 #: ``run`` elements are sorted by one block.  dtype: that of positions; None: the elements are the result.
-SORTED_RUNS = _op("sorted_runs", 1)
+SORTED_RUNS = _op("sorted_runs", Role.RUNS, 1)
 #: ``run`` elements are those of a result: twice as many as a run of the operand has.
-MERGED_RUNS = _op("merged_runs", 0)
+MERGED_RUNS = _op("merged_runs", Role.MERGE, 0)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import float32
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
 
 Array = np.ndarray[Any, Any]
 
@@ -62,10 +62,10 @@ MATRICES: Mapping[int, tuple[Array, Array, Array]] = {
 }
 
 
-def unsuitable(op: str, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> str | None:
+def unsuitable(role: Role | None, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> str | None:
     """Why Winograd's algorithm is none for a convolution with these operands; None if it is one."""
     taps = types[1].shape[2:]
-    if op == "conv_wgrad":
+    if role is Role.WGRAD:
         return "it is for results that share a filter, not for the gradient of one"
     if taps != (3, 3):
         return f"it is for 3x3 filters, not {'x'.join(map(str, taps))}"
@@ -88,15 +88,15 @@ def tiles(results: tuple[int, int], tile: int) -> tuple[int, int]:
 
 
 def transforms(
-    op: str, attributes: Mapping[str, Any], shape: tuple[int, ...], tile: int
+    role: Role | None, attributes: Mapping[str, Any], shape: tuple[int, ...], tile: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Attributes of the transforms of filter, input and output for a conv_fprop or conv_dgrad with a result of this
-    shape.
+    """Attributes of the transforms of filter, input and output for a convolution, or the gradient of its input, whose
+    result has this shape.
 
     With a stride of 1 the gradient of an input is the convolution of the loss with the filter turned around and its
     channel dimensions exchanged, padded by what the filter reaches beyond the padding.
     """
-    gradient = op == "conv_dgrad"
+    gradient = role is Role.DGRAD
     flip = (attributes["mode"] == "convolution") != gradient
     padding = tuple(p[0] for p in attributes["padding"])
     before = tuple(2 - p for p in padding) if gradient else padding
@@ -176,6 +176,7 @@ def _output_infer(_: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> T
 FILTER = Op(
     name="winograd_filter",
     kind=Kind.TRANSFORM,
+    role=Role.WINOGRAD_FILTER,
     operands=("w",),
     attributes={"tile": REQUIRED, "flip": REQUIRED, "exchange": REQUIRED},
     infer=_filter_infer,
@@ -184,6 +185,7 @@ FILTER = Op(
 INPUT = Op(
     name="winograd_input",
     kind=Kind.TRANSFORM,
+    role=Role.WINOGRAD_INPUT,
     operands=("x",),
     attributes={"tile": REQUIRED, "before": REQUIRED, "results": REQUIRED},
     infer=_input_infer,
@@ -192,6 +194,7 @@ INPUT = Op(
 OUTPUT = Op(
     name="winograd_output",
     kind=Kind.TRANSFORM,
+    role=Role.WINOGRAD_OUTPUT,
     operands=("m",),
     attributes={"tile": REQUIRED, "shape": REQUIRED, "dtype": REQUIRED},
     infer=_output_infer,

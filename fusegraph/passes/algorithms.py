@@ -6,8 +6,7 @@ that runs what was planned for one, and so are the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -22,15 +21,16 @@ from fusegraph.lowering import window
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
+from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference, to_reference
-from fusegraph.passes.rewrite import Rewrite, named
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
 MARGIN = 1.2
 
 DIRECT, PRODUCT, IMPLICIT = "direct", "matrix product", "implicit GEMM"
-_CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+_CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,14 @@ class Algorithm:
     tile: int | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A graph with Winograd's convolutions written out.
+def choose(graph: Graph, options: Options) -> Rewritten:
+    """Decides on the algorithm of every convolution, and writes out those that are Winograd's.
 
-    counterpart  the new graph's tensor for each of the old one.
-    algorithms   convolution -> what does it, by name of the node.
+    The note "algorithms" has what does each convolution, by the name of its node.
     """
-
-    graph: Graph
-    counterpart: Mapping[Tensor, Tensor]
-    algorithms: Mapping[str, Algorithm]
-
-
-def choose(graph: Graph, options: Options) -> Chosen:
-    """Decides on the algorithm of every convolution; the graph itself if none of them is Winograd's."""
-    algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.name in _CONVOLUTIONS}
+    algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
     if all(a.tile is None for a in algorithms.values()):
-        return Chosen(graph, {t: t for t in graph.tensors.values()}, algorithms)
+        return replace(same(graph), notes={"algorithms": algorithms})
     rewrite = Rewrite(graph)
     parts = _Parts(rewrite.graph)
     for node in graph.nodes:
@@ -68,8 +58,7 @@ def choose(graph: Graph, options: Options) -> Chosen:
             rewrite.new[node.output] = parts.convolution(node, rewrite.inputs(node), tile)
         else:
             rewrite.take_over(node)
-    made = rewrite.done()
-    return Chosen(made.graph, made.counterpart, algorithms)
+    return replace(rewrite.done(), notes={"algorithms": algorithms})
 
 
 # ---- the choice
@@ -78,7 +67,7 @@ def choose(graph: Graph, options: Options) -> Chosen:
 def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     """What does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
     asked = node.attributes.get("algorithm")
-    no = w.unsuitable(node.op.name, tuple(t.type for t in node.inputs), node.attributes)
+    no = w.unsuitable(node.op.role, tuple(t.type for t in node.inputs), node.attributes)
     if no is None and not (node.output.size and node.inputs[0].size):
         no = "there is nothing to multiply"
     if no is None and graph.compute_dtype != float32:
@@ -109,7 +98,7 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
 
 def _is_product(node: Node) -> bool:
     at = node.attributes
-    taps = node.output.shape[2:] if node.op.name == "conv_wgrad" else node.inputs[1].shape[2:]
+    taps = node.output.shape[2:] if node.op.role is Role.WGRAD else node.inputs[1].shape[2:]
     return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
 
 
@@ -165,7 +154,7 @@ class _Parts:
         image that is read or written.
         """
         old = node.output
-        of_filter, of_input, of_output = w.transforms(node.op.name, node.attributes, old.shape, tile)
+        of_filter, of_input, of_output = w.transforms(node.op.role, node.attributes, old.shape, tile)
         x, taps = inputs
         u = self._once("filter", node, w.FILTER, taps, of_filter, (0, 2, 1))
         v = self._once("input", node, w.INPUT, x, of_input, _order(x))
@@ -180,7 +169,7 @@ class _Parts:
     def _once(
         self, part: str, node: Node, op: Any, operand: Tensor, attributes: dict[str, Any], order: tuple[int, ...]
     ) -> Tensor:
-        key = op.name, operand, tuple(attributes.items())
+        key = op, operand, tuple(attributes.items())
         if key not in self._made:
             made = self._folded(operand, attributes) if part == "filter" and operand.is_constant else None
             if made is None:

@@ -7,7 +7,7 @@ whatever else the graph has there.  A pattern that only looks like attention is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -25,19 +25,11 @@ from fusegraph.passes.attention_parts import Part, repeated, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
-from fusegraph.passes.speculation import LeftOut, Rewriting
+from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.passes.speculation import ATTENTION as PASS
 
 #: Those that may be linear in an operand.
 LINEAR = ("mul", "div", "binary_select")
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """A graph with attention nodes; decisions say what became one and what did not."""
-
-    simplified: Simplified
-    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
@@ -62,10 +54,10 @@ class _Match:
     zero: bool
 
 
-def recognise(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
-    """Replaces what is attention by attention nodes, but for those left out."""
+def recognise(graph: Graph, options: Options) -> Rewritten:
+    """Makes one node of each softmax of products that is multiplied with values."""
     if options.strict:  # scores and probabilities would have to be rounded as if they were stored
-        return Recognised(same(graph), ())
+        return same(graph)
     matches: dict[Node, tuple[_Match, Node]] = {}
     decisions: list[Decision] = []
 
@@ -85,7 +77,7 @@ def recognise(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
                 continue
             if match.members & taken:
                 raise Declined("part of it belongs to another attention")
-            reason = left_out.get((Rewriting.ATTENTION, match.out.name))
+            reason = options.left_out.get((PASS, match.out.name))
             if reason is not None:
                 raise Declined(reason)
             made = _node(graph, match)
@@ -99,11 +91,11 @@ def recognise(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
         left(found[0], f"{found[1].name!r} counts along it and is needed elsewhere")
         taken -= matches.pop(found[0])[0].members
     if not matches:
-        return Recognised(same(graph), tuple(decisions))
+        return same(graph, decisions)
     for match, _ in matches.values():
         text = f"attention: {len(match.members)} nodes become one kernel, no score is in memory"
         decisions.append(Decision(match.product.name, match.out.name, True, text, 2 * match.score.nbytes))
-    return Recognised(_rewritten(graph, matches), tuple(decisions))
+    return _rewritten(graph, matches, decisions)
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:
@@ -131,7 +123,7 @@ def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Nod
     return live
 
 
-def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> Simplified:
+def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisions: Sequence[Decision]) -> Rewritten:
     rewrite = Rewrite(graph)
     live = _live(graph, matches)
     for node in graph.nodes:
@@ -144,7 +136,7 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> Sim
                     rewrite.new.setdefault(t, rewrite.new[node.output])
         elif node in live:
             rewrite.take_over(node)
-    return rewrite.done()
+    return rewrite.done(decisions)
 
 
 class Matcher:

@@ -22,12 +22,12 @@ from fusegraph.lowering.program import describe
 from fusegraph.lowering.scores import constant, readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import LINEAR, Matcher, Recognised
+from fusegraph.passes.attention import LINEAR, Matcher
 from fusegraph.passes.attention_parts import Part, repeated, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
-from fusegraph.passes.rewrite import Rewrite, Simplified, same
-from fusegraph.passes.speculation import LeftOut, Rewriting
+from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.passes.speculation import GRADIENTS
 
 #: Elements of a key and a value whose sums for one key are made by one kernel.
 MOST_TOGETHER = 256
@@ -59,10 +59,10 @@ def _narrows(node: Node) -> bool:
     return node.op.name == "identity" and before.is_float and after.is_float and after.itemsize < before.itemsize
 
 
-def recognise_backward(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
-    """Replaces what is the gradient of an attention by nodes of `ATTENTION_BACKWARD`, but for those left out."""
+def recognise_backward(graph: Graph, options: Options) -> Rewritten:
+    """Makes one node of what the gradients of an attention by queries, or by keys and values, are made of."""
     if options.strict:
-        return Recognised(same(graph), ())
+        return same(graph)
     matches: list[_Match] = []
     decisions: list[Decision] = []
     for node in graph.nodes:
@@ -72,7 +72,7 @@ def recognise_backward(graph: Graph, options: Options, left_out: LeftOut) -> Rec
             match = _Gradients(graph, node).gradients()
             if match is None:
                 continue
-            reason = left_out.get((Rewriting.GRADIENTS, node.name))
+            reason = options.left_out.get((GRADIENTS, node.name))
             if reason is not None:
                 raise Declined(reason)
             for made in match.made:
@@ -87,8 +87,8 @@ def recognise_backward(graph: Graph, options: Options, left_out: LeftOut) -> Rec
         text = f"gradients of attention: {len(match.members)} nodes become kernels over {kinds}, no score is in memory"
         decisions.append(Decision(node.inputs[0].name, match.made[-1].name, True, text, 2 * node.output.nbytes))
     if not matches:
-        return Recognised(same(graph), tuple(decisions))
-    return Recognised(_rewritten(graph, matches), tuple(decisions))
+        return same(graph, decisions)
+    return _rewritten(graph, matches, decisions)
 
 
 def _check_order(graph: Graph, made: Node) -> None:
@@ -99,7 +99,7 @@ def _check_order(graph: Graph, made: Node) -> None:
             raise Declined(f"what {tensor.name!r} is made of besides depends on it")
 
 
-def _rewritten(graph: Graph, matches: Sequence[_Match]) -> Simplified:
+def _rewritten(graph: Graph, matches: Sequence[_Match], decisions: Sequence[Decision]) -> Rewritten:
     rewrite = Rewrite(graph)
     makers = {t: made for match in matches for made in match.made for t in made.outputs}
     done: set[Node] = set()
@@ -118,8 +118,8 @@ def _rewritten(graph: Graph, matches: Sequence[_Match]) -> Simplified:
     lasts = [(match, rewrite.new[match.made[-1].outputs[0]]) for match in matches]
     found = rewrite.done()  # what nothing else needs goes
     # What is in registers only is as exact as the result, or rounded on the way to it.
-    inside = {t: last for match, last in lasts for n in match.members for t in n.outputs if t not in found.counterpart}
-    return Simplified(found.graph, {**inside, **found.counterpart})
+    inside = {t: last for match, last in lasts for n in match.members for t in n.outputs if t not in found.counterparts}
+    return Rewritten(found.graph, {**inside, **found.counterparts}, tuple(decisions))
 
 
 class _Gradients(Matcher):

@@ -18,20 +18,16 @@ from fusegraph.lowering.attention import times_read
 from fusegraph.lowering.attention_front import Front, computed_rows
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
-from fusegraph.lowering.prologue import SIMPLE
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention_nodes import ATTENTION
-from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import Recognised
+from fusegraph.ops.base import Cost, Kind
 from fusegraph.passes.attention_parts import Part
-from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
-from fusegraph.passes.rewrite import Rewrite, same
-from fusegraph.passes.speculation import LeftOut, Rewriting
+from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.passes.speculation import FRONT
 from fusegraph.passes.split_attention import best_parts
 
 OPERANDS = ("queries", "keys", "values")
-CHEAP = SIMPLE | {NARROW.name}
 #: Nodes that are followed back from an operand.
 MOST_NODES = 40
 #: More keys are better copied to where tensor cores multiply them, while others are multiplied, than computed.
@@ -40,11 +36,11 @@ MOST_KEYS = 512
 LARGE = 2
 
 
-def compute_in_front(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
-    """The graph with attention nodes that compute what they multiply, where that is worth it and not left out."""
-    found = {node: _fronts(graph, node, options, left_out) for node in graph.nodes if node.kind is Kind.ATTENTION}
+def compute_in_front(graph: Graph, options: Options) -> Rewritten:
+    """Lets attention compute its operands on their way to shared memory, where that is worth it."""
+    found = {node: _fronts(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
     if not any(x is not None for each in found.values() for x in each):
-        return Recognised(same(graph), ())
+        return same(graph)
     decisions = []
     rewrite = Rewrite(graph)
     gone = {n for each in found.values() for x in each if isinstance(x, _Found) for n in x.members}
@@ -73,7 +69,7 @@ def compute_in_front(graph: Graph, options: Options, left_out: LeftOut) -> Recog
             "left": tuple(x if isinstance(x, str) else "" for x in found[node]),
         }
         rewrite.graph.add_node(Node(ATTENTION, tuple(inputs), attributes, *map(rewrite.result, node.outputs)))
-    return Recognised(rewrite.done(), tuple(decisions))
+    return rewrite.done(decisions)
 
 
 @dataclass(frozen=True)
@@ -85,13 +81,13 @@ class _Found:
     reads: tuple[Tensor, ...]
 
 
-def _fronts(graph: Graph, node: Node, options: Options, left_out: LeftOut) -> list[_Found | str | None]:
+def _fronts(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
     """What is in front of each operand; why it stays there, or None where there is nothing."""
     result: list[_Found | str | None] = []
     for number in range(len(OPERANDS)):
         try:
             front = _front(graph, node, number, options)
-            reason = left_out.get((Rewriting.FRONT, node.attributes["origin"]))
+            reason = options.left_out.get((FRONT, node.attributes["origin"]))
             if front is not None and reason is not None:
                 raise Declined(reason)
             result.append(front)
@@ -110,7 +106,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
         return None
     if node.inputs.count(tensor) > 1 or tensor in graph.outputs or graph.consumers(tensor) != [node]:
         raise Declined(f"{tensor.name!r} is needed in memory as well")
-    if last.kind is Kind.POINTWISE and last.op.name not in CHEAP:
+    if last.kind is Kind.POINTWISE and not _cheap(last):
         raise Declined(f"{last.op.name} takes many instructions")
     members = _closure(graph, node, tensor)
     if not any(n.kind is Kind.POINTWISE for n in members):
@@ -136,7 +132,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
 
 
 def _cheap(node: Node) -> bool:
-    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.name in CHEAP)
+    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.cost is not Cost.FUNCTION)
 
 
 def _is_computed(graph: Graph, tensor: Tensor) -> bool:

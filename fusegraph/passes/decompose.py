@@ -7,13 +7,19 @@ from typing import Any
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, Role, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 
-def decompose(graph: Graph, *, scatters: bool = False) -> Simplified:
+def decompose_for_kernels(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Writes out composites, and scatters that no kernel takes whole."""
+    return decompose(graph, scatters=True)
+
+
+def decompose(graph: Graph, *, scatters: bool = False) -> Rewritten:
     """The graph without composites, and without ``scatters`` if asked for; or itself if it has none.
 
     The last of a composite's nodes has its name, layout and dtype; the others are named after it, the same ones each
@@ -47,6 +53,8 @@ def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Ten
 NARROW = Op(
     name="narrow",
     kind=Kind.POINTWISE,
+    role=Role.NARROW,
+    cost=Cost.ROUNDING,
     operands=("x",),
     attributes={"dtype": REQUIRED},
     infer=_narrow,
@@ -54,6 +62,9 @@ NARROW = Op(
     cuda={"float": "{x}"},
     ulps=0,
 )
+
+
+_OPS = {**TABLE, NARROW.name: NARROW}
 
 
 class _Expansion:
@@ -82,7 +93,7 @@ class _Expansion:
         return results
 
     def __call__(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        found = op if isinstance(op, Op) else NARROW if op == "narrow" else TABLE[op]
+        found = op if isinstance(op, Op) else _OPS[op]
         tensor = self._graph.apply(found, operands, attributes)
         return named(tensor, self._node.name, part or "value")
 

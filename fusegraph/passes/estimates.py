@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen import contraction
+from codegen.contraction import FAMILY
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction as lowering
 from fusegraph.lowering.base import GroupView, Options
@@ -25,4 +25,4 @@ def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -
 def cycles(graph: Graph, options: Options) -> float:
     """Cycles that the one contraction of a graph is estimated to take."""
     view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-    return contraction.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)
+    return FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)

@@ -20,10 +20,10 @@ from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, Lowered, Lowering, Options, TooLarge
-from fusegraph.ops.base import Kind
+from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Decision, Group, Partition, edges
-from fusegraph.passes.speculation import LeftOut, NoKernel, Rewriting
+from fusegraph.passes.speculation import FUSION, NoKernel
 from fusegraph.passes.views import place_views
 
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
@@ -53,7 +53,7 @@ class _Quotient:
 
     def __init__(self, graph: Graph, left_out: LeftOut) -> None:
         self.graph = graph
-        self.alone = {name: reason for (what, name), reason in left_out.items() if what is Rewriting.FUSION}
+        self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
@@ -106,7 +106,7 @@ class _Quotient:
         operands are made, as these are smaller to hand over.
         """
         casts = self.members[group]
-        return all(n.op.name == "identity" and n.output.nbytes > n.inputs[0].nbytes for n in casts)
+        return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
 
     def view(self, group: int) -> GroupView:
         if group not in self._views:
@@ -235,33 +235,32 @@ def fuse(
     options: Options | None = None,
     *,
     enabled: bool = True,
-    target: Lowering = lowering.KERNELS,
-    left_out: LeftOut | None = None,
+    backend: Lowering = lowering.KERNELS,
 ) -> Partition:
-    """The partition of a graph into groups that a target takes (default: the kernel families).
+    """The partition of a graph into groups that a backend takes (default: the kernel families).
 
     With ``enabled=False`` every node is a kernel of its own (to compare against), as are those left out.
 
-    Raises NoKernel if the target does not even take a single node.
+    Raises NoKernel if the backend does not even take a single node.
     """
     options = options or Options()
-    quotient = _Quotient(graph, left_out or {})
+    quotient = _Quotient(graph, options.left_out)
     siblings: list[Decision] = []
     refused = _Refused(quotient)
     if enabled:
-        siblings = _merge_all(quotient, options, target, refused)
+        siblings = _merge_all(quotient, options, backend, refused)
     groups: list[Group] = []
     without: list[tuple[Sequence[Node], str]] = []
     views = [quotient.view(g) for g in quotient.topological()]
     free: frozenset[Node] = frozenset()
-    if enabled and target is lowering.KERNELS:
-        free = place_views(graph, views, lambda view: _takes(target, view, options))
+    if enabled and backend is lowering.KERNELS:
+        free = place_views(graph, views, lambda view: _takes(backend, view, options))
     for view in views:
         if view.nodes[0] in free:
             groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))
             continue
         try:
-            groups.append(Group(view.nodes, target.lower(view, options)))
+            groups.append(Group(view.nodes, backend.lower(view, options)))
         except Declined as reason:
             without.append((view.nodes, str(reason)))
     if without:
@@ -272,18 +271,18 @@ def fuse(
     return partition
 
 
-def _takes(target: Lowering, view: GroupView, options: Options) -> bool:
+def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
     """Whether a group is one kernel with its tensors where they lie now, which for attention its lowering alone can
     tell.
     """
     try:
-        target.lower(view, options)
+        backend.lower(view, options)
     except Declined:
         return False
     return True
 
 
-def _merge_all(quotient: _Quotient, options: Options, target: Lowering, refused: _Refused) -> list[Decision]:
+def _merge_all(quotient: _Quotient, options: Options, backend: Lowering, refused: _Refused) -> list[Decision]:
     """Merges pairs until none is legal, and notes why the others are not; returns the decisions for readers of one
     input fused side by side.
     """
@@ -305,7 +304,7 @@ def _merge_all(quotient: _Quotient, options: Options, target: Lowering, refused:
             continue
         if refused.get(a, b) is not None:
             continue
-        reason = refusal(quotient, a, b, options, target)
+        reason = refusal(quotient, a, b, options, backend)
         if reason is not None:
             refused.add(a, b, reason)
             continue
@@ -347,7 +346,7 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
     return tier, quotient.saved(a, b)
 
 
-def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Lowering) -> Declined | None:
+def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
     """Why two groups cannot be merged, None if they can."""
     alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
     if alone is not None:
@@ -356,7 +355,7 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, target: Lower
     if through is not None:
         return Declined(f"would form a cycle: a path between them leaves through {through.name!r}")
     try:
-        target.accept(quotient.joined(a, b), options)
+        backend.accept(quotient.joined(a, b), options)
     except Declined as reason:
         return reason.with_traceback(None)
     return None

@@ -16,11 +16,10 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import Recognised
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
-from fusegraph.passes.rewrite import Rewrite, intermediate, same
-from fusegraph.passes.speculation import LeftOut, Rewriting
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.speculation import JOINED
 
 #: Queries of the smallest tile, for each of which blocks take turns.
 LEAST_QUERIES = 16
@@ -28,8 +27,8 @@ LEAST_QUERIES = 16
 LEAST_KEYS = 256
 
 
-def join_gradients(graph: Graph, options: Options, left_out: LeftOut) -> Recognised:
-    """The graph with one node for both kernels of gradients, but for those left out."""
+def join_gradients(graph: Graph, options: Options) -> Rewritten:
+    """Makes one node of the gradients of an attention by queries and of those by keys and values."""
     pairs: dict[Node, Node] = {}
     decisions = []
     nodes = [n for n in graph.nodes if n.kind is Kind.ATTENTION_BACKWARD]
@@ -37,14 +36,14 @@ def join_gradients(graph: Graph, options: Options, left_out: LeftOut) -> Recogni
         keys = next((n for n in nodes if _together(queries, n)), None)
         if keys is None or queries.output.size * float32.itemsize > options.workspace:
             continue
-        reason = left_out.get((Rewriting.JOINED, keys.attributes["origin"]))
+        reason = options.left_out.get((JOINED, keys.attributes["origin"]))
         text = f"two kernels, over queries and over keys: {reason}"
         if reason is None:
             pairs[queries] = keys
             text = "one kernel: what both need is computed once, sums of queries are added up in memory"
         decisions.append(Decision(queries.output.name, keys.outputs[0].name, reason is None, text))
     if not pairs:
-        return Recognised(same(graph), tuple(decisions))
+        return same(graph, decisions)
     rewrite = Rewrite(graph)
     first = {n: pair for pair in pairs.items() for n in pair}
     done = set()
@@ -54,7 +53,7 @@ def join_gradients(graph: Graph, options: Options, left_out: LeftOut) -> Recogni
         elif first[node] not in done:
             done.add(first[node])
             _join(rewrite, *first[node])
-    return Recognised(rewrite.done(), tuple(decisions))
+    return rewrite.done(decisions)
 
 
 def _together(queries: Node, keys: Node) -> bool:

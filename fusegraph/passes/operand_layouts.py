@@ -22,9 +22,9 @@ from fusegraph.lowering import window
 from fusegraph.lowering.attention_front import fronts_of, multiplied
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
 ROW_BYTES, LINE_BYTES = 16, 128
@@ -52,8 +52,8 @@ class _Wish:
         return LAUNCH * target.launch_us + (size + written) * itemsize / (COPIED * target.memory_rate)
 
 
-def lay_out(graph: Graph, options: Options) -> Simplified:
-    """The graph with the factors of its contractions laid out for tensor cores, or itself if all of them are."""
+def lay_out(graph: Graph, options: Options) -> Rewritten:
+    """Lays the operands of contractions out for tensor cores, where that pays."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
     found |= {node: _values(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
@@ -161,7 +161,7 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
         return False
     if not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
-    return node.op.name == "matmul" or window.suits(node, graph) is not None
+    return node.op.role is Role.MATMUL or window.suits(node, graph) is not None
 
 
 def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
@@ -171,11 +171,11 @@ def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     """
     rank = node.inputs[number].rank
     across = node.inputs[0].dtype.itemsize == 2
-    if node.op.name == "matmul":
+    if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)
     # Of images and filters channels lie next to each other, for the windows' sake.
-    if node.op.name == "conv_dgrad" and number == 1 and not across:
+    if node.op.role is Role.DGRAD and number == 1 and not across:
         return (0,)
     return (1,)
 

@@ -11,11 +11,11 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import whole_spec
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
 
-def order_attention(graph: Graph, options: Options) -> Simplified:
-    """The graph with such attention nodes given a counter."""
+def order_attention(graph: Graph, options: Options) -> Rewritten:
+    """Gives attention a counter of tiles where the time of a tile depends on data."""
     found = {
         node
         for node in graph.nodes

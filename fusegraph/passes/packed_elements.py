@@ -6,7 +6,7 @@ tensors in between are of the carrier; an output is bytes again, each put togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -15,14 +15,17 @@ from fusegraph.dtypes import DType, float4_e2m1, float32, int8, uint8
 from fusegraph.errors import LayoutError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, packed_strides, same_strides, stride_order
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, remove_dead, same
+from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.ops.base import Role
+from fusegraph.passes.partition import Decision
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, remove_dead, same
 
 #: The numbers halfway between those that float4_e2m1 holds, and whether one that is just there goes up, to the even.
 _HALFWAY = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
-def unpacked(graph: Graph) -> Simplified:
-    """The graph without packed elements, or itself.  Its inputs and outputs of such are uint8, in one dimension.
+def unpack(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Writes elements of fewer than 8 bits out in bytes: inputs and outputs of such are uint8, in one dimension.
 
     Raises LayoutError for strides that are none of packed elements: of inputs that overlap partly, of outputs with
     gaps.
@@ -80,7 +83,7 @@ class _Unpacking(Rewrite):
             return
         operands = list(self.inputs(node))
         attributes = dict(node.attributes)
-        if node.op.name == "identity":
+        if node.op.role is Role.CAST:
             source, target = node.inputs[0].dtype, node.output.dtype
             if target.is_packed and source != target:
                 with self._naming(node.output, "rounded"):
@@ -92,7 +95,7 @@ class _Unpacking(Rewrite):
                 operands = [self._cast(x, _carrier(d)) for x, d in zip(operands, wanted, strict=True)]
         self.graph.add_node(Node(node.op, tuple(operands), attributes, *map(self.result, node.outputs)))
 
-    def done(self) -> Simplified:
+    def done(self, decisions: Sequence[Decision] = ()) -> Rewritten:
         for tensor in self._old.outputs:
             if tensor.dtype.is_packed:
                 with self._naming(tensor, "packed"):
@@ -103,7 +106,7 @@ class _Unpacking(Rewrite):
         self.graph.outputs = [self.new[t] for t in self._old.outputs]
         remove_dead(self.graph)
         alive = set(self.graph.tensors.values())
-        return Simplified(self.graph, {old: new for old, new in self.new.items() if new in alive})
+        return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive})
 
     # ---- values
 

@@ -9,37 +9,26 @@ then stay in registers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.partition import Group, Partition, edges
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate
-from fusegraph.passes.speculation import LeftOut
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
 _KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.WINDOW})
 
 
-@dataclass(frozen=True)
-class Recomputed:
-    """A partition of a graph with copies of some nodes, or of the graph as it was.
+def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partition]:
+    """Computes cheap values again in kernels that need them, if that moves fewer bytes; else nothing changes.
 
-    counterpart gives for each tensor of the old graph the one that stands for it, copies what else does.
+    The note "copies" has what else stands for a tensor of the graph besides its counterpart.
     """
-
-    partition: Partition
-    counterpart: Mapping[Tensor, Tensor]
-    copies: Mapping[Tensor, tuple[Tensor, ...]]
-
-
-def recompute(partition: Partition, options: Options, left_out: LeftOut) -> Recomputed:
-    """The partition with fewer bytes moved, or itself."""
     graph = partition.graph
-    same = Recomputed(partition, {t: t for t in graph.tensors.values()}, {})
+    unchanged = same(graph), partition
     group_of = {n: g for g in partition.groups for n in g.nodes}
     written = {t for g in partition.groups for t in g.writes}
     made = (t for g in partition.groups if g.family != "view" for n in g.nodes for t in n.outputs)
@@ -50,15 +39,16 @@ def recompute(partition: Partition, options: Options, left_out: LeftOut) -> Reco
         if group_of[producer] is not group and _saves(graph, tensor, group, kept_inside):
             wanted.setdefault(consumer, set()).add(tensor)
     if not wanted:
-        return same
+        return unchanged
     rewriting = _Rewriting(graph, wanted, group_of)
     rewritten = rewriting.run()
-    again = fuse(rewritten.graph, options, left_out=left_out)
+    again = fuse(rewritten.graph, options)
     if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
-        return same
+        return unchanged
     living = rewriting.living(rewritten.graph)
-    counterpart = {**{old: copies[0] for old, copies in living.items()}, **rewritten.counterpart}
-    return Recomputed(again, counterpart, {counterpart[old]: tuple(copies) for old, copies in living.items()})
+    counterpart = {**{old: copies[0] for old, copies in living.items()}, **rewritten.counterparts}
+    notes = {"copies": {counterpart[old]: tuple(copies) for old, copies in living.items()}}
+    return Rewritten(again.graph, counterpart, notes=notes), again
 
 
 def _moved(partition: Partition) -> int:
@@ -109,7 +99,7 @@ class _Rewriting:
         self._rewrite = Rewrite(graph, {t: t.own_strides for t in graph.tensors.values() if t.own_strides is not None})
         self._copies: dict[tuple[int, Tensor], Tensor] = {}
 
-    def run(self) -> Simplified:
+    def run(self) -> Rewritten:
         for node in self._old.nodes:
             wanted = self._wanted.get(node, set())
             self._rewrite.take_over(

@@ -7,8 +7,8 @@ others: those that are within a row (the channels of a group) are reduced with i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import networkx as nx
 
@@ -17,10 +17,9 @@ from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.rows import has_segments, walk_chunk
-from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Partition
-from fusegraph.passes.rewrite import Simplified
+from fusegraph.passes.rewrite import Rewritten, same
 from fusegraph.passes.split_reductions import (
     Split,
     can_be_split,
@@ -38,41 +37,25 @@ _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 _Alike = tuple[tuple[int, ...], frozenset[Tensor]]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """A graph with reductions of columns split; halves: the reduction's name -> that of the node that makes the parts.
-
-    kinds has those names by what they have in common: they are split together, or none of them is.
-    """
-
-    simplified: Simplified
-    halves: Mapping[str, str]
-    kinds: Mapping[_Kind, tuple[str, ...]]
-
-    def refused(self, partition: Partition) -> set[str]:
-        """The names of reductions not all of which are made with rows: the graph is to be fused again without them."""
-        taken: set[str] = set()
-        for group in partition.groups:
-            spec = group.lowered.spec
-            if isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None):
-                taken |= {node.name for node in group.nodes}
-        return {n for names in self.kinds.values() if any(self.halves[n] not in taken for n in names) for n in names}
+#: The name of the pass.
+NAME = "reductions of columns"
 
 
-def reduce_columns(graph: Graph, options: Options, declined: Collection[str] = ()) -> Columns:
-    """The graph with reductions of columns split where rows of the same elements are reduced as well, except for those
-    whose names are ``declined``.
+def reduce_columns(graph: Graph, options: Options) -> Rewritten:
+    """Splits reductions of columns where rows of the same elements are reduced as well.
+
+    They are declined, together with all that have the same in common, if not all of these are made with rows.
     """
     means = {mean_of_variance(graph, node) for node in graph.nodes}
     kinds: dict[_Kind, list[str]] = {}
     chunks: dict[Node, Split] = {}
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = _Leaves(graph)
-    whole = [n for n in graph.nodes if n.op is TABLE["reduction"] and n.attributes["axes"]]
+    whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
     for node in whole:
         # A variance and its mean are made in one look at what is in memory.
         alone = node not in means and mean_of_variance(graph, node) is None
-        if not alone or node.name in declined or not can_be_split(node) or returns(graph, node):
+        if not alone or (NAME, node.name) in options.left_out or not can_be_split(node) or returns(graph, node):
             continue
         shape = node.inputs[0].shape
         if shape not in rows:
@@ -83,9 +66,22 @@ def reduce_columns(graph: Graph, options: Options, declined: Collection[str] = (
                 chunks[node] = found
                 kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
                 break
-    simplified = split(graph, chunks)
-    halves = {node.name: half_of(simplified, node).name for node in chunks}
-    return Columns(simplified, halves, {kind: tuple(names) for kind, names in kinds.items()})
+    if not chunks:
+        return same(graph)
+    made = split(graph, chunks)
+    halves = {node.name: half_of(made, node).name for node in chunks}
+
+    def declined(partition: Partition) -> dict[str, str]:
+        taken: set[str] = set()
+        for group in partition.groups:
+            spec = group.lowered.spec
+            if isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None):
+                taken |= {node.name for node in group.nodes}
+        reason = "not all of those like it are reduced by the kernel of the rows"
+        together = (names for names in kinds.values() if any(halves[n] not in taken for n in names))
+        return {name: reason for names in together for name in names}
+
+    return replace(made, declined=declined)
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:

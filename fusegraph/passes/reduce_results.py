@@ -6,17 +6,16 @@ What is left to do is a reduction of those parts, which are a small share of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from codegen.contraction import keeps_form
 from codegen.spec import ContractionSpec
-from codegen.target import Target
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
+from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Partition
-from fusegraph.passes.rewrite import Simplified
+from fusegraph.passes.rewrite import Rewritten, same
 from fusegraph.passes.split_reductions import (
     SHORT_BYTES,
     Split,
@@ -27,39 +26,38 @@ from fusegraph.passes.split_reductions import (
     split,
 )
 
-
-@dataclass(frozen=True)
-class Halved:
-    """A graph with some reductions split; halves: the reduction's name -> that of the node that makes the parts."""
-
-    simplified: Simplified
-    halves: Mapping[str, str]
-
-    def refused(self, partition: Partition, target: Target) -> set[str]:
-        """The names of the reductions whose parts are not made in the kernel of a contraction, or would slow it down.
-
-        Whole they may be part of other kernels: the graph is to be fused again, with these declined.
-        """
-        taken: set[str] = set()
-        for group in partition.groups:
-            spec = group.lowered.spec
-            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, target)):
-                taken |= {node.name for node in group.nodes}
-        return {whole for whole, part in self.halves.items() if part not in taken}
+#: The name of the pass.
+NAME = "reductions of results"
 
 
-def reduce_results(graph: Graph, declined: Collection[str] = ()) -> Halved:
-    """The graph with reductions of contractions' results split, except for those whose names are ``declined``."""
+def reduce_results(graph: Graph, options: Options) -> Rewritten:
+    """Splits reductions of contractions' results.
+
+    Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
+    """
     chunks: dict[Node, Split] = {}
     means = {mean_of_variance(graph, node) for node in graph.nodes}
     for node in graph.nodes:
         # A variance and its mean are made in one look at what is in memory.
         alone = node not in means and mean_of_variance(graph, node) is None
-        found = _split(graph, node) if alone and node.name not in declined else None
+        found = _split(graph, node) if alone and (NAME, node.name) not in options.left_out else None
         if found is not None:
             chunks[node] = found
-    simplified = split(graph, chunks)
-    return Halved(simplified, {node.name: half_of(simplified, node).name for node in chunks})
+    if not chunks:
+        return same(graph)
+    made = split(graph, chunks)
+    halves = {node.name: half_of(made, node).name for node in chunks}
+
+    def declined(partition: Partition) -> dict[str, str]:
+        taken: set[str] = set()
+        for group in partition.groups:
+            spec = group.lowered.spec
+            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target)):
+                taken |= {node.name for node in group.nodes}
+        reason = "its parts are not made in the kernel of the contraction, or would slow it down"
+        return {whole: reason for whole, part in halves.items() if part not in taken}
+
+    return replace(made, declined=declined)
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

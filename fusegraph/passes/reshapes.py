@@ -12,18 +12,19 @@ from collections.abc import Iterator
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided, reshaped
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
 
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.
 _ANCHORS = frozenset({Kind.CONTRACTION, Kind.WINDOW, Kind.TRANSFORM})
 
 
-def move_reshapes(graph: Graph) -> Simplified:
-    """The graph with such reshapes moved outwards, or itself if there are none."""
+def move_reshapes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Moves reshapes around reductions outwards, to where tensors are in memory."""
     seeds = dict(_seeds(graph))
     return _Moving(graph, seeds).run() if seeds else same(graph)
 
@@ -107,7 +108,7 @@ class _Moving:
         producers = map(self._old.producer, node.inputs)
         return not any(p is not None and p.kind in _ANCHORS for p in producers)
 
-    def run(self) -> Simplified:
+    def run(self) -> Rewritten:
         for node in self._old.nodes:
             self._node(node)
         for tensor in self._old.outputs:
@@ -117,7 +118,7 @@ class _Moving:
         # What is computed in a finer shape stands for a tensor, not the view of it that has its own shape.
         made = {t for node in (*self._moved, *self._seeds) for t in node.outputs}
         finer = {old: new for (old, _), new in self._fine.items() if old in made and new in alive}
-        return Simplified(done.graph, {**done.counterpart, **finer})
+        return Rewritten(done.graph, {**done.counterparts, **finer})
 
     def _node(self, node: Node) -> None:
         if node in self._seeds:

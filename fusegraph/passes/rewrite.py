@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.passes.partition import Decision, Partition
 
 
 @dataclass(frozen=True)
-class Simplified:
-    """An equivalent graph with the same inputs and outputs.
+class Rewritten:
+    """What a pass makes of a graph: an equivalent graph with the same inputs and outputs.
 
-    counterpart gives for each tensor of the old graph the one of the new graph that has its value, if there is one.
+    counterparts  the new graph's tensor for each tensor of the old graph whose value it has, if there is one.
+    decisions     what was rewritten, what was not, and why.
+    notes         what else reports and the code behind the pass ask for, by name.
+    declined      of a pass that speculates: the names of the rewrites that a partition of the graph does not accept,
+                  and why it does not.
     """
 
     graph: Graph
-    counterpart: Mapping[Tensor, Tensor]
+    counterparts: Mapping[Tensor, Tensor]
+    decisions: tuple[Decision, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    declined: Callable[[Partition], Mapping[str, str]] | None = None
 
 
-def same(graph: Graph) -> Simplified:
-    """The graph itself."""
-    return Simplified(graph, {t: t for t in graph.tensors.values()})
+def same(graph: Graph, decisions: Sequence[Decision] = ()) -> Rewritten:
+    """Returns the graph itself."""
+    return Rewritten(graph, {t: t for t in graph.tensors.values()}, tuple(decisions))
 
 
 class Rewrite:
@@ -63,12 +71,12 @@ class Rewrite:
         operands = self.inputs(node) if inputs is None else tuple(inputs)
         self.graph.add_node(Node(node.op, operands, node.attributes, *map(self.result, node.outputs)))
 
-    def done(self) -> Simplified:
-        """The new graph, all nodes being there; those that no output depends on are removed again."""
+    def done(self, decisions: Sequence[Decision] = ()) -> Rewritten:
+        """Returns the new graph, all nodes being there; those that no output depends on are removed again."""
         self.graph.outputs = [self.new[t] for t in self._old.outputs]
         remove_dead(self.graph)
         alive = set(self.graph.tensors.values())
-        return Simplified(self.graph, {old: new for old, new in self.new.items() if new in alive})
+        return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))
 
 
 def named(tensor: Tensor, after: str, part: str) -> Tensor:

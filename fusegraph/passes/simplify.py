@@ -10,7 +10,8 @@ product, itself or a reciprocal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
@@ -19,30 +20,39 @@ import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Rewrite, Simplified, live_nodes, named
+from fusegraph.passes.rewrite import Rewrite, Rewritten, live_nodes, named
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
 MAX_FOLDED_BYTES = 1 << 20
 
 
-def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
-    """Simplifies a graph.  With ``enabled=False`` only dead nodes are removed."""
+def remove_dead_nodes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Removes the nodes that no output depends on."""
     live = live_nodes(graph)
+    rewrite = Rewrite(graph)
+    for node in graph.nodes:
+        if node in live:
+            rewrite.take_over(node)
+    return rewrite.done()
+
+
+def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Removes what cannot be seen in the results.
+
+    The note "namesakes" has the names of all nodes that are computed once, by the name of the one that is.
+    """
     rewrite = Rewrite(graph)
     outputs = set(graph.outputs)
     seen: dict[Any, Tensor] = {}
     for node in graph.nodes:
-        if node not in live:
-            continue
-        inputs = rewrite.inputs(node)
-        if enabled:
-            node, inputs = _plain_power(node, inputs)
-        if enabled and len(node.outputs) == 1 and node.output not in outputs:
+        node, inputs = _plain_power(node, rewrite.inputs(node))
+        if len(node.outputs) == 1 and node.output not in outputs:
             replacement = _replacement(node, inputs)
             if replacement is None:
                 replacement = seen.get(_key(node, inputs))
@@ -56,7 +66,16 @@ def simplify(graph: Graph, *, enabled: bool = True) -> Simplified:
         rewrite.take_over(node, inputs)
         if node.output not in outputs or _key(node, inputs) not in seen:
             seen[_key(node, inputs)] = rewrite.new[node.output]
-    return rewrite.done()
+    made = rewrite.done()
+    return replace(made, notes={"namesakes": _namesakes(made.counterparts)})
+
+
+def _namesakes(counterparts: Mapping[Tensor, Tensor]) -> dict[str, tuple[str, ...]]:
+    """The names of the new graph's tensors that stand for one of another name, or for several, and whose."""
+    found: dict[str, tuple[str, ...]] = {}
+    for old, new in counterparts.items():
+        found[new.name] = (*found.get(new.name, ()), old.name)
+    return {new: every for new, every in found.items() if every != (new,)}
 
 
 def _key(node: Node, inputs: tuple[Tensor, ...]) -> Any:

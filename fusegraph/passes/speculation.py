@@ -1,58 +1,71 @@
-"""What passes speculate on and undo: a node that stands for several others, for which there is no kernel after all.
+"""Rewrites that are undone where no kernel takes what they make, so that every well-formed graph compiles.
 
 Attention is recognised before it is known where the tensors around it will lie, gradients are joined before a schedule
-is chosen, groups are merged before their kernel is rendered.  Where a family then declines, the graph is planned again
-with that one rewrite left out, and the reason becomes part of its decisions: every well-formed graph compiles.
+is chosen, reductions are split before it is known which kernel makes the parts.  Where that is not accepted, the
+pipeline runs again without that one rewrite, and the reason becomes part of its decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from codegen.declined import Declined
 from fusegraph.graph import Node
 from fusegraph.lowering.attention_front import fronts_of
+from fusegraph.lowering.base import LeftOut
 from fusegraph.ops.base import Kind
 
+Made = TypeVar("Made")
+Accepted = TypeVar("Accepted")
 
-class Rewriting(Enum):
-    """A rewrite that can be left out, and what it goes by."""
-
-    ATTENTION = "attention"  #: `passes.attention`, by the name of the result
-    FRONT = "front"  #: `passes.attention_front`, by the attention's
-    GRADIENTS = "gradients"  #: `passes.attention_backward`, by the name of the exponential
-    JOINED = "joined"  #: `passes.join_gradients`, by the same
-    FUSION = "fusion"  #: `passes.fuse`, by the name of a node, which stays a kernel of its own
+#: Passes whose rewrites can be left out one by one, and fusion: the names by which they are known in `LeftOut`.
+ATTENTION, FRONT = "attention", "attention's operands"
+GRADIENTS, JOINED = "attention's gradients", "joined gradients"
+FUSION = "fusion"
 
 
-#: Rewrites that are left out, and why.
-LeftOut: TypeAlias = Mapping[tuple[Rewriting, str], str]
+class NotAccepted(Declined):
+    """Some rewrites are not accepted; ``rewrites`` tells which, and why."""
+
+    def __init__(self, text: str, rewrites: LeftOut) -> None:
+        super().__init__(text)
+        self.rewrites = rewrites
 
 
-class NoKernel(Declined):
+class NoKernel(NotAccepted):
     """No kernel takes some groups of nodes; ``groups`` has the nodes and the reason of each."""
 
     def __init__(self, groups: Sequence[tuple[Sequence[Node], str]]) -> None:
         (node, *_), reason = groups[0]
-        super().__init__(f"{node.op.name} {node.name!r}: {reason}")
+        undo = {key: reason for nodes, reason in groups for key in _rewrites(nodes)}
+        super().__init__(f"{node.op.name} {node.name!r}: {reason}", undo)
         self.groups = tuple(groups)
 
-    def undo(self, left_out: LeftOut) -> LeftOut:
-        """What to leave out besides: of each group the last rewrite that made it; nothing if all are nodes as users
-        write them.
-        """
-        found = {key: reason for nodes, reason in self.groups for key in _rewrites(nodes)}
-        return {key: reason for key, reason in found.items() if key not in left_out}
+
+def attempt(rewrite: Callable[[LeftOut], Made], *, accepted_by: Callable[[Made], Accepted]) -> tuple[Made, Accepted]:
+    """Returns what a rewrite makes, and what accepts that, with every part left out that is not accepted.
+
+    ``rewrite`` is called with what to leave out.  Raises NotAccepted if there is nothing more to leave out.
+    """
+    left_out: LeftOut = {}
+    while True:
+        made = rewrite(left_out)
+        try:
+            return made, accepted_by(made)
+        except NotAccepted as refusal:
+            more = {key: reason for key, reason in refusal.rewrites.items() if key not in left_out}
+            if not more:
+                raise
+            left_out = {**left_out, **more}
 
 
-def _rewrites(nodes: Sequence[Node]) -> list[tuple[Rewriting, str]]:
+def _rewrites(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+    """Returns the last rewrite that made a group of nodes; none if they are as users write them."""
     for node in nodes:
         if node.kind is Kind.ATTENTION:
-            last = Rewriting.FRONT if any(fronts_of(node)) else Rewriting.ATTENTION
-            return [(last, node.attributes["origin"])]
+            return [(FRONT if any(fronts_of(node)) else ATTENTION, node.attributes["origin"])]
         if node.kind is Kind.ATTENTION_BACKWARD:
-            last = Rewriting.JOINED if "by_queries" in node.attributes["results"] else Rewriting.GRADIENTS
-            return [(last, node.attributes["origin"])]
-    return [(Rewriting.FUSION, node.name) for node in nodes] if len(nodes) > 1 else []
+            joined = "by_queries" in node.attributes["results"]
+            return [(JOINED if joined else GRADIENTS, node.attributes["origin"])]
+    return [(FUSION, node.name) for node in nodes] if len(nodes) > 1 else []

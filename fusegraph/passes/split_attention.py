@@ -15,12 +15,12 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.lowering.attention_front import multiplied
-from fusegraph.lowering.base import Options
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
@@ -32,8 +32,8 @@ BEGINNING, COMBINING, PART = 4.0, 2.5, 0.05
 AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 
-def split_attention(graph: Graph, options: Options) -> Simplified:
-    """The graph with attention nodes cut where that keeps more of a GPU busy."""
+def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
     found = {node: best_parts(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     parts = {node: n for node, n in found.items() if n > 1}
     if not parts:
@@ -76,9 +76,7 @@ def _selects_nan(node: Node) -> bool:
     """
     weight: Weight | None = node.attributes["weight"]
     return (
-        weight is not None
-        and not node.attributes["zero"]
-        and any(n.op.name == "binary_select" for n in weight.graph.nodes)
+        weight is not None and not node.attributes["zero"] and any(n.op.role is Role.SELECT for n in weight.graph.nodes)
     )
 
 

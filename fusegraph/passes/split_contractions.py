@@ -15,12 +15,13 @@ from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering import window
-from fusegraph.lowering.base import Options
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
+from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import cycles
-from fusegraph.passes.rewrite import Rewrite, Simplified, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 from fusegraph.passes.split_products import meet
 
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
@@ -52,8 +53,8 @@ class _Cut:
         return [n for n in fitting if self.size // n * self.each % self.unit == 0]
 
 
-def split_contractions(graph: Graph, options: Options) -> Simplified:
-    """The graph with its contractions split where that is worthwhile, or itself if there is none."""
+def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Sums up contractions of few results and many products in parts, where that is worthwhile."""
     split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned)) > 1}
     if not split:
         return same(graph)
@@ -88,12 +89,12 @@ def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
 
 def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
     """Whether the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
-    if node.op.name not in PARTS or not node.output.size or node.attributes.get("groups", 1) > 1:
+    if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
     common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
         return False
-    if node.op.name != "matmul" and window.suits(node, graph) is None:
+    if node.op.role is not Role.MATMUL and window.suits(node, graph) is None:
         return False
     if common.is_float != node.output.dtype.is_float or (common.is_int and node.output.dtype.itemsize < 4):
         return False
@@ -123,10 +124,10 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
     first, second = node.inputs
     shape = node.output.shape
     unit = STAGE if _tensor_cores(node, common, graph) else 1
-    if node.op.name == "matmul":
+    if node.op.role is Role.MATMUL:
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
-    elif node.op.name == "conv_wgrad":
+    elif node.op.role is Role.WGRAD:
         rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
     else:  # parts have whole panels of channels
         if first.shape[1] % unit:
@@ -174,9 +175,9 @@ def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Ten
         dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
     shape = (parts, *output.shape)
     order = stride_order(output.shape, output.strides)
-    if node.op.name == "conv_wgrad":  # filters are the columns of the product: neighbours are written together
+    if node.op.role is Role.WGRAD:  # filters are the columns of the product: neighbours are written together
         order = (*(d for d in order if d), 0)
     strides = packed_strides(shape, (0, *(d + 1 for d in order)))
     partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
     attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    return graph.add_node(Node(PARTS[node.op.name], inputs, attributes, partial)).output
+    return graph.add_node(Node(PARTS[node.op], inputs, attributes, partial)).output

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: Parts that a kernel multiplies with one tile of the first factor at most.
 MOST_PARTS = 4
@@ -23,8 +24,8 @@ PART_BYTES = 16
 _AXES = {"matmul": (-1, -1), "conv_fprop": (1, 0)}
 
 
-def split_products(graph: Graph) -> Simplified:
-    """The graph with products in parts, or itself if there is none that is worth it."""
+def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Makes slices of a product that meet again of products with slices of the second operand."""
     cut = {node: parts for node in graph.nodes if (parts := _parts(graph, node))}
     if not cut:
         return same(graph)

@@ -14,15 +14,17 @@ import networkx as nx
 import numpy as np
 
 from codegen.target import Target
-from fusegraph.dtypes import DType, sum_dtype
+from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.base import Options
+from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
+from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
 from fusegraph.ops.partial import PARTIAL
-from fusegraph.ops.reduction import EXTREMES, MODES
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: A reduction stays whole if a kernel for it has a block for this share of the multiprocessors, or if no
 #: block reads more bytes.
@@ -36,30 +38,18 @@ SIDE_BYTES = 256
 BLOCKS = 8
 MOST_PARTS = 4096
 
-#: mode of a reduction -> (mode of its parts, how they are combined, what is done to the result).
-_HALVES = {
-    "add": ("add", "add", ""),
-    "mul": ("mul", "mul", ""),
-    "min": ("min", "min", ""),
-    "max": ("max", "max", ""),
-    "amax": ("amax", "max", ""),
-    "avg": ("add", "add", "mean"),
-    "norm1": ("norm1", "add", ""),
-    "norm2": ("squares", "add", "sqrt"),
-}
-
 
 #: How a reduction is split: the axes along which parts are reduced first, and the elements of a part, None for all.
 Split = tuple[tuple[int, ...], int | None]
 
 
-def split_reductions(graph: Graph, options: Options) -> Simplified:
-    """The graph with its reductions split where that is worthwhile, or itself if there is none."""
+def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Splits reductions of much into parts where one kernel would leave most of a GPU idle."""
     chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
 
-def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
+def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
     """The graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
@@ -78,10 +68,10 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Simplified:
     return rewrite.done()
 
 
-def half_of(simplified: Simplified, node: Node) -> Node:
+def half_of(simplified: Rewritten, node: Node) -> Node:
     """The node that makes the parts of a reduction that `split` has split."""
-    x = simplified.counterpart[node.inputs[0]]
-    half = simplified.graph.producer(simplified.counterpart[node.output])
+    x = simplified.counterparts[node.inputs[0]]
+    half = simplified.graph.producer(simplified.counterparts[node.output])
     while half is not None and half.inputs[0] is not x:
         half = simplified.graph.producer(half.inputs[0])
     assert half is not None
@@ -113,12 +103,12 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Targe
 
 def can_be_split(node: Node) -> bool:
     """Whether a node is a reduction that can be made of parts."""
-    return node.op is TABLE["reduction"] and node.attributes["mode"] in _HALVES and node.inputs[0].size > 0
+    return node.op.role is Role.REDUCE and node.attributes["mode"] in COMBINED and node.inputs[0].size > 0
 
 
 def of_whole(node: Node) -> bool:
     """Whether the parts of a reduction can be made by reductions."""
-    return _HALVES[node.attributes["mode"]][0] in MODES
+    return mode_of(node).part.name in MODES
 
 
 def returns(graph: Graph, node: Node) -> bool:
@@ -135,18 +125,18 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """The mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner one."""
 
-    def made_by(tensor: Tensor, op: str) -> Node | None:
+    def made_by(tensor: Tensor, role: Role) -> Node | None:
         found = graph.producer(tensor)
-        return found if found is not None and found.op is TABLE[op] else None
+        return found if found is not None and found.op.role is role else None
 
-    if node.op is not TABLE["reduction"] or node.attributes["mode"] not in ("avg", "add"):
+    if not can_be_split(node) or mode_of(node).part is not SUM:
         return None
-    square = made_by(node.inputs[0], "mul")
+    square = made_by(node.inputs[0], Role.PRODUCT)
     if square is None or square.inputs[0] is not square.inputs[1]:
         return None
-    centred = made_by(square.inputs[0], "sub")
-    mean = made_by(centred.inputs[1], "reduction") if centred is not None else None
-    if centred is None or mean is None or mean.attributes["mode"] != "avg":
+    centred = made_by(square.inputs[0], Role.DIFFERENCE)
+    mean = made_by(centred.inputs[1], Role.REDUCE) if centred is not None else None
+    if centred is None or mean is None or mean.attributes["mode"] != AVERAGE.name:
         return None
     alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))
     whole = mean.inputs[0] is centred.inputs[0] and centred.output.shape == centred.inputs[0].shape
@@ -163,11 +153,11 @@ class _Writer:
 
     def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int | None) -> None:
         """Any reduction, of parts along some of its axes."""
-        mode, keepdims = node.attributes["mode"], node.attributes["keepdims"]
+        mode, keepdims = mode_of(node), node.attributes["keepdims"]
         rest = tuple(d for d in node.attributes["axes"] if d not in axes)
-        first, second, after = _HALVES[mode]
+        first, second, after = mode.part.name, mode.combiner.name, mode.after
         if size is None:
-            dtype = None if first in EXTREMES else _accumulator(self._graph, mode, x.dtype, result.dtype)
+            dtype = None if mode.selects else self._accumulator(node)
             how = {**TABLE["reduction"].attributes, "mode": first, "axes": axes, "dtype": dtype}
             parts = self._add(node, "parts", TABLE["reduction"], x, **how)
             combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
@@ -182,19 +172,19 @@ class _Writer:
         self._combine(node, x, result, parts, combine, after)
 
     def _combine(
-        self, node: Node, x: Tensor, result: Tensor, parts: Tensor, combine: dict[str, Any], after: str
+        self, node: Node, x: Tensor, result: Tensor, parts: Tensor, combine: dict[str, Any], after: After | None
     ) -> None:
         """The result of a reduction from its parts."""
-        if not after:
+        if after is None:
             how = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
             self._graph.add_node(Node(TABLE["reduction"], (parts,), how, result))
             return
         total = self._add(node, "total", TABLE["reduction"], parts, **combine, dtype=parts.dtype)
-        if after == "sqrt":
-            self._graph.add_node(Node(TABLE["sqrt"], (total,), {}, result))
-            return
-        count = self._constant(np.array(float(prod(x.shape[d] for d in node.attributes["axes"]))), parts.dtype)
-        self._graph.add_node(Node(TABLE["div"], (total, count), {}, result))
+        op, operands = TABLE[after.op], [total]
+        if len(op.operands) == 2:
+            count = np.array(float(prod(x.shape[d] for d in node.attributes["axes"])))
+            operands.append(self._constant(count, parts.dtype))
+        self._graph.add_node(Node(op, tuple(operands), {}, result))
 
     def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
         """The variance about a mean, of which x need not be read again: the squared deviations from the mean of each
@@ -214,7 +204,7 @@ class _Writer:
         )
         both = self._add(node, "deviations", TABLE["add"], own, between)
         how = {"mode": "add", "axes": (0,), "keepdims": False, "dtype": sums.dtype}
-        if node.attributes["mode"] == "add":
+        if mode_of(node).after is None:
             attributes = {**TABLE["reduction"].attributes, **how, "dtype": result.dtype}
             self._graph.add_node(Node(TABLE["reduction"], (both,), attributes, result))
             return
@@ -228,22 +218,18 @@ class _Writer:
         keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
-            dtype = _accumulator(self._graph, node.attributes["mode"], x.dtype, result.dtype)
+            dtype = self._accumulator(node)
             how = {"mode": mode, "axes": axes, "chunk": size, "keepdims": keepdims, "dtype": dtype}
             self._parts[key] = self._add(node, "parts", PARTIAL, x, **how)
         return self._parts[key]
+
+    def _accumulator(self, node: Node) -> DType:
+        """The dtype of the parts: that in which they are combined."""
+        dtype = accumulator(mode_of(node).combiner, node.inputs[0].dtype, node.output.dtype)
+        return compute_dtype(dtype, self._graph.compute_dtype)
 
     def _add(self, node: Node, name: str, op: Op, *inputs: Tensor, **attributes: object) -> Tensor:
         return named(self._graph.apply(op, inputs, attributes), node.name, name)
 
     def _constant(self, value: np.ndarray[Any, Any], dtype: DType) -> Tensor:
         return self._graph.constant(value, dtype=dtype)
-
-
-def _accumulator(graph: Graph, mode: str, source: DType, result: DType) -> DType:
-    """The dtype of the parts: that in which they are combined."""
-    if source.is_float:
-        return compute_dtype(source, graph.compute_dtype)
-    if mode in EXTREMES:
-        return source
-    return sum_dtype(source, result)

@@ -10,11 +10,12 @@ from typing import Any
 
 from fusegraph.dtypes import int32
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.sort import longest_row
 from fusegraph.ops.base import Kind, Op, TensorType
 from fusegraph.ops.sort import Order, order_of
 from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS
-from fusegraph.passes.rewrite import Rewrite, Simplified, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: One step: the op, its operands and attributes.
 _Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
@@ -23,8 +24,8 @@ _Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
 SELECTION = 4
 
 
-def split_sorts(graph: Graph) -> Simplified:
-    """The graph with sorts of long rows in steps, or itself if there are none."""
+def split_sorts(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Writes sorts of rows that are too long for a block out as sorts of runs, which are merged."""
     long = {node for node in graph.nodes if _is_long(graph, node)}
     if not long:
         return same(graph)

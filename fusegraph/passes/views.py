@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, overlaps, packed_strides, stride_order
-from fusegraph.lowering.base import GroupView
+from fusegraph.lowering.base import DEFAULTS, GroupView, Options
 from fusegraph.lowering.views import joins_in_place, turned_back, view
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
+from fusegraph.passes.rewrite import Rewritten, same
 
 #: What is copied after all takes at most so many times its own memory.
 MOST_GROWTH = 2
 
 
-def foresee_views(graph: Graph) -> None:
+def foresee_views(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Gives results of movement the strides that they have if they become views, for passes that judge layouts before
     that is decided: without repeated elements and with few gaps, in case they do not.
     """
@@ -33,6 +34,7 @@ def foresee_views(graph: Graph) -> None:
             if seen is not None and not overlaps(shape, seen[0]):
                 few = extent(shape, seen[0]) <= MOST_GROWTH * size
                 node.output.strides = seen[0] if few else packed_strides(shape, stride_order(shape, seen[0]))
+    return same(graph)
 
 
 def place_views(graph: Graph, groups: Sequence[GroupView], taken: Callable[[GroupView], bool]) -> frozenset[Node]:
@@ -69,7 +71,7 @@ def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> froze
 
     for node in reversed(alone):
         result = node.output
-        if node.op.name == "concatenate":
+        if node.op.role is Role.CONCATENATE:
             if joins_in_place(node) and all(movable(t) for t in node.inputs):
                 _join(node)
                 free.add(node)

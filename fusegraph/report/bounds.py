@@ -20,12 +20,12 @@ from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.decompose import NARROW, decompose
-from fusegraph.report.bounds_combined import scan, scatter, tiny
+from fusegraph.passes.decompose import decompose
+from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
 
 Array = np.ndarray[Any, Any]
@@ -77,7 +77,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     for node in written_out.graph.nodes:
         with np.errstate(all="ignore"):
             found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
-    counterpart = written_out.counterpart  # constants that add nothing have none
+    counterpart = written_out.counterparts  # constants that add nothing have none
     parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
     if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return parts
@@ -114,7 +114,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         else:
             error = _contraction(graph, node, operands, value, coarse=rounding.coarse.get(tensor.name))
     elif node.kind is Kind.REDUCTION:
-        error = _reduction(graph, node, operands[0], value)
+        error = reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:
         error = scan(graph, node, operands[0])
     elif node.kind is Kind.SORT:
@@ -134,7 +134,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
     if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
-    elif node.op is NARROW:  # from float64 to what is computed in float32
+    elif node.op.role is Role.NARROW:  # from float64 to what is computed in float32
         if compute_dtype(node.inputs[0].dtype, graph.compute_dtype) != compute:
             _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
@@ -227,7 +227,7 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
     """
     (x, ex), (taps, et) = ((np.asarray(v, np.float64), e) for v, e in operands)
     attributes, shape = {**node.attributes}, node.output.shape
-    of_filter, of_input, of_output = winograd.transforms(node.op.name, attributes, shape, tile)
+    of_filter, of_input, of_output = winograd.transforms(node.op.role, attributes, shape, tile)
     u = winograd.filter_transform(np.abs(taps) + et, **of_filter, magnitude=True)
     v = winograd.input_transform(np.abs(x) + ex, **of_input, magnitude=True)
     terms = x.shape[1] + 29
@@ -247,61 +247,17 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
     return np.where(np.isnan(error), np.inf, error)
 
 
-def _reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Array) -> Array:
-    """That of a sum or product of n terms in any order, plus what the terms' own errors bring; extremes are exact."""
-    (x, e), attributes = operand, {**node.attributes}
-    mode, axes = attributes["mode"], attributes["axes"]
-    if not node.output.dtype.is_float:
-        known = ~np.any(e != 0, axis=axes, keepdims=attributes["keepdims"])
-        return np.where(known, 0.0, np.inf)
-
-    def along(combine: Any, values: Array, **how: Any) -> Array:
-        return np.asarray(combine(values, axis=axes, keepdims=attributes["keepdims"], **how))
-
-    if mode in ("min", "max", "amax"):
-        error = along(np.max, e)
-        # An element that nothing is known of may be NaN; one that is NaN decides.
-        return np.where(np.isnan(error), np.inf, error)
-    compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
-    unit, largest = compute.unit_roundoff, compute.max * (1 - 2.0**-10)
-    count = int(np.prod([x.shape[d] for d in axes], dtype=np.int64))
-    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
-    if mode == "mul":
-        moved = along(np.prod, np.abs(x) + e) - along(np.prod, np.abs(x))
-        most = along(np.prod, np.maximum(finite + e, 1.0))
-        least = along(np.prod, np.minimum(np.where(finite > 0, finite, 1.0), 1.0))
-        error = moved + (2 * count + 2) * unit * (along(np.prod, finite) + moved)
-        # A partial product may overflow, or lose its digits, on the way to a result that is in range.
-        error = error + np.where(least < tiny(compute), (count + 1) * tiny(compute) * most, 0.0)
-        error = np.where((most > largest) | np.isnan(error), np.inf, error)
-        return np.where(along(np.any, np.isinf(e)), np.inf, error)
-    squared = mode == "norm2"
-    terms = finite * finite if squared else finite
-    moves = (2 * finite + e) * e if squared else e
-    total = along(np.sum, terms)
-    error = (count + 3) * unit * total + count * tiny(compute) + along(np.sum, moves) * (1 + (count + 3) * unit)
-    error = np.where(total + error > largest, np.inf, error)
-    if mode == "avg":
-        error = error / count + unit * (np.abs(value) + error / count) + tiny(compute)
-    if squared:
-        square = total * (1 + 2.0**-50)
-        upper = np.sqrt(square + error) - np.sqrt(square)
-        lower = np.sqrt(square) - np.sqrt(np.maximum(square - error, 0.0))
-        error = np.maximum(upper, lower) * (1 + 2.0**-20) + 4 * unit * np.sqrt(square + error) + tiny(compute)
-    return np.where(np.isnan(error), np.inf, error)
-
-
 def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     """That of the sum or mean of the most elements that a window holds; maxima are exact, as is where they are if
     nothing is known to move.
     """
-    (x, e), attributes, fold = operands[0], {**node.attributes}, node.op.fold
+    (x, e), attributes, combiner = operands[0], {**node.attributes}, node.op.combiner
     e = np.where(np.isnan(e), np.inf, np.broadcast_to(e, x.shape))
-    if fold in ("max", "index"):
+    assert combiner is not None
+    if combiner.selects:
         attributes.pop("dtype", None)
         most = np.maximum(TABLE["max_pool"].reference(e, **attributes), 0.0)
-        exact = node.output.dtype.is_float and fold == "max"
-        return np.asarray(most if exact else np.where(most > 0, np.inf, 0.0))
+        return np.asarray(most if node.output.dtype.is_float else np.where(most > 0, np.inf, 0.0))
     rest = [index for index, _ in operands[1:]]
     if any(moved.any() for _, moved in operands[1:]):
         return np.full(node.output.shape, np.inf)
@@ -322,7 +278,7 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
 def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     """The bounds of the elements that the result has; a position that is not known for sure may bring any of them."""
     attributes = {**node.attributes}
-    if node.op.name == "pad":
+    if node.op.role is Role.PAD:
         attributes["value"] = 0
     keys = node.op.names(len(operands))
     given = [v if key in node.op.integers else np.broadcast_to(e, v.shape) for key, (v, e) in zip(keys, operands)]
@@ -374,41 +330,20 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
         most = 2 if node.output.dtype.is_float else None
         for ends in product(*(moves[k][:most] for k in inexact)):
             total = np.maximum(total, moved_by(dict(zip(inexact, ends))))
-    if inexact and node.op.name in _OSCILLATING:
-        total = np.where(_wraps(node.op.name, values, moves), np.inf, total)
-    if inexact and node.op.name in _EQUALITIES:
+    if inexact and node.op.turns is not None:
+        corners = [node.op.turns(*at) for at in product(*(moves.get(k, (v,)) for k, v in enumerate(values)))]
+        spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
+        total = np.where(spread < 1, total, np.inf)
+    if inexact and node.op.role in (Role.EQ, Role.NE):  # it may turn wherever both may be, not at their ends alone
         spans = [moves[k][:2] if k in moves else (v, v) for k, v in enumerate(values)]
         meet = np.maximum(*(low for low, _ in spans)) <= np.minimum(*(high for _, high in spans))
         total = np.maximum(total, meet & np.logical_or(*(e > 0 for _, e in operands)))
-    if node.op.name in _BITWISE:
+    if node.op.role in (Role.BITS, Role.BITCAST):
         for k in inexact:
             total = np.where(operands[k][1] > 0, np.inf, total)
-    if node.op.name == "bitcast":  # NaN has many patterns
+    if node.op.role is Role.BITCAST:  # NaN has many patterns
         total = np.where(np.isnan(values[0].astype(np.float64)), np.inf, total)
     return total
-
-
-#: Ops that have turning points or jumps anywhere, so that values between two ends may lie beyond those at the ends.
-_OSCILLATING = frozenset({"sin", "cos", "tan", "mod"})
-#: Ops whose result may turn wherever both operands may be, not at their ends alone.
-_EQUALITIES = frozenset({"cmp_eq", "cmp_neq"})
-#: Ops whose results tell nothing of those for the next integers.
-_BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "bitcast"})
-
-
-def _wraps(name: str, values: Sequence[Array], moves: Mapping[int, Sequence[Array]]) -> Array:
-    """Where operands may move so far that an oscillating op gives anything it can give."""
-
-    def turns(x: Array, y: Array) -> Array:
-        """The number of jumps before x (and y), or for those that have none a number that moves by half a period."""
-        if name == "mod":
-            return np.trunc(np.asarray(x, np.float64) / np.asarray(y, np.float64))
-        return np.floor(x / np.pi + 0.5) if name == "tan" else x / np.pi
-
-    second = moves.get(1, (values[-1],))
-    corners = [turns(x, y) for x in moves.get(0, (values[0],)) for y in second]
-    spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
-    return np.asarray(~(spread < 1))
 
 
 def _known(value: Array, error: Array) -> Array:

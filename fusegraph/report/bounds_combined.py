@@ -1,20 +1,24 @@
-"""How far kernels may be from the reference that combine elements: along an axis (scans), or at places (scatters).
+"""How far kernels may be from the reference that combine elements: along axes (reductions, scans), or at places.
 
 See `report.bounds`, which asks here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from codegen.combiners import ADD, LOGADDEXP, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.scan import RUNNING
+from fusegraph.ops.modes import COMBINED
+from fusegraph.ops.scan import along as running
+from fusegraph.ops.scatter import REDUCTIONS
 
 Array = np.ndarray[Any, Any]
 
@@ -24,44 +28,103 @@ def tiny(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).tiny)
 
 
+#: (combiner, function of terms and their errors) -> what the function gives, combined as the terms are.
+Over = Callable[[Combiner, Callable[[Array, Array], Array]], Array]
+#: The largest and the least product of some of the terms that there may be on the way.
+Runs = Callable[[], tuple[Array, Array]]
+
+
+def combined(
+    combiner: Combiner, over: Over, count: int | Array, compute: DType, runs: Runs | None = None
+) -> tuple[Array, Array]:
+    """That of terms combined in any order, ``count`` at most, plus what the terms' own errors bring, and the size of
+    the result.  Extremes are exact, and integers that are known.
+    """
+    # A term that nothing is known of may be NaN; one that is NaN decides.
+    moves = over(MAX, lambda _, e: np.where(np.isnan(e), np.inf, e))
+    if not compute.is_float:
+        return np.where(moves > 0, np.inf, 0.0), moves
+    if combiner.selects:
+        return moves, moves
+    error, size = ERRORS[combiner.name](over, count, compute, moves, runs)
+    error = np.where(size + error > compute.max * (1 - 2.0**-10), np.inf, error)
+    return np.where(np.isnan(error) | np.isinf(moves), np.inf, error), size
+
+
+def _finite(x: Array) -> Array:
+    return np.where(np.isfinite(x), np.abs(x), 0.0)
+
+
+def _sum(over: Over, count: int | Array, compute: DType, moves: Array, _: Runs | None) -> tuple[Array, Array]:
+    total, unit = over(ADD, lambda x, _: _finite(x)), compute.unit_roundoff
+    error = (count + 3) * unit * total + count * tiny(compute)
+    return error + over(ADD, lambda _, e: e) * (1 + (count + 3) * unit), total
+
+
+def _product(over: Over, count: int | Array, compute: DType, moves: Array, runs: Runs | None) -> tuple[Array, Array]:
+    total = over(MUL, lambda x, _: _finite(x))
+    moved = over(MUL, lambda x, e: _finite(x) + e) - total
+    if runs is not None:
+        most, least = runs()
+    else:
+        most = over(MUL, lambda x, e: np.maximum(_finite(x) + e, 1.0))
+        least = over(MUL, lambda x, _: np.minimum(np.where(_finite(x) > 0, _finite(x), 1.0), 1.0))
+    error = moved + (2 * count + 2) * compute.unit_roundoff * (total + moved)
+    # A partial product may overflow, or lose its digits, on the way to a result that is in range; if it is 0, infinity
+    # times it is NaN.
+    error = error + np.where(least < tiny(compute), (count + 1) * tiny(compute) * most, 0.0)
+    infinite = over(MAX, lambda x, _: np.isinf(x).astype(np.float64)) > 0
+    error = np.where(infinite & ((least < tiny(compute)) | (moves > 0)), np.inf, error)
+    return np.where(most > compute.max * (1 - 2.0**-10), np.inf, error), total
+
+
+def _logarithm(over: Over, count: int | Array, compute: DType, moves: Array, _: Runs | None) -> tuple[Array, Array]:
+    # No operand moves the result by more than it moves itself; each step rounds numbers up to this size.
+    size = over(MAX, lambda x, e: _finite(x) + e) + np.log(np.maximum(count, 1)) + 1
+    return moves + 8 * count * compute.unit_roundoff * size, size
+
+
+#: Combiner that rounds -> (error, size of the result).
+ERRORS = {ADD.name: _sum, MUL.name: _product, LOGADDEXP.name: _logarithm}
+
+
+def reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Array) -> Array:
+    """That of the mode of a reduction; extremes are exact."""
+    x, e = operand
+    mode, axes, keepdims = COMBINED[node.attributes["mode"]], node.attributes["axes"], node.attributes["keepdims"]
+    if mode.before is not None:
+        magnitude = np.abs(x)
+        x, e = mode.before.numpy(magnitude), mode.before.moves(_finite(x), e)
+
+    def over(combiner: Combiner, of: Callable[[Array, Array], Array]) -> Array:
+        start = max(combiner.neutral, 0.0)  # of magnitudes
+        return np.asarray(combiner.ufunc.reduce(of(x, e), axis=axes, keepdims=keepdims, initial=start))
+
+    compute, count = compute_dtype(node.inputs[0].dtype, graph.compute_dtype), prod(x.shape[d] for d in axes)
+    error, size = combined(mode.combiner, over, count, compute)
+    if mode.after is not None:
+        error = mode.after.error(error, size, value, count, compute.unit_roundoff, tiny(compute))
+    return np.where(np.isnan(error), np.inf, error)
+
+
 def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
     """That of every sum or product of its terms, in any order; extremes are exact."""
     x, e = operand[0], np.broadcast_to(operand[1], operand[0].shape)
-    axis, reverse = node.attributes["axis"], node.attributes["reverse"]
+    axis, reverse, combiner = node.attributes["axis"], node.attributes["reverse"], node.op.combiner
+    assert combiner is not None
 
-    def along(op: str, values: Array) -> Array:
-        return RUNNING[op].along(np.asarray(values, np.float64), axis, reverse)
+    def along(how: Combiner, values: Array) -> Array:
+        return running(how, np.asarray(values, np.float64), axis, reverse)
 
-    moves = along("cummax", np.where(np.isnan(e), np.inf, e))
-    if not node.output.dtype.is_float:
-        return np.where(moves == 0, 0.0, np.inf)
-    if node.op.fold in ("max", "min"):
-        return moves
+    def runs() -> tuple[Array, Array]:
+        """The products of neighbours: quotients of two of the products from the first on."""
+        finite = _finite(x)
+        logs = along(ADD, np.log2(np.where(finite > 0, finite + e, 1.0)))
+        rise, fall = logs - along(MIN, np.minimum(logs, 0.0)), logs - along(MAX, np.maximum(logs, 0.0))
+        return np.exp2(along(MAX, rise)), np.exp2(along(MIN, fall))
+
     compute = compute_dtype(node.inputs[0].dtype, graph.compute_dtype)
-    unit, largest, count = compute.unit_roundoff, compute.max * (1 - 2.0**-10), x.shape[axis]
-    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
-    if node.op.fold == "logaddexp":
-        # No operand moves the result by more than it moves itself; each step rounds numbers up to this size.
-        size = along("cummax", finite + e) + np.log(max(count, 1)) + 1
-        error = moves + 8 * count * unit * size
-        return np.where(size + error > largest, np.inf, error)
-    if node.op.fold == "mul":
-        total = along("cumprod", finite)
-        moved = np.where(moves > 0, along("cumprod", finite + e) - total, 0.0)
-        # The products of neighbours that there may be on the way: quotients of two of the products from the first on.
-        logs = along("cumsum", np.log2(np.where(finite > 0, finite + e, 1.0)))
-        rise, fall = logs - along("cummin", np.minimum(logs, 0.0)), logs - along("cummax", np.maximum(logs, 0.0))
-        most, least = np.exp2(along("cummax", rise)), np.exp2(along("cummin", fall))
-        error = moved + (2 * count + 2) * unit * (total + moved)
-        # A partial product may overflow, or lose its digits, on the way to a result that is in range.
-        error = error + np.where(least < tiny(compute), (count + 1) * tiny(compute) * most, 0.0)
-        error = np.where((most > largest) | np.isinf(moves), np.inf, error)
-    else:
-        total = along("cumsum", finite)
-        error = (count + 3) * unit * total + count * tiny(compute)
-        error = error + along("cumsum", e) * (1 + (count + 3) * unit)
-        error = np.where(total + error > largest, np.inf, error)
-    return np.where(np.isnan(error), np.inf, error)
+    return combined(combiner, lambda how, of: along(how, of(x, e)), x.shape[axis], compute, runs)[0]
 
 
 def scatter(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
@@ -75,30 +138,13 @@ def scatter(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
     def put(own: Array, values: Array, how: str) -> Array:
         return np.asarray(node.op.reference(own, index, values, reduction=how, **attributes))
 
-    moves = put(ex, eu, "none" if reduction == "none" else "max")
-    if reduction in ("none", "max", "min"):
-        return moves
-    if not node.output.dtype.is_float:
-        return np.where(moves > 0, np.inf, 0.0)
+    combiner = REDUCTIONS[reduction]
+    if combiner is None:
+        return put(ex, eu, reduction)
     compute = compute_dtype(node.output.dtype, graph.compute_dtype)
-    unit, largest = compute.unit_roundoff, compute.max * (1 - 2.0**-10)
-    ours, theirs = (np.where(np.isfinite(v), np.abs(v), 0.0) for v in (x, updates))
-    terms = put(np.ones(x.shape), np.ones(updates.shape), "add")
-    if reduction == "mul":
-        total = put(ours, theirs, "mul")
-        moved = put(ours + ex, theirs + eu, "mul") - total
-        most = put(np.maximum(ours + ex, 1.0), np.maximum(theirs + eu, 1.0), "mul")
-        small, fewer = (np.minimum(np.where(v > 0, v, 1.0), 1.0) for v in (ours, theirs))
-        least = put(small, fewer, "mul")
-        error = moved + (2 * terms + 2) * unit * (total + moved)
-        error = error + np.where(least < tiny(compute), (terms + 1) * tiny(compute) * most, 0.0)
-        error = np.where(most > largest, np.inf, error)
-    else:
-        total = put(ours, theirs, "add")
-        error = (terms + 3) * unit * total + terms * tiny(compute) + put(ex, eu, "add") * (1 + (terms + 3) * unit)
-        error = np.where(total + error > largest, np.inf, error)
-        if reduction == "mean":
-            count = np.maximum(terms, 1.0)
-            error = error / count + 2 * unit * (total + error) / count + tiny(compute)
-    error = np.where(moves == np.inf, np.inf, error)
+    terms = put(np.ones(x.shape), np.ones(updates.shape), ADD.name)
+    error, total = combined(combiner, lambda how, of: put(of(x, ex), of(updates, eu), how.name), terms, compute)
+    if reduction == "mean":
+        count = np.maximum(terms, 1.0)
+        error = error / count + 2 * compute.unit_roundoff * (total + error) / count + tiny(compute)
     return np.where(np.isnan(error), np.inf, error)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen import attention, contraction
-from codegen.spec import AttentionSpec, ContractionSpec
+from codegen import coarse_products
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.arguments import as_bytes, as_values
 from fusegraph.engines.base import Executable
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import ArgumentError
@@ -25,7 +25,6 @@ from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
-from fusegraph.runtime.packed import as_bytes, as_values
 from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
@@ -142,21 +141,20 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
     for kernel in plan.kernels:
         spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
-        if isinstance(spec, AttentionSpec) and (most := attention.coarse_products(spec, schedule)) is not None:
-            coarse |= {n.outputs[0]: most for n in kernel.group.nodes if n.kind is Kind.ATTENTION}
-        if isinstance(spec, ContractionSpec) and (most := contraction.coarse_products(spec, schedule)) is not None:
-            coarse |= {n.output: most for n in kernel.group.nodes if _is_fp8(n)}
+        if (most := coarse_products(spec, schedule)) is not None:
+            attended = [n for n in kernel.group.nodes if n.kind is Kind.ATTENTION]
+            coarse |= {n.outputs[0]: most for n in attended or filter(_is_fp8, kernel.group.nodes)}
     # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
     factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
     stored = plan.partition.materialized | factors
 
-    every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterpart.items()]
+    every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterparts.items()]
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
         """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
-    constants = frozenset(old.name for old, new in plan.counterpart.items() if new.is_constant)
+    constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
     tiles = {
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))

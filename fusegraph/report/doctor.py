@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fusegraph
 from codegen.spec import KernelSource
 from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.installation import codegen_folder
 from fusegraph.report.explain import size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
+from fusegraph.version import __version__
 
 _PROBE = KernelSource(
     "fusegraph_doctor",
@@ -111,9 +112,8 @@ def diagnose() -> Diagnosis:
 def _python() -> list[Finding]:
     return [
         Finding("Python", True, platform.python_version(), needed="everything"),
-        Finding(
-            "fusegraph", True, fusegraph.__version__, str(Path(str(fusegraph.__file__)).parent), needed="everything"
-        ),
+        Finding("fusegraph", True, __version__, str(Path(__file__).parents[1]), needed="everything"),
+        Finding("codegen", True, path=codegen_folder(), detail="the one that came with fusegraph", needed="everything"),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
+from fusegraph.ops.modes import MODES
 from fusegraph.report.bounds import Rounding
-from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling
+from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling, response_norm
+from fusegraph.report.eager_reductions import REDUCTIONS
 from fusegraph.report.eager_sorting import sorting
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +40,6 @@ DTYPES = {
     "int64": ("int64", np.int64),
     "bool": ("bool", np.bool_),
 }
-#: Ops written as several torch functions, or that torch itself computes in steps on the CPU.
-COMPOSED = frozenset({"relu", "swish", "mod", "quotient", "shift_left", "shift_right", "sign", "add_square", "rsqrt"})
 #: Operands of norms that torch wants in the type in which it computes, whatever the others are.
 STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_var"})
 
@@ -57,25 +57,41 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
     """Op name -> torch function of its operands, with its attributes as keywords."""
     f = torch.nn.functional
 
+    def gen_index(x: Any, axis: int) -> Any:
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        return torch.arange(x.shape[axis], dtype=torch.int32, device=x.device).reshape(shape).expand(x.shape)
+
+    plain = """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor isnan log log1p log2
+        logical_not neg reciprocal round sigmoid sin sinh sqrt tan tanh trunc pow logical_and logical_or
+        bitwise_and bitwise_or bitwise_xor bitwise_not add sub mul div clamp"""
+    table = {name: getattr(torch, name) for name in plain.split()}
+    table |= {f"cmp_{name}": getattr(torch, name) for name in ("eq", "gt", "ge", "lt", "le")}
+    table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish", "leaky_relu", "elu", "gelu")}
+    return table | {
+        "bias": torch.add,
+        "scale": torch.mul,
+        "max": torch.maximum,
+        "min": torch.minimum,
+        "cmp_neq": torch.ne,
+        "softplus": lambda x, beta: f.softplus(x, beta, threshold=80),
+        "gelu_approx_tanh": lambda x: f.gelu(x, approximate="tanh"),
+        "gen_index": gen_index,
+        "binary_select": lambda input0, input1, mask: torch.where(mask, input0, input1),
+    }
+
+
+def composed(torch: Any) -> dict[str, Callable[..., Any]]:
+    """The same for ops written as several torch functions, or that torch itself computes in steps on the CPU."""
+
     def relu(x: Any, negative_slope: float, lower_clip: float, upper_clip: float | None) -> Any:
         if negative_slope == 0:
             return torch.clamp(x, lower_clip, upper_clip)
         y = torch.where(x > lower_clip, x, lower_clip + negative_slope * (x - lower_clip))
         return y if upper_clip is None else torch.clamp(y, max=upper_clip)
 
-    def mod(a: Any, b: Any) -> Any:
-        if a.is_floating_point():
-            return torch.fmod(a, b)
-        return torch.where(b == 0, torch.zeros_like(a), torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b)))
-
-    def gen_index(x: Any, axis: int) -> Any:
-        shape = [1] * x.ndim
-        shape[axis] = -1
-        return torch.arange(x.shape[axis], dtype=torch.int32, device=x.device).reshape(shape).expand(x.shape)
-
-    def quotient(a: Any, b: Any) -> Any:
-        whole = torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
-        return torch.where(b == 0, torch.zeros_like(a), whole)
+    def divided(function: Any, a: Any, b: Any) -> Any:
+        return torch.where(b == 0, torch.zeros_like(a), function(a, torch.where(b == 0, torch.ones_like(b), b)))
 
     def shift(function: Any, beyond: Any) -> Any:
         def shifted(a: Any, b: Any) -> Any:
@@ -84,45 +100,22 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
 
         return shifted
 
-    plain = """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor isnan log log1p log2
-        logical_not neg reciprocal round rsqrt sigmoid sin sinh sqrt tan tanh trunc pow logical_and logical_or
-        bitwise_and bitwise_or bitwise_xor bitwise_not"""
-    table = {name: getattr(torch, name) for name in plain.split()}
-    table |= {f"cmp_{name}": getattr(torch, name) for name in ("eq", "gt", "ge", "lt", "le")}
-    table |= {name: getattr(f, name) for name in ("mish", "hardsigmoid", "hardswish")}
-    return table | {
-        "add": torch.add,
-        "bias": torch.add,
-        "sub": torch.sub,
-        "mul": torch.mul,
-        "scale": torch.mul,
-        "div": torch.div,
-        "max": torch.maximum,
-        "min": torch.minimum,
-        "mod": mod,
-        "quotient": quotient,
+    return {
+        "relu": relu,
+        "swish": lambda x, beta: torch.nn.functional.silu(x) if beta == 1 else x * torch.sigmoid(beta * x),
+        "mod": lambda a, b: torch.fmod(a, b) if a.is_floating_point() else divided(torch.fmod, a, b),
+        "quotient": lambda a, b: divided(partial(torch.div, rounding_mode="trunc"), a, b),
         "shift_left": shift(torch.bitwise_left_shift, torch.zeros_like),
         "shift_right": shift(torch.bitwise_right_shift, lambda a: -(a < 0).to(a.dtype)),
-        "cmp_neq": torch.ne,
-        "add_square": lambda a, b: a + b * b,
         "sign": lambda x: torch.where(torch.isnan(x), x, torch.sign(x)),
-        "clamp": lambda x, min, max: torch.clamp(x, min, max),
-        "relu": relu,
-        "leaky_relu": lambda x, negative_slope: f.leaky_relu(x, negative_slope),
-        "elu": lambda x, alpha: f.elu(x, alpha),
-        "softplus": lambda x, beta: f.softplus(x, beta, threshold=80),
-        "swish": lambda x, beta: f.silu(x) if beta == 1 else x * torch.sigmoid(beta * x),
-        "gelu": f.gelu,
-        "gelu_approx_tanh": lambda x: f.gelu(x, approximate="tanh"),
-        "gen_index": gen_index,
-        "binary_select": lambda input0, input1, mask: torch.where(mask, input0, input1),
+        "add_square": lambda a, b: a + b * b,
+        "rsqrt": torch.rsqrt,
     }
 
 
 def composites(torch: Any) -> dict[str, Callable[..., Any]]:
     """The same for the ops that are made of others."""
     f = torch.nn.functional
-
     every = [True, True, True]
 
     def layernorm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...], epsilon: float, norm_forward_phase: str) -> Any:
@@ -198,6 +191,12 @@ def _check_channels(node: Node) -> None:
                 f"torch has one weight a channel, {list(channels)}; {node.op.name} {node.name!r} has {weight.name!r} "
                 f"{list(weight.shape)}"
             )
+
+
+#: What torch's function of an op does not do is refused.
+_CHECKS = dict.fromkeys(("layernorm", "rmsnorm", "layernorm_backward"), _check_last) | dict.fromkeys(
+    ("batchnorm", "batchnorm_backward", "groupnorm"), _check_channels
+)
 
 
 def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
@@ -281,7 +280,19 @@ class Eager:
         self.device = f"cuda:{device}" if self.is_cuda else "cpu"
         if graph.compute_dtype == float64:
             raise NotSupportedError("torch computes in the tensors' own dtypes; the graph asks for float64")
-        self._functions = pointwise(torch) | composites(torch)
+        self._functions, self._composed = pointwise(torch) | composites(torch), composed(torch)
+        self._of_node: dict[Any, Callable[[Node], Callable[..., Any]]] = {
+            Kind.CONTRACTION: self._contraction,
+            Kind.REDUCTION: self._reduction,
+            Kind.SCAN: self._scan,
+            Kind.SORT: partial(sorting, torch),
+            Kind.WINDOW: partial(pooling, torch),
+            **dict.fromkeys(POOLING_COMPOSITES, partial(pooling, torch)),
+            "local_response_norm": partial(response_norm, torch),
+            "identity": lambda node: lambda x: self._cast(x, node.output.dtype),
+            "bitcast": lambda node: lambda x: x.view(self._dtypes[node.output.dtype]),
+            **movement(torch),
+        }
         self._dtypes = {t.dtype: self._dtype(t) for t in graph.tensors.values()}
         self._constants = {t: self.tensor(t.value, t.dtype) for t in graph.tensors.values() if t.value is not None}
         self._steps = [(node, self._step(node)) for node in graph.nodes]
@@ -325,33 +336,19 @@ class Eager:
         return getattr(self._torch, DTYPES[tensor.dtype.name][0])
 
     def _step(self, node: Node) -> Callable[..., Any]:
-        if node.kind is Kind.CONTRACTION:
-            return self._contraction(node)
-        if node.kind is Kind.REDUCTION:
-            return self._reduction(node)
-        if node.kind is Kind.SCAN:
-            return self._scan(node)
-        if node.kind is Kind.SORT:
-            return sorting(self._torch, node)
-        if node.kind is Kind.WINDOW or node.op.name in POOLING_COMPOSITES:
-            return pooling(torch=self._torch, node=node)
-        if node.kind is Kind.MOVEMENT:
-            return movement(torch=self._torch)[node.op.name](node)
-        if node.op.name == "identity":
-            return lambda x: self._cast(x, node.output.dtype)
-        if node.op.name == "bitcast":
-            return lambda x: x.view(self._dtypes[node.output.dtype])
-        if node.op.name in ("layernorm", "rmsnorm", "layernorm_backward"):
-            _check_last(node)
-        if node.op.name in ("batchnorm", "batchnorm_backward", "groupnorm"):
-            _check_channels(node)
-        function = self._functions.get(node.op.name)
+        of_node = self._of_node.get(node.kind) or self._of_node.get(node.op.name)
+        if of_node is not None:
+            return of_node(node)
+        if (check := _CHECKS.get(node.op.name)) is not None:
+            check(node)
+        several = self._composed.get(node.op.name)
+        function = several or self._functions.get(node.op.name)
         if function is None:
             raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
         types, real = tuple(t.type for t in node.inputs), self.graph.compute_dtype
         promoted = node.op.promoted(types)
         mixed = promoted.is_float and any(t.dtype.is_int for t in types)
-        if mixed or (promoted.is_float and node.op.name in COMPOSED):
+        if mixed or (promoted.is_float and several is not None):
             promoted = compute_dtype(promoted, real)
         wanted = [d if d.is_bool else promoted for d in node.op.operand_dtypes(types)]
         if node.kind is Kind.COMPOSITE and self.is_cuda:  # torch's own statistics are wider than what they are of
@@ -375,52 +372,27 @@ class Eager:
         # A result wider than the operands: torch would round it to their dtype first.
         wider = node.output.dtype if node.output.dtype.unit_roundoff < promoted.unit_roundoff else promoted
         kind, result = getattr(self._torch, DTYPES[wider.name][0]), self._dtypes[node.output.dtype]
-        makers = {
-            "matmul": lambda _: self._torch.matmul,
-            "conv_fprop": self._convolution,
-            "conv_dgrad": self._input_gradient,
-            "conv_wgrad": self._filter_gradient,
+        makers: dict[Role | None, Callable[[Node], Callable[..., Any]]] = {
+            Role.MATMUL: lambda _: self._torch.matmul,
+            Role.FPROP: self._convolution,
+            Role.DGRAD: self._input_gradient,
+            Role.WGRAD: self._filter_gradient,
         }
-        if node.op.name not in makers:
-            raise NotSupportedError(f"no torch function for {node.op.name} {node.name!r}")
-        function = makers[node.op.name](node)
+        function = makers[node.op.role](node)
         return lambda *xs: function(*(x.to(kind) for x in xs)).to(result)
 
     def _reduction(self, node: Node) -> Callable[..., Any]:
         torch, at, source = self._torch, node.attributes, node.inputs[0].dtype
-        mode, axes, keep = at["mode"], list(at["axes"]), at["keepdims"]
-        result = self._dtypes[node.output.dtype]
+        mode, axes, result = MODES[at["mode"]], at["axes"], self._dtypes[node.output.dtype]
         if not axes:
             raise NotSupportedError(f"torch reduces no axes as all of them ({node.name!r})")
-        if mode in ("argmin", "argmax"):
-            if len(axes) > 1:
-                raise NotSupportedError(f"torch's {mode} is along one axis or all ({node.name!r})")
-            position = getattr(torch, mode)
-            return lambda x: position(x, dim=axes[0], keepdim=keep).to(result)
-        if mode in ("any", "all"):
-            truth = getattr(torch, mode)
-            return lambda x: truth(x != 0, dim=tuple(axes), keepdim=keep)
-        if mode in ("min", "max", "amax"):
-            extreme = torch.amin if mode == "min" else torch.amax
-            return lambda x: extreme(x.abs() if mode == "amax" else x, dim=axes, keepdim=keep).to(result)
-        wide = result if source.is_int else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
-        if mode == "var":
-            return lambda x: x.to(wide).var(dim=axes, correction=at["correction"], keepdim=keep).to(result)
-        if mode in ("mul", "mul_no_zeros"):
-
-            def product(x: Any) -> Any:
-                x = x.to(wide)
-                x = x.where(x != 0, 1) if mode == "mul_no_zeros" else x
-                for axis in reversed(axes):
-                    x = x.prod(dim=axis, keepdim=keep, dtype=wide)
-                return x.to(result)
-
-            return product
-        if mode == "avg":
-            return lambda x: x.mean(dim=axes, keepdim=keep, dtype=wide).to(result)
-        if mode == "norm2":
-            return lambda x: torch.linalg.vector_norm(x, 2, dim=axes, keepdim=keep, dtype=wide).to(result)
-        return lambda x: (x.to(wide).abs() if mode == "norm1" else x).sum(dim=axes, keepdim=keep, dtype=wide).to(result)
+        if mode.position and len(axes) > 1:
+            raise NotSupportedError(f"torch's {mode.name} is along one axis or all ({node.name!r})")
+        how = {"dim": axes[0] if mode.position else axes, "keepdim": at["keepdims"]}
+        if mode.corrects:
+            how["correction"] = at["correction"]
+        wide = result if not source.is_float else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
+        return lambda x: REDUCTIONS[mode.name](torch, x, wide, **how).to(result)
 
     def _scan(self, node: Node) -> Callable[..., Any]:
         axis, reverse, result = node.attributes["axis"], node.attributes["reverse"], node.output.dtype

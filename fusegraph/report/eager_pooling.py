@@ -11,21 +11,23 @@ from fusegraph.graph import Node
 from fusegraph.ops.evaluate import compute_dtype
 
 #: Ops made of pooling, or of a reduction, that torch has as one or two.
-POOLING_COMPOSITES = frozenset(
-    {"max_pool_backward", "adaptive_max_pool_backward", "global_max_pool", "global_avg_pool", "local_response_norm"}
-)
+POOLING_COMPOSITES = ("max_pool_backward", "adaptive_max_pool_backward", "global_max_pool", "global_avg_pool")
+
+
+def response_norm(torch: Any, node: Node) -> Callable[..., Any]:
+    """The normalization of a window of channels."""
+    at, x, result = node.attributes, node.inputs[0], getattr(torch, node.output.dtype.name)
+    if at["axis"] != 1:
+        raise NotSupportedError(f"torch normalizes along the channels; {node.op.name} {node.name!r} does not")
+    wide = getattr(torch, compute_dtype(x.dtype, float32).name)
+    how = at["window"], at["alpha"], at["beta"], at["k"]
+    return lambda x: torch.nn.functional.local_response_norm(x.to(wide), *how).to(result)
 
 
 def pooling(torch: Any, node: Node) -> Callable[..., Any]:
     """Pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
     f, at = torch.nn.functional, node.attributes
     name, x, result = node.op.name, node.inputs[0], getattr(torch, node.output.dtype.name)
-    if name == "local_response_norm":
-        if at["axis"] != 1:
-            raise NotSupportedError(f"torch normalizes along the channels; {name} {node.name!r} does not")
-        wide = getattr(torch, compute_dtype(x.dtype, float32).name)
-        how = at["window"], at["alpha"], at["beta"], at["k"]
-        return lambda x: f.local_response_norm(x.to(wide), *how).to(result)
     axes = at["axes"]
     rank = len(axes)
     if axes != tuple(range(2, x.rank)) or rank > 3:
@@ -38,7 +40,7 @@ def pooling(torch: Any, node: Node) -> Callable[..., Any]:
     if not x.dtype.is_float:
         raise NotSupportedError(f"torch pools floats; {name} {node.name!r} is of {x.dtype}")
     slides = (at["window"], at["stride"], tuple(a for a, _ in pads)) if "window" in at else ()
-    if name.endswith(("_backward", "_backward_index")) and rank != 2:
+    if node.op.operands[0] == "loss" and rank != 2:
         raise NotSupportedError(f"torch's gradient for {name} {node.name!r} is of two-dimensional windows")
     aten, ceil = torch.ops.aten, at.get("ceil_mode")
     sizes = node.output.shape[2:]
@@ -75,7 +77,7 @@ def pooling(torch: Any, node: Node) -> Callable[..., Any]:
             loss, loss.new_empty((*loss.shape[:2], *sizes))
         ),
     }
-    if name not in functions:
+    function = functions.get(name)
+    if function is None:
         raise NotSupportedError(f"no torch function for {name} {node.name!r}")
-    function = functions[name]
     return lambda *xs: function(*xs).to(result)

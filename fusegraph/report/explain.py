@@ -6,17 +6,15 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from codegen import PORTABLE, attention, contraction, schedule_data, schedule_from_data, schedule_text
-from codegen.attention import backward as attention_backward
-from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.spec import AttentionSpec, ContractionSpec
+from codegen import PORTABLE, declined, schedule_data, schedule_from_data, schedule_text
 from codegen.target import Target
+from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
 
 #: Names of nodes listed in a row before the text form says how many more there are.
-_MOST_LISTED = 24
+MOST_LISTED = 24
 
 
 def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
@@ -83,10 +81,9 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
     """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
     others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
     node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
-    ``declined_forms``: of a contraction or attention why it has none of the faster forms, by their names.
+    ``declined_forms``: why it has none of the faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
-    schedule = schedule_data(kernel.choice.schedule)
     return {
         "number": number,
         "name": kernel.name,
@@ -98,22 +95,10 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
         "grid": list(source.grid),
         "block": list(source.block),
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
-        "schedule": schedule,
+        "schedule": schedule_data(kernel.choice.schedule),
         "chosen_by": kernel.choice.reason,
-        "declined_forms": _declined_forms(group.lowered.spec, target, schedule["type"]),
+        "declined_forms": declined(group.lowered.spec, kernel.choice.schedule, target),
     }
-
-
-def _declined_forms(spec: Any, target: Target, taken: str) -> dict[str, str]:
-    """Why a contraction or attention has none of the forms that are faster than the one taken."""
-    if isinstance(spec, AttentionSpec):
-        return {f: why for f, why in attention.declined(spec, target).items() if not taken.endswith(f"attention{f}")}
-    if isinstance(spec, AttentionBackwardSpec):
-        reasons = attention_backward.declined(spec, target)
-        return {form: why for form, why in reasons.items() if not taken.endswith(f"attentionbackward{form}")}
-    if not isinstance(spec, ContractionSpec):
-        return {}
-    return {form: reason for form, reason in contraction.declined(spec, target).items() if form != taken}
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
@@ -192,17 +177,17 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         "  ",
     )
     if facts["simplified_away"]:
-        lines += wrapped(f"simplified away: {_names(facts['simplified_away'])}", width, "  ", "    ")
+        lines += wrapped(f"simplified away: {listed(facts['simplified_away'], MOST_LISTED)}", width, "  ", "    ")
     if facts["views"]:
-        listed = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
-        lines += wrapped(f"read or written in place, without a kernel: {listed}", width, "  ", "    ")
+        views = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
+        lines += wrapped(f"read or written in place, without a kernel: {views}", width, "  ", "    ")
     numbers: dict[str, int] = {}
     for kernel in kernels:
         number = kernel["number"]
         first = numbers.setdefault(kernel["name"], number)
         same = f", the same code as kernel {first}" if first != number else ""
         lines += ["", f"  kernel {number}: {kernel['name']} ({kernel['family']}){same}"]
-        lines += wrapped(f"nodes   {_names(kernel['nodes'])}", width, "    ", " " * 12)
+        lines += wrapped(f"nodes   {listed(kernel['nodes'], MOST_LISTED)}", width, "    ", " " * 12)
         lines += wrapped(f"reads   {_tensors(kernel['reads'])}", width, "    ", " " * 12)
         lines += wrapped(f"writes  {_tensors(kernel['writes'])}", width, "    ", " " * 12)
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
@@ -215,13 +200,13 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     if facts["algorithms"]:
         lines += ["", "  convolutions:"]
     for (algorithm, reason), nodes in _by_algorithm(facts["algorithms"]).items():
-        lines += wrapped(f"{_names(nodes)}: {algorithm}", width, "    ")
+        lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {algorithm}", width, "    ")
         lines += wrapped(reason, width, "        ")
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
         for decision in chosen:
-            lines += _decision(decision, width)
+            lines += decision_lines(decision, width)
     if facts["workspace"]:
         lines += ["", "  workspace:"]
         for name, place in facts["workspace"].items():
@@ -247,7 +232,8 @@ def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [f for f, why in declined.items() if why == reason] for reason in declined.values()}
 
 
-def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
+def decision_lines(decision: Mapping[str, Any], width: int) -> list[str]:
+    """Returns what `describe_decision` returns as lines."""
     sign = "->" if decision["shared_input"] is None else "beside"
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
@@ -256,12 +242,6 @@ def _decision(decision: Mapping[str, Any], width: int) -> list[str]:
 
 def _schedule(data: Mapping[str, Any]) -> str:
     return schedule_text(schedule_from_data(data))
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = len(listed) - _MOST_LISTED
-    return ", ".join(listed) if more <= 0 else f"{', '.join(listed[:_MOST_LISTED])} and {more} more"
 
 
 def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:

@@ -30,7 +30,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
-from fusegraph.errors import CompileError, KernelError, ToolchainError, shown
+from fusegraph.errors import CompileError, KernelError, ToolchainError, listed, shown
 from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
@@ -162,7 +162,7 @@ def build(kernels: Sequence[KernelSource], *, cache: Cache, ucontext: bool = Fal
     source = translation_unit(kernels)
     contents = [part for path in headers() for part in (path.name, path.read_bytes())]
     flags = [*_KERNEL_FLAGS, _optimization(kernels)]
-    names = ", ".join(kernel.name for kernel in kernels)
+    names = listed(kernel.name for kernel in kernels)
 
     def compile_kernels() -> bytes:
         includes = ["-include", "cuda_on_cpu.h", "-I", str(DEVICE_DIR), "-I", str(CPU_DIR)]
@@ -422,7 +422,7 @@ class CpuModule:
         if isinstance(kernel, str):
             found = [i for i, source in enumerate(self.kernels) if source.name == kernel]
             if len({self.kernels[i] for i in found}) != 1:
-                names = ", ".join(source.name for source in self.kernels)
+                names = listed(source.name for source in self.kernels)
                 raise KernelError(f"{len(found)} kernels are called {kernel!r}; the module has {names}")
             return found[0]
         if not 0 <= kernel < len(self.kernels):

@@ -5,16 +5,12 @@ Element o, counted in memory, is bits o * bits and up of the bytes, the lowest f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.errors import ArgumentError
 from fusegraph.layout import extent
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -39,33 +35,3 @@ def unpack(packed: Any, dtype: DType, shape: tuple[int, ...], strides: tuple[int
         return codes.view(dtype.numpy)
     top = np.uint8(-int(dtype.min))
     return ((codes ^ top) - top).view(np.int8).astype(dtype.numpy)
-
-
-def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
-    """What a kernel takes for an array given for a tensor: for packed elements their bytes, one after another.
-
-    An array in NumPy's type of the dtype is packed; if it is to be ``written``, bytes are made that stand for it.
-    Others are left to the checks of every array.
-    """
-    if not tensor.dtype.is_packed:
-        return array
-    if isinstance(array, np.ndarray) and array.dtype == tensor.dtype.numpy:
-        if array.shape != tensor.shape:
-            raise ArgumentError(
-                f"{tensor.name!r} of graph {tensor.graph.name!r} has shape {list(array.shape)}, "
-                f"the graph was built for {list(tensor.shape)}"
-            )
-        if written and not array.flags.writeable:
-            raise ArgumentError(f"output {tensor.name!r} of graph {tensor.graph.name!r} is read-only")
-        return pack(array, tensor.dtype, tensor.strides)
-    if isinstance(array, np.ndarray):
-        return array.reshape(-1) if array.flags.c_contiguous else array
-    contiguous = getattr(array, "is_contiguous", None)  # torch's
-    return array.reshape(-1) if contiguous is not None and contiguous() else array
-
-
-def as_values(tensor: Tensor, array: Array) -> Array:
-    """A result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
-    if not tensor.dtype.is_packed or array.dtype == tensor.dtype.numpy:
-        return array
-    return unpack(array, tensor.dtype, tensor.shape, tensor.strides)

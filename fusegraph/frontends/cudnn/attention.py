@@ -59,7 +59,7 @@ def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
     scale, amax = operands["scale_o"], "Amax_O" in wanted
     k, v = _in_order(reading, asked)
     if asked.plain and not asked.dropout and not wanted & _MORE:
-        rest = {key: t for key, t in operands.items() if key not in paged.TABLES} | {"k": k, "v": v}
+        rest: dict[str, Any] = {key: t for key, t in operands.items() if key not in paged.TABLES} | {"k": k, "v": v}
         if amax:
             rest["scale_o"] = graph.constant(np.ones(scale.shape, np.float32))
         stats = "Stats" in wanted

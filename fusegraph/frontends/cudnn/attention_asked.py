@@ -72,7 +72,7 @@ class Asked:
     modify    makes others of the scaled scores, if anything does.
     """
 
-    operands: dict[str, Tensor]
+    operands: dict[str, Any]
     heads: tuple[int, int]
     scoring: dict[str, Any]
     longest: int | None

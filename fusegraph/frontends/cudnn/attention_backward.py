@@ -23,7 +23,7 @@ def sdpa_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
     operands, dumped = asked.operands, node.outputs.get("rng_dump") is not None
     if asked.plain and asked.heads[0] == asked.heads[1] and not dumped:
         sunk = node.outputs.get("dSink_token") is not None
-        told = {key: t for key, t in operands.items() if sunk or key != "sink_token"}
+        told: dict[str, Any] = {key: t for key, t in operands.items() if sunk or key != "sink_token"}
         made = reading.graph.sdpa_backward(**told, **asked.scoring, dropout_probability=asked.probability or 0.0)
         found = dict(zip(RESULTS, made))
         return {name: t for name, t in found.items() if node.outputs.get(name) is not None}

@@ -11,7 +11,7 @@ from fusegraph.dtypes import uint8
 from fusegraph.engines.base import Executable
 from fusegraph.engines.frameworks import framework_of
 from fusegraph.errors import ArgumentError
-from fusegraph.frontends.cudnn.put import Put
+from fusegraph.frontends.cudnn.put import Put, Selects
 from fusegraph.frontends.cudnn.rows import Rows
 from fusegraph.frontends.cudnn.shapes import Shapes, told
 from fusegraph.graph import Graph, Tensor
@@ -54,7 +54,7 @@ class CudnnGraph(Graph):
         self.of_shapes: Callable[[Shapes], CudnnGraph] | None = None
         self._shaped: dict[tuple[Any, ...], CudnnGraph] = {}
         self._built: tuple[str | None, dict[str, Any]] = (None, {})
-        self.selects: dict[tuple[Tensor, int], Executable] = {}
+        self._selects: Selects = {}
         self._executable: Executable | None = None
         self._scalars: dict[tuple[Tensor, bytes], Any] = {}
 
@@ -152,7 +152,7 @@ class CudnnGraph(Graph):
         arrays = {
             t: _as_declared(t, given[t], device, stream, any_size=t in self.ragged, larger=t in outs) for t in wanted
         }
-        inputs, put = [arrays[t] for t in self.inputs], Put(self, device, stream)
+        inputs, put = [arrays[t] for t in self.inputs], Put(self.owned, self._selects, device, stream)
         outputs = [put.instead(t, arrays) for t in self.outputs]
         executable(*inputs, out=tuple(outputs), stream=stream)
         put.done(arrays)

@@ -22,6 +22,7 @@ from fusegraph.lowering.cudnn import CONVOLUTIONS, KEYWORDS
 from fusegraph.lowering.cudnn_norms import OPERANDS
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op
+from fusegraph.ops.modes import MODES
 
 Results = Mapping[str, Tensor]
 
@@ -155,7 +156,7 @@ def _reduction(reading: Reading, node: Any) -> Results:
     x = reading.cast(x, compute) if not x.dtype.is_float and compute != x.dtype else x
     mode = node.params["mode"].name.lower()
     axes = tuple(d for d, (n, size) in enumerate(zip(shape, x.shape)) if n != size)
-    exact = x.dtype.is_int and (mode in ("min", "max", "amax") or wanted.name not in ("int32", "int64"))
+    exact = x.dtype.is_int and ((mode in MODES and MODES[mode].selects) or wanted.name not in ("int32", "int64"))
     dtype = wanted if wanted.is_float == x.dtype.is_float and not wanted.is_bool and not exact else None
     return {"OUT_0": reading.graph.reduction(x, mode=mode, axes=axes, dtype=dtype)}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +13,24 @@ from fusegraph.layout import extent
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, allocator
 
-if TYPE_CHECKING:
-    from fusegraph.frontends.cudnn.graph import CudnnGraph
+#: (output, number of the GPU) -> what chooses between its rows and others.
+Selects = dict[tuple[Tensor, int], Executable]
 
 
 class Put:
-    """Takes the outputs of a call that have rows which are not to be written, and puts the others where they belong."""
+    """Takes the outputs of a call that have rows which are not to be written, and puts the others where they belong.
 
-    def __init__(self, graph: CudnnGraph, device: Device, stream: int) -> None:
-        self._graph, self._device, self._stream = graph, device, stream
+    owned    such an output -> the output that says which of its rows are to be written.
+    selects  what `_select` compiled, kept from call to call.
+    """
+
+    def __init__(self, owned: Mapping[Tensor, Tensor], selects: Selects, device: Device, stream: int) -> None:
+        self._owned, self._selects, self._device, self._stream = owned, selects, device, stream
         self._made: dict[Tensor, Any] = {}
 
     def instead(self, tensor: Tensor, arrays: dict[Tensor, Any]) -> Any:
         """What an output is written to."""
-        if tensor in arrays and tensor not in self._graph.owned:
+        if tensor in arrays and tensor not in self._owned:
             return arrays[tensor]
         self._made[tensor] = self._empty(tensor)
         return self._made[tensor]
@@ -34,7 +39,7 @@ class Put:
         """Copies the rows that are to be written to the arrays given, one output after the other: they may lie between
         each other's rows.
         """
-        for tensor, owned in self._graph.owned.items():
+        for tensor, owned in self._owned.items():
             target, values, which = arrays[tensor], self._made[tensor], self._made[owned]
             if not self._device.is_cuda:
                 np.copyto(target, values, where=which)
@@ -49,16 +54,16 @@ class Put:
         nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
         index, stream, merged = self._device.index, self._stream, self._empty(tensor)
         driver.copy_on_device(merged.pointer, target.pointer, nbytes, index, stream)  # what lies between rows
-        _select(self._graph, tensor, index)(values, target, which, out=merged, stream=stream)
+        _select(self._selects, tensor, index)(values, target, which, out=merged, stream=stream)
         driver.copy_on_device(target.pointer, merged.pointer, nbytes, index, stream)
 
 
-def _select(graph: CudnnGraph, tensor: Tensor, index: int) -> Executable:
+def _select(selects: Selects, tensor: Tensor, index: int) -> Executable:
     """Rows of an output where they are to be written, else what was there."""
-    if (tensor, index) not in graph.selects:
-        how = Graph(f"rows of {graph.name}"[:180])
-        operands = [how.tensor(n, tensor.shape, tensor.dtype, strides=tensor.strides) for n in ("new", "old")]
-        chosen = how.binary_select(*operands, how.tensor("which", (tensor.shape[0], 1), "bool"))
+    if (tensor, index) not in selects:
+        how = Graph(f"rows of {tensor.graph.name}"[:180])
+        new, old = (how.tensor(n, tensor.shape, tensor.dtype, strides=tensor.strides) for n in ("new", "old"))
+        chosen = how.binary_select(new, old, how.tensor("which", (tensor.shape[0], 1), "bool"))
         how.output(chosen, strides=tensor.strides)
-        graph.selects[tensor, index] = how.compile("cuda", device=index)
-    return graph.selects[tensor, index]
+        selects[tensor, index] = how.compile("cuda", device=index)
+    return selects[tensor, index]

@@ -10,9 +10,9 @@ import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64, int32, int64
 from fusegraph.errors import DTypeError, GraphError, ShapeError
-from fusegraph.frontends.cudnn import ragged
 from fusegraph.frontends.cudnn.graph import CudnnGraph
 from fusegraph.frontends.cudnn.layouts import result_strides
+from fusegraph.frontends.cudnn.ragged import LENGTHS, Ragged
 from fusegraph.frontends.cudnn.rows import Rows, rows_of
 from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 from fusegraph.graph import Tensor
@@ -69,7 +69,10 @@ class Reading:
             raise GraphError(f"{port} is missing")
         tensor = node.inputs[port]
         made = self.taken(tensor)
-        return ragged.padded(self, tensor, made, self.lengths(node, port)) if made in self.graph.ragged else made
+        if made not in self.graph.ragged:
+            return made
+        lengths = self.lengths(node, port)
+        return self._ragged(tensor, self.graph.ragged[made]).padded(made, lengths)
 
     def taken(self, tensor: Any) -> Tensor:
         """What stands for a tensor of cuDNN's; an input is added to the graph when it is first taken."""
@@ -84,8 +87,11 @@ class Reading:
 
     def _lengths(self, node: Any, port: str, tensor: Any, memory: Rows) -> Tensor:
         """What the node is told of lengths, else how many tokens are between offsets."""
-        key = ragged.LENGTHS[port]
-        return self.taken(node.inputs[key]) if key in node.inputs else ragged.between(self, tensor, memory)
+        key = LENGTHS[port]
+        return self.taken(node.inputs[key]) if key in node.inputs else self._ragged(tensor, memory).between()
+
+    def _ragged(self, tensor: Any, memory: Rows) -> Ragged:
+        return Ragged(self.write, tensor, self.taken(tensor.ragged_offset), memory)
 
     def modified(self, function: Callable[[Any, Any], Any], x: Tensor) -> Tensor:
         """What a function that takes a pygraph and one of its tensors, and adds nodes, makes of a tensor.  It is given
@@ -208,7 +214,8 @@ class Reading:
         if is_ragged:
             self.graph.uids[tensor.uid] = result
             memory = rows_of(result.shape, self.strides(tensor), self._elements.get(tensor.uid))
-            result, owned = ragged.stored(self, tensor, memory, result, self._lengths(node, port, tensor, memory))
+            lengths = self._lengths(node, port, tensor, memory)
+            result, owned = self._ragged(tensor, memory).stored(result, lengths)
             self.graph.ragged[result] = memory
         if result in self.graph.uids.values():  # one that has a name already
             result = self.graph.identity(result)

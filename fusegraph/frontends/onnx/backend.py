@@ -11,13 +11,13 @@ import onnx
 import onnx.backend.base
 from onnx import ModelProto, NodeProto
 
+from fusegraph.engines.arguments import as_values
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError, ModelError, UnsupportedModelError
 from fusegraph.frontends.onnx.arguments import Array, array_of, instance, named, wrong
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device, to_numpy
-from fusegraph.runtime.packed import as_values
 
 
 class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten
@@ -26,8 +27,8 @@ def _attention(
         raise NotSupportedError(f"attention of rank {q.rank}")
     if c.form.device.startswith("cuda") and q.dtype.itemsize > 2:
         raise NotSupportedError(f"attention in {q.dtype} has no kernel for tensor cores here; torch's is faster")
-    extra = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
-    how = {"attn_scale": scale, "use_causal_mask": causal}
+    extra: dict[str, Any] = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
+    how: dict[str, Any] = {"attn_scale": scale, "use_causal_mask": causal}
     results = c.graph.sdpa(q, k, v, generate_stats=1 in c.used, **extra, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
     result.strides = c.form.strides  # heads lie where torch has them: to join them again moves nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, ignores
@@ -33,8 +34,8 @@ def _gradients(
         stats = stats.reshape((*stats.shape, 1))
     if stats.shape[2] != q.shape[2]:  # some of torch's kernels round the length up
         stats = c.graph.slice(stats, starts=(0, 0, 0, 0), stops=(*q.shape[:3], 1))
-    extra = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
-    how = {"attn_scale": scale, "use_causal_mask": causal}
+    extra: dict[str, Any] = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
+    how: dict[str, Any] = {"attn_scale": scale, "use_causal_mask": causal}
     results = c.graph.sdpa_backward(q, k, v, out, loss, stats, **extra, **how)
     for tensor, form in zip(results[:3], c.forms):
         if form is not None:

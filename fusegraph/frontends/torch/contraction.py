@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fusegraph.dtypes import float32
 from fusegraph.errors import NotSupportedError
@@ -15,7 +15,7 @@ from fusegraph.ops.convolution import smallest_sizes
 def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
     if not c.dtype.is_float:
         a, b = c.cast(a), c.cast(b)
-    compute = "tf32" if c.precision.matmul and a.dtype == float32 else None
+    compute: Literal["tf32"] | None = "tf32" if c.precision.matmul and a.dtype == float32 else None
     result: Tensor = c.graph.matmul(a, b, compute_dtype=compute)
     return c.cast(result)
 
@@ -52,7 +52,7 @@ def _addmm(c: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
     return result if result.shape == c.form.shape else result.reshape(c.form.shape)
 
 
-def _compute(c: Call, x: Tensor) -> str | None:
+def _compute(c: Call, x: Tensor) -> Literal["tf32"] | None:
     return "tf32" if c.precision.convolution and x.dtype == float32 else None
 
 
@@ -72,8 +72,10 @@ def _convolution(
     spatial = x.rank - 2
     if spatial < 1:
         raise NotSupportedError(f"a convolution of rank {x.rank}")
-    how = {key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))}
-    how["groups"] = groups  # type: ignore[assignment]
+    how: dict[str, Any] = {
+        key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
+    }
+    how["groups"] = groups
     if transposed:
         least = smallest_sizes(x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"])
         size = [a + b for a, b in zip(least, pair(output_padding, spatial))]

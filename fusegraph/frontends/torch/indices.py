@@ -109,7 +109,7 @@ def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
 
 
 def _put(
-    c: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str = "none", include_self: bool = True
+    c: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: Any = "none", include_self: bool = True
 ) -> Tensor:
     """x with elements put or combined where an index says, by the op `scatter`."""
     if reduction == "mean" and not x.dtype.is_float:

@@ -13,7 +13,7 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, free
 from fusegraph.graph import Tensor
 from fusegraph.layout import extent, overlaps, stride_order
-from fusegraph.resampling import interpolation, resample
+from fusegraph.resampling import Beyond, Mode, interpolation, resample
 
 # ---- views
 
@@ -222,7 +222,7 @@ def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> T
     return c.graph.pad(x, kept, value=number)
 
 
-def _padded(mode: str, count: int) -> Any:
+def _padded(mode: Any, count: int) -> Any:
     def handler(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
         pairs = [(0, 0)] * (x.rank - count) + list(zip(pad[::2], pad[1::2]))[::-1]
         return c.graph.pad(x, pairs, mode=mode)
@@ -320,5 +320,6 @@ def _upsample_linear(
 
 @aten("grid_sampler_2d.default", "grid_sampler_3d.default")
 def _grid_sampler(c: Call, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
-    modes, beyond = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    modes: tuple[Mode, ...] = ("linear", "nearest", "cubic")
+    beyond: tuple[Beyond, ...] = ("zeros", "border", "reflection")
     return c.cast(c.graph.grid_sample(x, grid, modes[mode], beyond[padding], align_corners))

@@ -135,13 +135,9 @@ def _batch_norm(
     if not training:
         results = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
         return *results, c.graph.identity(mean), c.graph.identity(variance)
-    results = c.graph.batchnorm(
-        x,
-        *(_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x), mean, variance)),
-        epsilon=epsilon,
-        momentum=momentum,
-    )
-    y, *vectors = results
+    scale, bias = _or(c, scale, 1, x), _or(c, bias, 0, x)
+    scale, bias, mean, variance = (_column(t, x.rank) for t in (scale, bias, mean, variance))
+    y, *vectors = c.graph.batchnorm(x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
     return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
 
 
@@ -150,8 +146,8 @@ def _batch_norm_alone(
     c: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
 ) -> tuple[Tensor | None, ...]:
     """Without running statistics: of the batch, whether it is training or not."""
-    factors = (_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x)))
-    y, *vectors = c.graph.batchnorm(x, *factors, epsilon=epsilon, momentum=momentum)
+    scale, bias = (_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x)))
+    y, *vectors = c.graph.batchnorm(x, scale, bias, epsilon=epsilon, momentum=momentum)
     return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
 
 

@@ -12,7 +12,7 @@ from fusegraph.graph import Tensor
 Dims = int | Sequence[int] | None
 
 
-def _reduce(c: Call, x: Tensor, mode: str, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
+def _reduce(c: Call, x: Tensor, mode: Any, dim: Dims, keepdim: bool, **more: Any) -> Tensor:
     if x.dtype.is_bool:
         mode = {"max": "any", "min": "all"}.get(mode, mode)
     if x.dtype.is_bool and mode in ("argmax", "argmin"):
@@ -36,21 +36,7 @@ HANDLERS["aten.mean.dim"] = _sum("avg")
 HANDLERS["aten.prod.dim_int"] = _sum("mul")
 
 
-HANDLERS["aten.mean.default"] = lambda c, x, dtype=None: _sum("avg")(c, x)
-HANDLERS["aten.prod.default"] = lambda c, x, dtype=None: _sum("mul")(c, x)
-HANDLERS["aten.max.default"] = lambda c, x: _reduce(c, x, "max", None, False)
-HANDLERS["aten.min.default"] = lambda c, x: _reduce(c, x, "min", None, False)
-
-
-@aten("amax.default")
-def _amax(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "max", dim, keepdim)
-
-
-@aten("amin.default")
-def _amin(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "min", dim, keepdim)
-
+HANDLERS["aten.mean.default"], HANDLERS["aten.prod.default"] = _sum("avg"), _sum("mul")
 
 #: The order of a vector's norm -> the mode of the reduction.
 _NORMS = {1: "norm1", 2: "norm2", float("inf"): "amax"}
@@ -73,24 +59,19 @@ def _vector_norm(
     return c.cast(c.graph.pow(total, c.number(1 / order, wide.dtype)))
 
 
-@aten("any.dim", "any.dims", "any.default")
-def _any(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "any", dim, keepdim)
+def _mode(mode: str) -> Any:
+    return lambda c, x, dim=None, keepdim=False: _reduce(c, x, mode, dim, keepdim)
 
 
-@aten("all.dim", "all.dims", "all.default")
-def _all(c: Call, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "all", dim, keepdim)
-
-
-@aten("argmax.default")
-def _argmax(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "argmax", dim, keepdim)
-
-
-@aten("argmin.default")
-def _argmin(c: Call, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return _reduce(c, x, "argmin", dim, keepdim)
+for _mode_name, _operators in {
+    "max": ("max.default", "amax.default"),
+    "min": ("min.default", "amin.default"),
+    "any": ("any.dim", "any.dims", "any.default"),
+    "all": ("all.dim", "all.dims", "all.default"),
+    "argmax": ("argmax.default",),
+    "argmin": ("argmin.default",),
+}.items():
+    aten(*_operators)(_mode(_mode_name))
 
 
 @aten("max.dim")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fusegraph.errors import listed
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Plan
@@ -79,14 +79,14 @@ class FunctionReport:
             f"{self.seconds:.2f} s"
         ]
         lines += [
-            f"  left to torch: {_listed(name for name, op, why in self.left if (op, why) == key)} = {key[0]}: {key[1]}"
+            f"  left to torch: {listed(name for name, op, why in self.left if (op, why) == key)} = {key[0]}: {key[1]}"
             for key in dict.fromkeys((op, why) for _, op, why in self.left)
         ]
         lines.append(f"  fused: {count_text(self.fused, 'pair')}; declined: {len(self.declined) or 'none'}")
         reasons = Counter(d.reason for d in self.declined)
         for reason, count in reasons.most_common():
             pairs = (f"{d.producer} -> {d.consumer}" for d in self.declined if d.reason == reason)
-            lines.append(f"    {count} x {reason}: {_listed(pairs)}")
+            lines.append(f"    {count} x {reason}: {listed(pairs)}")
         return "\n".join(lines)
 
 
@@ -95,12 +95,6 @@ class Report(tuple[FunctionReport, ...]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled yet"
-
-
-def _listed(names: Iterator[str], most: int = 6) -> str:
-    every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
 
 
 _COMPILED: list[FunctionReport] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
@@ -31,7 +32,7 @@ def attention(
     fresh = k.shape[2]
     if past_key is not None and past_value is not None:
         k, v = graph.concatenate(past_key, k, axis=2), graph.concatenate(past_value, v, axis=2)
-    given = {} if lengths is None else {"seq_len_kv": lengths}
+    given: dict[str, Any] = {} if lengths is None else {"seq_len_kv": lengths}
     if mask is not None:
         missing = k.shape[2] - mask.shape[-1] if mask.rank else 0
         if mask.rank > 4 or missing < 0:
@@ -41,18 +42,18 @@ def attention(
             mask = graph.pad(mask, padding, value=False if mask.dtype.is_bool else -inf)
         given["mask" if mask.dtype.is_bool else "bias"] = mask
     # Positions count behind those of the past, or so that those of the last query and the last key are equal.
-    bounds = {"diagonal_band_right_bound": 0 if call["is_causal"] else _bound(call, "right_window_size")}
+    right = 0 if call["is_causal"] else _bound(call, "right_window_size")
     left = _bound(call, "left_window_size")
-    bounds["diagonal_band_left_bound"] = None if left is None else left + 1
     last = lengths is not None or k.shape[2] > fresh
-    if last and lengths is None and fresh != q.shape[2] and any(b is not None for b in bounds.values()):
+    if last and lengths is None and fresh != q.shape[2] and (left, right) != (None, None):
         raise call.refuse("a band of a past and other keys than queries")
     y = graph.sdpa(
         q,
         k,
         v,
         **given,
-        **bounds,
+        diagonal_band_left_bound=None if left is None else left + 1,
+        diagonal_band_right_bound=right,
         attn_scale=call["scale"],
         soft_cap=call["softcap"] or None,
         diagonal_alignment="BOTTOM_RIGHT" if last else "TOP_LEFT",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fusegraph.errors import ModelError
@@ -104,11 +106,11 @@ def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
 # ---- writing
 
 
-def _reduction(call: Call) -> str:
+def _reduction(call: Call) -> Any:
     reduction = call["reduction"] or "none"
     if reduction not in ("none", "add", "mul", "max", "min"):
         raise ModelError(f"reduction is one of none, add, mul, max, min, got {reduction[:40]!r}")
-    return str(reduction)
+    return reduction
 
 
 @operator("Scatter", "ScatterElements")

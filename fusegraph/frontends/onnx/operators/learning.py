@@ -5,6 +5,7 @@ machine learning what reads or compares numbers.
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
 from fusegraph.dtypes import int64
 from fusegraph.errors import ModelError
@@ -171,7 +172,7 @@ def _found(call: Call, rows: Tensor, grams: list[tuple[int, ...]], length: int) 
         if count < 1:
             break
         call.check_size(4 * length)
-        hit = None
+        hit: Any = None
         for k in range(length):
             own = graph.unsqueeze(rows[:, k * apart : k * apart + count], 1)
             wanted = graph.constant([[[gram[k]] for gram in grams]], dtype=int64)

@@ -38,8 +38,8 @@ def batch_normalization(
 
 @operator("InstanceNormalization")
 def instance_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    wide = [per_channel(call, x, t) for t in (scale, bias)]
-    return call.graph.instancenorm(x, *wide, epsilon=call["epsilon"])
+    scale, bias = (per_channel(call, x, t) for t in (scale, bias))
+    return call.graph.instancenorm(x, scale, bias, epsilon=call["epsilon"])
 
 
 @operator("GroupNormalization")
@@ -51,8 +51,8 @@ def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> T
         scale, bias = (
             graph.reshape(graph.broadcast(graph.reshape(t, [groups, 1]), [groups, each]), [-1]) for t in (scale, bias)
         )
-    wide = [per_channel(call, x, t) for t in (scale, bias)]
-    return graph.groupnorm(x, *wide, groups=groups, epsilon=call["epsilon"])
+    scale, bias = (per_channel(call, x, t) for t in (scale, bias))
+    return graph.groupnorm(x, scale, bias, groups=groups, epsilon=call["epsilon"])
 
 
 def _trailing(call: Call, x: Tensor) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def layer_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor | Non
     shift = graph.constant(0, dtype=x.dtype) if bias is None else bias
     if call.wanted == 1:
         return [graph.layernorm(x, scale, shift, axes, call["epsilon"])]
-    return list(graph.layernorm(x, scale, shift, axes, call["epsilon"], "training"))
+    return list(graph.layernorm(x, scale, shift, axes, call["epsilon"], norm_forward_phase="training"))
 
 
 @operator("RMSNormalization")
@@ -81,7 +81,7 @@ def lp_normalization(call: Call, x: Tensor) -> Tensor:
     graph = call.graph
     if call["p"] not in (1, 2):
         raise ModelError(f"p is 1 or 2, got {call['p']}")
-    norm = graph.reduction(x, f"norm{call['p']}", call["axis"])
+    norm = graph.reduction(x, "norm1" if call["p"] == 1 else "norm2", call["axis"])
     return graph.binary_select(0.0, graph.div(x, norm), graph.cmp_eq(norm, 0.0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
@@ -129,7 +130,7 @@ def taps_of(call: Call, x: Tensor, w: Tensor) -> tuple[int, ...]:
     return taps
 
 
-def convolution(call: Call, x: Tensor, w: Tensor, **more: object) -> Tensor:
+def convolution(call: Call, x: Tensor, w: Tensor, **more: Any) -> Tensor:
     taps, rank = taps_of(call, x, w), x.rank - 2
     stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
     padding = pads_of(call, x.shape[2:], taps, stride, dilation)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf, prod
+from math import prod
+from typing import Any
 
+from codegen.combiners import MAX, MIN, Combiner
 from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Graph, Tensor
@@ -28,7 +30,7 @@ def _reduction(write: Write, call: Call, *inputs: Tensor) -> Tensor:
     return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
 
 
-def _mode(mode: str) -> Write:
+def _mode(mode: Any) -> Write:
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         return call.graph.cast(call.graph.reduction(x, mode, axes, keepdims), x.dtype)
 
@@ -54,19 +56,18 @@ def _of_floats(write: Write) -> Write:
     return written
 
 
-def _extreme(mode: str) -> Write:
+def _extreme(combiner: Combiner, truth: Any) -> Write:
     """The largest or smallest; of no elements the number that all others win over."""
+    mode: Any = combiner.name
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         graph = call.graph
         if x.dtype.is_bool:
-            return graph.reduction(x, "any" if mode == "max" else "all", axes, keepdims)
+            return graph.reduction(x, truth, axes, keepdims)
         if any(x.shape[d] == 0 for d in axes):
-            least = (
-                (-inf if mode == "max" else inf) if x.dtype.is_float else x.dtype.min if mode == "max" else x.dtype.max
-            )
             shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-            return graph.broadcast(graph.constant(least, dtype=x.dtype), shape)
+            none = combiner.start("float64" if x.dtype.is_float else x.dtype.numpy)
+            return graph.broadcast(graph.constant(none, dtype=x.dtype), shape)
         return graph.reduction(x, mode, axes, keepdims)
 
     return write
@@ -91,9 +92,9 @@ for _name, _write in {
     "ReduceL2": _of_floats(_mode("norm2")),
     "ReduceLogSum": _of_floats(_log_sum),
     "ReduceLogSumExp": _of_floats(_log_sum_exp),
-    "ReduceMax": _extreme("max"),
+    "ReduceMax": _extreme(MAX, "any"),
     "ReduceMean": _mean,
-    "ReduceMin": _extreme("min"),
+    "ReduceMin": _extreme(MIN, "all"),
     "ReduceProd": _mode("mul"),
     "ReduceSum": _mode("add"),
     "ReduceSumSquare": _sum_square,
@@ -101,7 +102,7 @@ for _name, _write in {
     operator(_name)(partial(_reduction, _write))
 
 
-def _position(mode: str, call: Call, x: Tensor) -> Tensor:
+def _position(mode: Any, call: Call, x: Tensor) -> Tensor:
     """Where the first extreme is, or the last."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if not call["select_last_index"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.workload import Build, Input, Workload, short
+from fusegraph.bench.workload import Build, Input, Workload, short
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import layout_strides
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-from benchmarks import attention, models
-from benchmarks.layouts import calls, layouts
-from benchmarks.refused import refused
-from benchmarks.workload import Build, Input, Workload, short, transposed
+from fusegraph.bench import attention, models
+from fusegraph.bench.layouts import calls, layouts
+from fusegraph.bench.refused import refused
+from fusegraph.bench.workload import Build, Input, Workload, short, transposed
 from fusegraph.graph import Graph, Tensor
 
 
@@ -25,23 +25,11 @@ def _gelu_tanh(g: Graph, a: Tensor, bias: Tensor, b: Tensor) -> Tensor:
     return g.gelu(a + bias) * g.tanh(b) + a
 
 
-def _softmax(g: Graph, x: Tensor) -> Tensor:
-    return g.softmax(x)
-
-
-def _layernorm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return g.layernorm(x, weight, bias)
-
-
 def _layernorm_gelu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return g.gelu(g.layernorm(x, weight, bias))
 
 
-def _rmsnorm(g: Graph, x: Tensor, weight: Tensor) -> Tensor:
-    return g.rmsnorm(x, weight)
-
-
-_NORMS: dict[str, Build] = {"layernorm": _layernorm, "layernorm_gelu": _layernorm_gelu, "rmsnorm": _rmsnorm}
+_NORMS: dict[str, Build] = {"layernorm": Graph.layernorm, "layernorm_gelu": _layernorm_gelu, "rmsnorm": Graph.rmsnorm}
 
 
 def _norm_block(g: Graph, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -50,18 +38,6 @@ def _norm_block(g: Graph, x: Tensor, residual: Tensor, weight: Tensor, bias: Ten
 
 def _batchnorm_relu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return g.relu(g.batchnorm(x, weight, bias)[0])
-
-
-def _softmax_backward(g: Graph, loss: Tensor, y: Tensor) -> Tensor:
-    return g.softmax_backward(loss, y)
-
-
-def _layernorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
-    return g.layernorm_backward(*operands)
-
-
-def _rmsnorm_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
-    return g.rmsnorm_backward(*operands)
 
 
 def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
@@ -140,14 +116,14 @@ def memory_bound() -> Iterator[Workload]:
     for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
         for dtype in ("bfloat16", "float32"):
             name = f"softmax {rows}x{cols} {short(dtype)}"
-            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", _softmax)
-    for op in ("layernorm", "layernorm_gelu", "rmsnorm"):
+            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", Graph.softmax)
+    for norm in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
-                operands = (Input("x", (rows, cols)), *(weights[:1] if op == "rmsnorm" else weights))
-                name = f"{op.replace('_', '+')} {rows}x{cols} {short(dtype)}"
-                yield Workload(name, dtype, operands, (rows, cols), op, _NORMS[op])
+                operands = (Input("x", (rows, cols)), *(weights[:1] if norm == "rmsnorm" else weights))
+                name = f"{norm.replace('_', '+')} {rows}x{cols} {short(dtype)}"
+                yield Workload(name, dtype, operands, (rows, cols), norm, _NORMS[norm])
     rows, cols = shape = (16384, 4096)
     for dtype in ("bfloat16", "float32"):
         operands = (Input("x", shape), Input("residual", shape), Input("weight", (cols,)), Input("bias", (cols,)))
@@ -158,16 +134,16 @@ def memory_bound() -> Iterator[Workload]:
         operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), *statistics)
         also = ((cols,), (cols,))
         name = f"layernorm backward {rows}x{cols} {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "layernorm_backward", _layernorm_backward, also=also)
+        yield Workload(name, dtype, operands, shape, "layernorm_backward", Graph.layernorm_backward, also=also)
     for dtype in ("bfloat16", "float32"):
         scale = Input("inv_variance", (rows, 1), dtype="float32")
         operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), scale)
         name = f"rmsnorm backward {rows}x{cols} {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "rmsnorm_backward", _rmsnorm_backward, also=((cols,),))
+        yield Workload(name, dtype, operands, shape, "rmsnorm_backward", Graph.rmsnorm_backward, also=((cols,),))
     for dtype in ("bfloat16", "float32"):
         operands = (Input("loss", (8192, 8192)), Input("y", (8192, 8192)))
         name = f"softmax backward 8192x8192 {short(dtype)}"
-        yield Workload(name, dtype, operands, (8192, 8192), "softmax_backward", _softmax_backward)
+        yield Workload(name, dtype, operands, (8192, 8192), "softmax_backward", Graph.softmax_backward)
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)

@@ -23,12 +23,10 @@ from dataclasses import replace
 
 from codegen.expr import Load
 from codegen.kernel import sharing
-from codegen.pointwise.schedule import PointwiseSchedule
-from codegen.pointwise.tiling import TilesSchedule
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
 from codegen.rows.stages import Stages, stages_along
-from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec
+from codegen.spec import RowsSpec
 from fusegraph.graph import Tensor
 from fusegraph.layout import same_strides
 from fusegraph.plan import Kernel, Plan
@@ -67,16 +65,9 @@ def shared(plan: Plan, pairs: Pairs) -> Plan:
 def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
     """Why a kernel cannot write a result over an input that it reads; None if it can."""
     spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
-    first = 0
-    if isinstance(spec, PointwiseSpec) and isinstance(schedule, PointwiseSchedule | TilesSchedule):
-        space = spec.shape
-    elif isinstance(spec, RowsSpec) and spec.walk is None and spec.segments is None:
-        space = (*spec.outer, *spec.row)
-    elif isinstance(spec, ContractionSpec) and not spec.partials:
-        space, first = spec.space, len(spec.arguments)
-    else:
+    if spec.own_points is None:
         return f"({kernel.group.family}) reads {source.name!r} in other threads than write {target.name!r}"
-    program = spec.program
+    (space, first), program = spec.own_points, spec.program
     other = f"reads elements of {source.name!r} in other threads than write those of {target.name!r}"
     # The operands of a program are a kernel's arguments in order; behind the loads come tables, read anywhere.
     reads = [(n - first, t) for n, t in enumerate(kernel.group.reads) if t.base is source]
@@ -88,11 +79,7 @@ def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
             strides = program.loads[load].strides, program.stores[store].operand.strides
             if tensor.start != result.start or not same_strides(space, *strides):
                 return other
-            if (
-                isinstance(spec, RowsSpec)
-                and isinstance(schedule, RowsSchedule)
-                and _read_again(spec, schedule, load, store)
-            ):
+            if isinstance(schedule, RowsSchedule) and _read_again(spec, schedule, load, store):
                 return f"reads rows of {source.name!r} again after it has written those of {target.name!r}"
     return None
 

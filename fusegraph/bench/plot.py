@@ -11,7 +11,7 @@ from html import escape
 from math import ceil
 from typing import Any
 
-from fusegraph.report.results import when
+from fusegraph.bench.results import when
 
 OURS = "cuda"
 #: Engines that do a part of the workload: shown beside it, no peers of the whole.

@@ -26,6 +26,7 @@ from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, 
 from codegen.anonymous import anonymous
 from codegen.spec import KernelSource
 from codegen.target import Target
+from fusegraph.engines.scratch import random_array
 from fusegraph.errors import DeviceError, FusegraphError, shown
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
@@ -33,7 +34,6 @@ from fusegraph.plan import Choice, Chooser, by_cost_model
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.launch import Launch, load_module
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 #: Candidates that are timed at most.

@@ -1,14 +1,20 @@
-"""A workload: a graph of ours and torch code of the same, over the same inputs."""
+"""What `fusegraph bench` times: workloads of a table, or any graph with floors counted from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from codegen.naming import identifier
 from fusegraph.dtypes import as_dtype
-from fusegraph.graph import Graph, Tensor
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import extent
+from fusegraph.lowering.cudnn_attention import given
+from fusegraph.ops.attention_packed import OFFSETS
+from fusegraph.ops.base import TensorType
+from fusegraph.ops.contraction import TF32
 
 Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -30,11 +36,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of a suite.
+    """One row of a suite: a graph of ours and torch code of the same, over the same inputs.
 
     build        (graph, *tensors) -> the result, or a tuple of several; None if a graph cannot express it yet.
     missing      why there is no build: "no OP in the op table yet", or what else.
-    torch        name of the function in `benchmarks.peers` that computes the same with torch.
+    torch        name of the function in `fusegraph.bench.peers` that computes the same with torch.
     output       shape of the (first) result; also: those of the others.
     flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
                  rate that bounds them.
@@ -91,3 +97,58 @@ def transposed(name: str, k: int, n: int) -> Input:
 def short(dtype: str) -> str:
     """What rows call a dtype."""
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+
+
+class GraphWorkload:
+    """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
+
+    torch = missing = ""
+    inputs: tuple[Input, ...] = ()
+
+    def __init__(self, graph: Graph, name: str = "") -> None:
+        self._graph = graph
+        self.name = name or graph.name
+        self.dtype = graph.io_dtype.name
+        self.unit, self.flops = _products(graph)
+
+    @property
+    def bytes(self) -> int:
+        """Each element of the inputs and arrays of constants read once, each of the outputs written once."""
+        constants = [t for t in self._graph.tensors.values() if t.is_constant and t.shape]
+        read = [min(t.size, extent(t.shape, t.strides)) * t.dtype.itemsize for t in (*self._graph.inputs, *constants)]
+        return sum(read) + sum(t.nbytes for t in self._graph.outputs)
+
+    def graph(self) -> Graph:
+        return self._graph
+
+
+#: What can be timed.
+AnyWorkload: TypeAlias = Workload | GraphWorkload
+
+
+def _products(graph: Graph) -> tuple[str, int]:
+    """The rate that bounds a graph's matrix products and convolutions, and their operations.
+
+    No operations if the operands are of a dtype, or of several, for which no rate is measured, and none where data say
+    how many there are: of packed batches.
+    """
+    flops, units = 0, set()
+    for node in graph.nodes:
+        types = tuple(t.type for t in node.inputs)
+        if OFFSETS[0] in node.op.operands and OFFSETS[0] in given(node, node.op.operands):
+            units.add("")  # data say which queries and keys meet
+        elif (count := _multiplications(node, types)) is not None:
+            flops += 2 * count
+            unit = _UNITS.get(node.op.promoted(types).name, "")
+            units.add(TF32 if node.attributes.get("compute_dtype") == TF32 else unit)
+    unit = units.pop() if len(units) == 1 else ""
+    return unit, flops if unit else 0
+
+
+def _multiplications(node: Node, types: tuple[TensorType, ...]) -> int | None:
+    if node.op.multiplications is not None:
+        return node.op.multiplications(types, node.attributes)
+    return node.output.size * node.op.products(types, node.attributes) if node.op.products is not None else None
+
+
+_UNITS = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import models
+from fusegraph.bench import models
 
 Array = Any
 
@@ -205,7 +205,7 @@ def alone(torch: Any) -> dict[str, Any]:
 
 
 def _layers() -> Iterator[str]:
-    """The names `Workload.torch` of `benchmarks.models`, each once."""
+    """The names `Workload.torch` of `fusegraph.bench.models`, each once."""
     yield from dict.fromkeys(w.torch for w in models.layers())
 
 

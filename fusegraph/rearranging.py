@@ -1,71 +1,17 @@
-"""Indexing, splitting and other rearranging of tensors, written as slices, reshapes and transposes of the op table."""
+"""Splitting and rearranging tensors, written as slices, reshapes and transposes of the op table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from fusegraph.errors import AttributeValueError, ShapeError, shown
+from fusegraph.errors import AttributeValueError, ShapeError
+from fusegraph.operations import Operations
 from fusegraph.ops.reduction import normal_axes
-from fusegraph.values import MOST_ENTRIES, Unfit, integer, optional, position
-
-if TYPE_CHECKING:
-    from fusegraph.graph import Graph, Tensor
+from fusegraph.tensor import Tensor
+from fusegraph.values import MOST_ENTRIES
 
 
-def index(x: Tensor, key: Any) -> Tensor:
-    """``x[key]`` as in NumPy: slices, integers, ``...`` and None.
-
-    Raises AttributeValueError for other keys, ShapeError for integers out of range and too many of them.
-    """
-    keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
-    used = sum(one is not None and one is not Ellipsis for one in keys)
-    if used > x.rank:
-        raise ShapeError(f"{used} indices for {x.name!r}, which has {x.rank} dimensions {list(x.shape)}")
-    if sum(one is Ellipsis for one in keys) > 1:
-        raise AttributeValueError(f"{x.name!r} is indexed with several '...'")
-    if Ellipsis not in keys:
-        keys.append(Ellipsis)
-    place = keys.index(Ellipsis)
-    keys[place : place + 1] = [slice(None)] * (x.rank - used)
-    bounds: list[slice] = []
-    shape: list[int] = []
-    for one in keys:
-        if one is None:
-            shape.append(1)
-            continue
-        size = x.shape[len(bounds)]
-        if isinstance(one, slice):
-            if one.step == 0:
-                raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
-            bounds.append(one)
-            shape.append(len(range(*one.indices(size))))
-        else:
-            if not -size <= one < size:
-                raise ShapeError(
-                    f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
-                )
-            bounds.append(slice(one % size, one % size + 1))
-    result = x
-    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
-        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
-        result = x.graph.slice(x, *parts)
-    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
-
-
-def _key(x: Tensor, one: Any) -> Any:
-    """An index as None, ``...``, an int or a slice of ints."""
-    try:
-        if isinstance(one, slice):
-            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
-        return one if one is None or one is Ellipsis else integer(one)
-    except Unfit:
-        raise AttributeValueError(
-            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
-        ) from None
-
-
-def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """The tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
 
     Raises ShapeError if the sizes are not those of the axis.
@@ -88,14 +34,14 @@ def split(self: Graph, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> 
     return found
 
 
-def flip(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+def flip(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """The elements in reverse along axes (None: all)."""
     chosen = normal_axes(axes, x.rank)
     result: Tensor = self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
     return result
 
 
-def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
     chosen = [d for d, size in enumerate(x.shape) if size == 1] if axes is None else normal_axes(axes, x.rank)
     for d in chosen:
@@ -105,7 +51,7 @@ def squeeze(self: Graph, x: Tensor, axes: int | Sequence[int] | None = None, *, 
     return result
 
 
-def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
+def unsqueeze(self: Operations, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
     """With new dimensions of size 1, which are the axes of these numbers in the result."""
     count = 1 if isinstance(axes, int) else len(axes)
     chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
@@ -113,7 +59,7 @@ def unsqueeze(self: Graph, x: Tensor, axes: int | Sequence[int], *, name: str | 
     return result
 
 
-def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
     place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
 
@@ -129,7 +75,7 @@ def space_to_depth(self: Graph, x: Tensor, block: int, *, name: str | None = Non
     return result
 
 
-def depth_to_space(self: Graph, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
+def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
     """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
     `space_to_depth` undoes.  torch's pixel_shuffle.
 

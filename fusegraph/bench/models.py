@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from benchmarks.workload import Build, Input, Workload, transposed
+from fusegraph.bench.workload import Build, Input, Workload, transposed
 from fusegraph.graph import Graph, Tensor
 
 #: Images, or sequences, at a time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from benchmarks.workload import Input, Workload, transposed
+from fusegraph.bench.workload import Input, Workload, transposed
 from fusegraph.graph import Graph, Tensor
 
 IMAGE = (64, 256, 56, 56)

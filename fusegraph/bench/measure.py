@@ -22,19 +22,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fusegraph.bench.plot import PARTS
+from fusegraph.bench.results import Row
+from fusegraph.bench.time_limit import TooLong, time_limit
+from fusegraph.bench.workload import AnyWorkload
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.layout import layout_strides
-from fusegraph.report.plot import PARTS
-from fusegraph.report.results import Row
-from fusegraph.report.time_limit import TooLong, time_limit
-from fusegraph.report.workload import Workload
 from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
-from fusegraph.runtime.scratch import random_array
 from fusegraph.runtime.timing import ColdTimer
 
 _T = TypeVar("_T")
@@ -133,14 +133,14 @@ class Bench:
             self._rates[unit] = 2 * 8192**3 / self.timer.median(lambda: a @ b, self.repeats)
         return self._rates[unit]
 
-    def floor_us(self, workload: Workload) -> float:
+    def floor_us(self, workload: AnyWorkload) -> float:
         floor = self.copy_us(workload.bytes)
         rate = self.flops_per_us(workload.unit) if workload.flops else None
         return max(floor, workload.flops / rate) if rate else floor
 
     # ---- rows
 
-    def rows(self, workload: Workload, peers: Sequence[str]) -> Iterator[Row]:
+    def rows(self, workload: AnyWorkload, peers: Sequence[str]) -> Iterator[Row]:
         """Ours, then every peer, on the same inputs."""
         if "compile" in peers and "compile-max" not in peers:
             # Its pool of compilers, which one kernel does not need, would take the processors from those timed.
@@ -196,7 +196,7 @@ class Bench:
                 cupy.zeros(1)
 
     def _build(
-        self, entry: _Entry, prepare: Callable[..., _Built], workload: Workload, arrays: Sequence[DeviceArray]
+        self, entry: _Entry, prepare: Callable[..., _Built], workload: AnyWorkload, arrays: Sequence[DeviceArray]
     ) -> None:
         began = time.perf_counter()
         built = prepare(workload, arrays)
@@ -213,7 +213,7 @@ class Bench:
                     us = entry.attempt("timed", self.timer.once, entry.built.run)
                     entry.times += [us] if repeat >= WARMUP and us is not None else []
 
-    def _row(self, workload: Workload, entry: _Entry, floor: float) -> Row:
+    def _row(self, workload: AnyWorkload, entry: _Entry, floor: float) -> Row:
         if entry.built is not None:
             entry.attempt("timed", self._on_the_host, entry)
         built = entry.built
@@ -268,13 +268,13 @@ class Bench:
         driver.synchronize(0, self.device)
         return min(times)
 
-    def _graph(self, workload: Workload) -> Graph:
+    def _graph(self, workload: AnyWorkload) -> Graph:
         graph = workload.graph()
         if graph is None:
             raise NotImplementedError(workload.missing)
         return graph
 
-    def _ours(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _ours(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         held = temporary.folder()  # as long as `build`
         folder = held.__enter__()  # empty: nothing that was built before is in it
 
@@ -296,9 +296,9 @@ class Bench:
             lambda: executable.record(*arrays, out=out)[1],
         )
 
-    def _cudnn(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _cudnn(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         if workload.torch:
-            from benchmarks import cudnn_peers
+            from fusegraph.bench import cudnn_peers
 
             if workload.torch in cudnn_peers.functions():
                 run, name = cudnn_peers.functions()[workload.torch](workload, arrays, self.timer)
@@ -309,14 +309,14 @@ class Bench:
         return _Built(lambda: executable(*arrays, out=out), ", ".join(p.name for p in plans), len(plans))
 
     def _torch_call(
-        self, workload: Workload, arrays: Sequence[DeviceArray], which: str = "functions"
+        self, workload: AnyWorkload, arrays: Sequence[DeviceArray], which: str = "functions"
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """The workload's function of a table of `benchmarks.peers`, and its operands."""
+        """The workload's function of a table of `fusegraph.bench.peers`, and its operands."""
         try:
             import torch
         except ImportError as error:
             raise NotImplementedError(f"torch is not installed ({error})") from None
-        from benchmarks import peers
+        from fusegraph.bench import peers
 
         function = getattr(peers, which)(torch).get(workload.torch)
         if function is None:
@@ -329,22 +329,22 @@ class Bench:
             function.prepare(*tensors)
         return function, tensors
 
-    def _torch(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _torch(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
         return _Built(lambda: function(*tensors), "eager")
 
-    def _plain(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _plain(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         function, tensors = self._torch_call(workload, arrays, "alone")
         return _Built(lambda: function(*tensors), "eager, the product or convolution alone")
 
-    def _compiled(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _compiled(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         return self._inductor(workload, arrays, "default")
 
-    def _compiled_max(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _compiled_max(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
         return self._inductor(workload, arrays, "max-autotune-no-cudagraphs")
 
-    def _inductor(self, workload: Workload, arrays: Sequence[DeviceArray], mode: str) -> _Built:
+    def _inductor(self, workload: AnyWorkload, arrays: Sequence[DeviceArray], mode: str) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
         import torch
 
@@ -356,7 +356,7 @@ class Bench:
         compiled = torch.compile(function, mode=mode)
         return _Built(lambda: compiled(*tensors), f"torch.compile, {mode} mode")
 
-    def _cupy(self, workload: Workload, arrays: Sequence[DeviceArray]) -> _Built:
+    def _cupy(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         if workload.torch != "sigmoid_fma" or workload.dtype != "float32":
             raise NotImplementedError("no CuPy version of this workload")
         try:
@@ -369,7 +369,7 @@ class Bench:
         return _Built(lambda: kernel(*operands, out), "ElementwiseKernel")
 
 
-def _operands(workload: Workload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:
+def _operands(workload: AnyWorkload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:
     """Shape, strides and dtype of every input."""
     graph = workload.graph()
     if graph is not None:

@@ -4,7 +4,8 @@ not only on the day that something needs it.
 
 from __future__ import annotations
 
-from fusegraph.runtime import autotune, host_compiler
+from fusegraph.engines.autotune import from_environment
+from fusegraph.runtime import host_compiler
 from fusegraph.runtime.cache import environment_folder, environment_limit
 
 
@@ -14,7 +15,7 @@ def check_environment() -> None:
 
     A compiler (``FUSEGRAPH_CXX``, ``CXX``) is looked for where one is needed.
     """
-    autotune.from_environment()
+    from_environment()
     host_compiler.host_threads()
     environment_limit()
     environment_folder()

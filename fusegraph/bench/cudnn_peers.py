@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.workload import Workload
+from fusegraph.bench.workload import Workload
 from fusegraph.engines.cudnn import device_handle
 from fusegraph.errors import NotSupportedError
 from fusegraph.lowering.cudnn import frontend

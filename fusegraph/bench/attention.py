@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 from math import inf
+from typing import Any
 
-from benchmarks.workload import Build, Input, Workload
+from fusegraph.bench.workload import Build, Input, Workload
 from fusegraph.graph import Graph, Tensor
-from fusegraph.report.workload import positions_met
+from fusegraph.ops.attention_band import positions_met
 
 #: Of the sequences of a packed batch: 16384 tokens.
 PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)
@@ -65,7 +66,7 @@ def _row(batch: int, heads: int, shared: int, length: int, size: int, *, causal:
 
 
 def _sdpa(causal: bool, window: int) -> Build:
-    left = {"diagonal_band_left_bound": window} if window else {}
+    left: dict[str, Any] = {"diagonal_band_left_bound": window} if window else {}
     return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal, **left)
 
 
@@ -83,7 +84,8 @@ def _backward(batch: int, heads: int, length: int, size: int) -> Workload:
 
 
 def _sdpa_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
-    return g.sdpa_backward(*operands, use_causal_mask=True)
+    q, k, v, out, loss, stats = operands
+    return g.sdpa_backward(q, k, v, out, loss, stats, use_causal_mask=True)
 
 
 def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Workload:

@@ -1,0 +1,186 @@
+"""The factors of a contraction as the Hopper kernels see them, tile by tile: what brings each, and from where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.spec import Gather, Image, TensorMap
+from codegen.ways import ELEMENTS, Way
+
+ROW_BYTES = 128
+#: A panel of so many bytes loads at this share of the rate of a full one.
+PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
+#: Elements of the reduction in a stage, and in a fragment.
+PANEL, STEP = 64, 16
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How the reduction is walked.
+
+    taps      sizes of its dimensions but the channels, outermost first.
+    channels  size of the dimension in which panels lie.
+    panel     channels of a panel; per_stage: panels of a stage.
+    skips     where a batch is a phase with taps of its own: for every dimension of taps how many of the first ones it
+              does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
+    share     of the taps that a batch has on average.
+    step      where batches are parts of one reduction: channels from one to the next.
+    """
+
+    taps: tuple[int, ...]
+    channels: int
+    panel: int
+    per_stage: int
+    skips: tuple[str, ...] = ()
+    share: float = 1.0
+    step: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """Panels of a tap."""
+        return -(-self.channels // self.panel)
+
+    @property
+    def panels(self) -> int:
+        return prod(self.taps) * self.chunks
+
+    @property
+    def stages(self) -> int:
+        """Stages that the whole reduction takes."""
+        return -(-self.panels // self.per_stage)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor: its tensor map (box and swizzle still to be filled in) and the coordinates of a tile.
+
+    along_k   whether a row of the tile in shared memory runs along the reduction (else along rows or columns of the
+              result: the transposed layout of wgmma).
+    terms     one C expression a dimension of the map, innermost first, with the placeholders {c} (channel), {t0},
+              {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
+    offsets   for im2col the expressions of the tap's offsets, innermost first.
+    pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
+              whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
+    taps      and the sizes of (*taps, panels of channels), in which a panel of rows has its number.
+    """
+
+    map: TensorMap
+    along_k: bool
+    terms: tuple[str, ...]
+    offsets: tuple[str, ...] = ()
+    pixels: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
+
+    @property
+    def im2col(self) -> bool:
+        return self.map.lower is not None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The windows of an image, fetched 16 bytes at a time by the producer's threads.
+
+    The reduction is flat, (*taps, channels), so that few channels do not waste the rows of a tile.
+
+    rows, taps, channels  sizes of (image, *output positions), of the filter, and channels of a group.
+    image                 the image; steps: elements from one image, and from one group, to the next.
+    """
+
+    rows: tuple[int, ...]
+    taps: tuple[int, ...]
+    channels: int
+    image: Image
+    steps: tuple[int, int]
+
+    @property
+    def along_k(self) -> bool:
+        """As in `Side`."""
+        return True
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A tensor of which the copy engine brings a tile a stage, or with ``row`` one row for all rows of the factor.
+
+    load  its number among those that the factor is computed of.
+    """
+
+    load: int
+    side: Side
+    itemsize: int
+    row: bool
+
+    @property
+    def panel(self) -> int:
+        """Elements of a row of the tile in shared memory."""
+        return PANEL if self.row else min(PANEL, ROW_BYTES // self.itemsize)
+
+    @property
+    def panels(self) -> int:
+        """Parts in which a stage's elements come."""
+        return 1 if not self.side.along_k else PANEL // self.panel
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row of the tile in shared memory; its swizzle is as wide."""
+        return self.panel * self.itemsize
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
+        return PANEL * self.itemsize * (1 if self.row else rows)
+
+    def boxed(self, rows: int) -> TensorMap:
+        """The map with the box that one load brings."""
+        first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
+        if self.side.im2col:
+            box: tuple[int, ...] = (first, second)
+        else:
+            box = tuple(
+                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
+                for n, term in enumerate(self.side.terms)
+            )
+        return replace(self.side.map, argument=self.load, box=box, swizzle=0 if self.row else box[0] * self.itemsize)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A factor that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
+
+    product             the type in which it is multiplied.
+    batch, rows, inner  sizes of gather's dimensions.
+    brought             what the copy engine brings.  Every other tensor has one element a row, or one for all.
+    pairs               whether the program is one on pairs of elements (`codegen.packed`).
+    """
+
+    gather: Gather
+    product: str
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    inner: tuple[int, ...]
+    brought: tuple[Brought, ...]
+    pairs: bool
+
+    @property
+    def element(self) -> str:
+        """C type of an element as it is multiplied."""
+        return ELEMENTS[self.product][0]
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of a stage that the copy engine brings."""
+        return sum(b.bytes(rows) for b in self.brought)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
+
+    Those of a `Way` are filled by threads (`codegen.filled_tiles`), one that is `Computed` is so by the consumers.
+    """
+
+    batch: tuple[int, ...]
+    rows: int
+    cols: int
+    reduction: Reduction
+    a: Side | Gathered | Way | Computed
+    b: Side | Way

@@ -1,0 +1,37 @@
+"""The registry: every kernel family.  A new one is a folder, or a file, and a line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, sort, window, winograd
+from codegen.attention import backward
+from codegen.family import Family, Form, Schedule
+from codegen.spec import KernelSpec
+
+FAMILIES: tuple[Family[Any], ...] = (
+    pointwise.FAMILY,
+    pool.FAMILY,
+    rows.FAMILY,
+    scan.FAMILY,
+    sort.FAMILY,
+    scatter.FAMILY,
+    window.FAMILY,
+    winograd.FAMILY,
+    contraction.FAMILY,
+    attention.FAMILY,
+    backward.FAMILY,
+)
+
+_FAMILIES = {family.spec: family for family in FAMILIES}
+FORMS = {form.schedule: form for family in FAMILIES for form in family.forms}
+
+
+def family_of(spec: KernelSpec) -> Family[Any]:
+    """The family whose kernels compute a specification."""
+    return _FAMILIES[type(spec)]
+
+
+def form_of(schedule: Schedule) -> Form[Any, Any]:
+    """The form of kernels that a schedule is of."""
+    return FORMS[type(schedule)]

@@ -1,0 +1,171 @@
+"""What a kernel family is: forms of kernels for one class of specifications, and which of them a specification has.
+
+A form is one way to write such kernels, and a schedule how one of them is tiled and mapped to threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from codegen.anonymous import anonymous
+from codegen.declined import Declined
+from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
+
+#: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
+#: estimates are as good as that.
+CLEARLY, LEAST_SAVED = 1.15, 3000.0
+#: Schedules of the form that is taken, and of each other one, that come first; the last form is another only where it
+#: is estimated to take at most so many times as long.
+FIRST, OTHERS, HOPELESS = 8, 2, 2.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Numbers, flags and names: they change how fast a kernel is and in which order it sums up, never what it computes.
+
+    Each form has a class of its own.
+    """
+
+
+SpecT = TypeVar("SpecT", bound=KernelSpec)
+ScheduleT = TypeVar("ScheduleT", bound=Schedule)
+
+
+@dataclass(eq=False)
+class Form(Generic[SpecT, ScheduleT]):
+    """One way to write the kernels of a family.
+
+    name       what reports call it.
+    schedule   the class of its schedules.
+    schedules  those worth trying, best guess first; none for specs it is not meant for.  Raises Declined, with the
+               reason, for others that it does not take.
+    render     the kernel of a spec as CUDA C.
+    cycles     that the best schedule is estimated to take, for forms that are chosen by it.  Raises Declined likewise.
+    coarse_products  how many fp8 products a kernel lets tensor cores add up in the 14 bits that some of them keep,
+               before it adds up these sums in float32; 0 for all of them, None if there are no such sums.
+    """
+
+    name: str
+    schedule: type[ScheduleT]
+    schedules: Callable[[SpecT, Target], Iterable[ScheduleT]]
+    render: Callable[[SpecT, ScheduleT], KernelSource]
+    cycles: Callable[[SpecT, Target], float] | None = None
+    coarse_products: Callable[[SpecT, ScheduleT], int | None] = lambda spec, schedule: None
+
+
+@dataclass(eq=False)
+class Family(Generic[SpecT]):
+    """A class of specifications and the forms for them, in order of preference: a spec has the first that takes it.
+
+    tries_all  whether schedules of the forms behind that one are worth trying, too.
+    """
+
+    name: str
+    spec: type[SpecT]
+    forms: tuple[Form[SpecT, Any], ...]
+    tries_all: bool = False
+
+    def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
+        """The schedules worth trying, best guess first.  Raises Declined, with the last reason, if no form takes it."""
+        found, last = False, Declined(f"no form of {self.name} is meant for {spec.name}")
+        for form in self.forms:
+            try:
+                for schedule in form.schedules(spec, target):
+                    found = True
+                    yield schedule
+            except Declined as reason:
+                last = reason
+            if found and not self.tries_all:
+                return
+        if not found:
+            raise last
+
+    def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
+        """Why the forms in front of the one that a spec has do not take it, by name."""
+        reasons: dict[str, str] = {}
+        for form in self.forms:
+            try:
+                if any(True for _ in form.schedules(spec, target)):
+                    break
+            except Declined as reason:
+                reasons[form.name] = str(reason)
+        return reasons
+
+
+@dataclass(eq=False)
+class EstimatedFamily(Family[SpecT]):
+    """A family that knows how long its forms take: a clearly faster one is preferred to those in front of it.
+
+    The last form takes every spec, and is had by those that no other takes.
+    """
+
+    def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
+        """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the
+        spec.
+        """
+        spec, last = anonymous(spec), self.forms[-1]
+        estimates, taken = self._estimates(spec, target), self.form(spec, target)
+        every = {form: tuple(form.schedules(spec, target)) for form in estimates}
+        if taken is last or _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
+            every[last] = tuple(last.schedules(spec, target))
+        first = every.pop(taken)
+        yield from first[:FIRST]
+        for schedules in every.values():
+            yield from schedules[:OTHERS]
+        yield from first[FIRST:]
+        for schedules in every.values():
+            yield from schedules[OTHERS:]
+
+    def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
+        """The form that a spec has untuned."""
+        estimates = self._estimates(anonymous(spec), target)
+        first = next(iter(estimates), self.forms[-1])
+        best = min(estimates, key=estimates.__getitem__, default=first)
+        clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
+        return best if clearly else first
+
+    def cycles(self, spec: SpecT, target: Target) -> float:
+        """Cycles that the best schedule is estimated to take, by the form's cost model."""
+        taken = self.form(spec, target)
+        return self._estimates(anonymous(spec), target).get(taken) or _cycles(taken, spec, target)
+
+    def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
+        """Why the forms in front of the one that a spec has are not taken, by name."""
+        estimates, taken = self._estimates(anonymous(spec), target), self.form(spec, target)
+        reasons = {}
+        for form in self.forms[: self.forms.index(taken)]:
+            if form in estimates:
+                times = estimates[form] / estimates[taken]
+                reasons[form.name] = f"it is estimated to take {times:.2f} times as long as {taken.name}"
+                continue
+            try:
+                _cycles(form, spec, target)
+            except Declined as reason:
+                reasons[form.name] = str(reason)
+        return reasons
+
+    def _estimates(self, spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
+        return _estimates(self, spec, target)
+
+
+def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
+    assert form.cycles is not None
+    return form.cycles(spec, target)
+
+
+@lru_cache(1024)
+def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
+    """Estimated cycles of the forms but the last, of those that take a spec; it is anonymous, so that layers that are
+    alike are one.
+    """
+    found = {}
+    for form in family.forms[:-1]:
+        try:
+            found[form] = _cycles(form, spec, target)
+        except Declined:
+            continue
+    return found

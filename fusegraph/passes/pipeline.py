@@ -1,0 +1,204 @@
+"""The passes between a graph as users build it and the graph whose nodes are fused, in the order in which they run.
+
+A pass maps a graph and options, which have the target, to what it makes of it (`Rewritten`).  The driver below runs
+them, follows the tensors of the users' graph through all of them, and checks what every pass made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from inspect import getdoc
+from typing import Any
+
+from fusegraph.errors import GraphError
+from fusegraph.graph import Graph, Tensor
+from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
+from fusegraph.passes import reduce_columns, reduce_results
+from fusegraph.passes.algorithms import choose
+from fusegraph.passes.attention import recognise
+from fusegraph.passes.attention_backward import recognise_backward
+from fusegraph.passes.attention_front import compute_in_front
+from fusegraph.passes.decompose import decompose_for_kernels
+from fusegraph.passes.join_gradients import join_gradients
+from fusegraph.passes.operand_layouts import lay_out
+from fusegraph.passes.order_attention import order_attention
+from fusegraph.passes.packed_elements import unpack
+from fusegraph.passes.partition import Decision, Partition
+from fusegraph.passes.reshapes import move_reshapes
+from fusegraph.passes.rewrite import Rewritten
+from fusegraph.passes.simplify import remove_dead_nodes, simplify
+from fusegraph.passes.speculation import ATTENTION, FRONT, GRADIENTS, JOINED, NotAccepted
+from fusegraph.passes.split_attention import split_attention
+from fusegraph.passes.split_contractions import split_contractions
+from fusegraph.passes.split_products import split_products
+from fusegraph.passes.split_reductions import split_reductions
+from fusegraph.passes.split_sorts import split_sorts
+from fusegraph.passes.views import foresee_views
+
+
+class When(Enum):
+    """When a pass runs."""
+
+    ALWAYS = "always"
+    FUSING = "with fusion"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass: its name, what it makes of a graph, and when it runs.
+
+    A pass that ``writes_out`` makes several nodes of one: reports follow the tensors between these, too.
+    """
+
+    name: str
+    run: Callable[[Graph, Options], Rewritten]
+    when: When = When.FUSING
+    writes_out: bool = False
+
+
+def summary(run: Callable[..., object]) -> str:
+    """Returns the first sentences of a pass's docstring: what it does."""
+    return " ".join((getdoc(run) or "").partition("\n\n")[0].split())
+
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
+    Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
+    Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
+    Pass("simplification", simplify),
+    Pass(GRADIENTS, recognise_backward),
+    Pass(ATTENTION, recognise),
+    Pass(FRONT, compute_in_front),
+    Pass(JOINED, join_gradients),
+    Pass("products in parts", split_products),
+    Pass("attention in parts", split_attention),
+    Pass("order of attention", order_attention),
+    Pass("reshapes", move_reshapes),
+    Pass("views", foresee_views),
+    Pass("algorithms", choose, When.ALWAYS),
+    Pass(reduce_results.NAME, reduce_results.reduce_results),
+    Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
+    Pass("long reductions", split_reductions, When.ALWAYS),
+    Pass("long sorts", split_sorts, When.ALWAYS),
+    Pass("operand layouts", lay_out),
+    Pass("long contractions", split_contractions, When.ALWAYS),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass that ran: its name and what it does, the graph before it, and what it made."""
+
+    name: str
+    summary: str
+    before: Graph
+    rewritten: Rewritten
+    writes_out: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return self.rewritten.graph is not self.before
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The passes that ran on a graph, in order, and the options that they had."""
+
+    steps: tuple[Step, ...]
+    options: Options = DEFAULTS
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def then(self, name: str, run: Callable[..., object], made: Rewritten) -> Steps:
+        """Returns the steps with another one behind them, that ran by itself."""
+        return replace(self, steps=(*self.steps, Step(name, summary(run), self.graph, made)))
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the last one made."""
+        return self.steps[-1].rewritten.graph
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(d for step in self for d in step.rewritten.decisions)
+
+    def note(self, name: str) -> Mapping[Any, Any]:
+        """Returns what a pass noted by this name; nothing if none did."""
+        return next((step.rewritten.notes[name] for step in self if name in step.rewritten.notes), {})
+
+    def counterparts(self) -> dict[Tensor, Tensor]:
+        """Returns the last graph's tensor for each of the first one, and of those between the nodes of what was written
+        out, that still has one.
+        """
+        found: dict[Tensor, Tensor] = {t: t for t in self.graph.tensors.values()}
+        for step in reversed(self.steps):
+            if step.changed:
+                pairs = step.rewritten.counterparts.items()
+                before = {old: found[new] for old, new in pairs if new in found}
+                found = found | before if step.writes_out else before
+        return found
+
+    def check(self, partition: Partition) -> None:
+        """Raises NotAccepted if a pass speculated on what the partition is not."""
+        declined: dict[tuple[str, str], str] = {}
+        for step in self:
+            if step.rewritten.declined is not None:
+                found = step.rewritten.declined(partition)
+                declined |= {(step.name, name): reason for name, reason in found.items()}
+        if declined:
+            raise NotAccepted("; ".join(dict.fromkeys(declined.values())), declined)
+
+
+class Pipeline:
+    """The passes on a graph: called with what to leave out, it runs again those that this concerns."""
+
+    def __init__(self, graph: Graph, options: Options, *, fusion: bool) -> None:
+        self._graph, self._options = graph, options
+        self._passes = [p for p in PIPELINE if fusion or p.when is When.ALWAYS]
+        self._steps: list[Step] = []
+
+    def __call__(self, left_out: LeftOut) -> Steps:
+        fresh = {name for name, _ in left_out.keys() - self._options.left_out.keys()}
+        self._options = replace(self._options, left_out=left_out)
+        names = [p.name for p in self._passes]
+        # Fusion itself is behind all passes, and has laid tensors into each other's memory.
+        first = min(map(names.index, fresh), default=0) if fresh.issubset(names) else 0
+        del self._steps[first:]
+        graph = self._steps[-1].rewritten.graph if self._steps else self._graph
+        for done in self._passes[first:]:
+            made = done.run(graph, self._options)
+            self._steps.append(Step(done.name, summary(done.run), graph, made, done.writes_out))
+            if made.graph is not graph:
+                check(done.name, graph, made)
+            graph = made.graph
+        return Steps(tuple(self._steps), self._options)
+
+
+def check(name: str, before: Graph, made: Rewritten) -> None:
+    """Raises GraphError, naming the pass, unless the graph that it made has the same inputs and outputs, and its nodes
+    come after what they take.
+    """
+    for wrong in _wrong(before, made):
+        raise GraphError(f"pass {name!r} made a wrong graph of {before.name!r}: {wrong}")
+
+
+def _wrong(before: Graph, made: Rewritten) -> Iterator[str]:
+    graph, tensors = made.graph, set(made.graph.tensors.values())
+    for what, old, new in (("inputs", before.inputs, graph.inputs), ("outputs", before.outputs, graph.outputs)):
+        if [t.name for t in old] != [t.name for t in new]:
+            yield f"its {what} are {', '.join(t.name for t in new)}, not {', '.join(t.name for t in old)}"
+    there = {t for t in tensors if graph.producer(t) is None}
+    for node in graph.nodes:
+        missing = next((t for t in node.inputs if t not in there), None)
+        if missing is not None:
+            yield f"{node.name!r} takes {missing.name!r}, which is not made before it"
+        there.update(node.outputs)
+    for tensor in graph.outputs:
+        if tensor not in there:
+            yield f"nothing makes its output {tensor.name!r}"
+    for tensor, counterpart in made.counterparts.items():
+        if counterpart not in tensors:
+            yield f"what stands for {tensor.name!r} is no tensor of it"
