@@ -243,6 +243,12 @@ class Node:
         return self.output.name
 
     @property
+    def values(self) -> tuple[Tensor, ...]:
+        """The operands on whose values the results depend, rather than on their shapes alone."""
+        keys = self.op.names(len(self.inputs))
+        return tuple(t for key, t in zip(keys, self.inputs) if key not in self.op.shapes)
+
+    @property
     def kind(self) -> Kind:
         return self.op.kind
 

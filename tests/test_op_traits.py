@@ -21,16 +21,8 @@ from fusegraph.plan import plan
 from fusegraph.report.bounds import _propagated
 
 ROOT = Path(__file__).parent.parent
-#: Where ops are known by name: the table, what reads and writes other vocabularies.
-NAMED = ("fusegraph/ops/", "fusegraph/frontends/", "fusegraph/lowering/cudnn")
-#: Recognisers that still compare names.
-ALLOWED = {
-    f"fusegraph/passes/{name}.py"
-    for name in (
-        *("simplify", "split_products", "reshapes"),
-        *("attention", "attention_backward", "attention_parts", "attention_rows", "attention_pages"),
-    )
-}
+#: Where ops are known by name: the table, what reads and writes other vocabularies, and what compares patterns.
+NAMED = ("fusegraph/ops/", "fusegraph/frontends/", "fusegraph/lowering/cudnn", "fusegraph/pattern.py")
 
 # ---- nobody asks for a name
 
@@ -104,7 +96,7 @@ def test_nobody_asks_for_an_ops_name():
     for folder, variables in (("fusegraph", True), ("codegen", False)):  # there, op is an operand
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            if not name.startswith(NAMED) and name not in ALLOWED:
+            if not name.startswith(NAMED):
                 found += [f"{name}:{line}" for line in comparisons(path.read_text(), variables)]
     assert not found, f"ask for a role, a cost or another trait (`fusegraph/ops/base.py`): {found}"
 

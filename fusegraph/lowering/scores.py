@@ -16,7 +16,9 @@ import numpy as np
 from codegen.spec import Bound
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.base import Kind, Role
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Kind
+from fusegraph.pattern import Found, Is, constant, op
 
 Affine = dict[Tensor | str, int]
 
@@ -44,11 +46,17 @@ class Condition:
         return Bound(known.get(ROW, 0), known.get(KEY, 0), known.get(ONE, 0), rest)
 
 
-def constant(tensor: Tensor) -> float | None:
-    """The number that a tensor is."""
-    if tensor.value is None or tensor.size != 1:
-        return None
-    return float(tensor.value.reshape(-1)[0])
+def _positive(tensor: Tensor) -> bool:
+    """Whether a tensor is a positive number."""
+    value = constant(tensor)
+    return value is not None and 0 < value < inf
+
+
+_CAST, _SUM, _DIFFERENCE = op.identity("x"), op.add("a", "b"), op.sub("a", "b")
+_SCALED = op.mul("x", Is("factor", _positive)) | op.div(
+    "x", Is("divisor", lambda t: _positive(t) and isfinite(1 / (constant(t) or inf)))
+)
+_MASKED = op.binary_select("x", -inf, "kept") | op.binary_select(-inf, "x", "gone")
 
 
 def unscaled(graph: Graph) -> tuple[float, Graph]:
@@ -59,54 +67,41 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
     while (node := graph.producer(tensor)) is not None:
         if len(readers(graph, tensor)) > (tensor is not graph.outputs[0]):
             break
-        factor, rest = _factor(node)
+        factor, rest = _factor(graph, node)
         if factor is not None:
             assert rest is not None
             scale *= factor
             replaced[tensor] = rest
             tensor = rest
-        elif (masked := _masked(node)) is not None:
+        elif (masked := _masked(graph, node)) is not None:
             tensor = masked[0]
-        elif node.op.role is Role.CAST and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
+        elif _CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
             tensor = node.inputs[0]
         else:
             break
     return scale, rebuilt(graph, replaced)
 
 
-def _factor(node: Node) -> tuple[float | None, Tensor | None]:
+def _factor(graph: Graph, node: Node) -> tuple[float | None, Tensor | None]:
     """A positive number and what it multiplies."""
-    if node.op.role is Role.PRODUCT:
-        for number, rest in (node.inputs[::-1], node.inputs):
-            value = constant(number)
-            if value is not None and 0 < value < inf and rest.shape == node.output.shape:
-                return value, rest
-    if node.op.role is Role.QUOTIENT:
-        value = constant(node.inputs[1])
-        if value is not None and 0 < value < inf and isfinite(1 / value) and node.inputs[0].shape == node.output.shape:
-            return 1 / value, node.inputs[0]
+    for found in _SCALED.of(Found(graph), node):
+        if found["x"].shape == node.output.shape:
+            factor = constant(found["factor"]) if "factor" in found else 1 / (constant(found["divisor"]) or inf)
+            return factor, found["x"]
     return None, None
 
 
-def _masked(node: Node) -> tuple[Tensor, Tensor, bool] | None:
+def _masked(graph: Graph, node: Node) -> tuple[Tensor, Tensor, bool] | None:
     """(x, condition, value) of a selection that is x where the condition has this value, else minus infinity."""
-    if node.op.role is not Role.SELECT:
-        return None
-    first, second, mask = node.inputs
-    if constant(second) == -inf and first.shape == node.output.shape:
-        return first, mask, True
-    if constant(first) == -inf and second.shape == node.output.shape:
-        return second, mask, False
+    for found in _MASKED.of(Found(graph), node):
+        if found["x"].shape == node.output.shape:
+            return found["x"], found["kept" if "kept" in found else "gone"], "kept" in found
     return None
 
 
 def readers(graph: Graph, tensor: Tensor) -> list[Node]:
     """Nodes that read a tensor's values."""
-    return [
-        n
-        for n in graph.consumers(tensor)
-        if any(t is tensor and key not in n.op.shapes for key, t in zip(n.op.names(len(n.inputs)), n.inputs))
-    ]
+    return [node for node in graph.consumers(tensor) if tensor in node.values]
 
 
 def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Graph]:
@@ -118,8 +113,8 @@ def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Grap
     tensor = graph.outputs[0]
     rank = tensor.rank
     while (node := graph.producer(tensor)) is not None:
-        masked = _masked(node)
-        if masked is None and node.op.role is Role.CAST and all(t.dtype.is_float for t in (*node.inputs, node.output)):
+        masked = _masked(graph, node)
+        if masked is None and _CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.is_float:
             tensor = node.inputs[0]  # minus infinity in any dtype of scores (8-bit floats have none, and no kernel)
             continue
         if masked is None:
@@ -144,9 +139,9 @@ def _split(
     node = graph.producer(mask)
     if node is None:
         return False
-    if node.op.role is Role.NOT:
+    if op.logical_not().fits(graph, node):
         return _split(graph, node.inputs[0], not value, rank, varying, found, replaced)
-    if node.op.role is (Role.AND if value else Role.OR):
+    if (op.logical_and() if value else op.logical_or()).fits(graph, node):
         first, second = node.inputs
         known = [_split(graph, t, value, rank, varying, found, replaced) for t in (first, second)]
         if known[0] != known[1] and mask.shape == (rest := second if known[0] else first).shape:
@@ -159,32 +154,36 @@ def _split(
     return True
 
 
-#: Comparison -> (coefficient of the first operand, of the second, a number): no such sum is negative where it holds.
-_COMPARISONS: dict[Role | None, tuple[tuple[int, int, int], ...]] = {
-    Role.LE: ((-1, 1, 0),),
-    Role.LT: ((-1, 1, -1),),
-    Role.GE: ((1, -1, 0),),
-    Role.GT: ((1, -1, -1),),
-    Role.EQ: ((-1, 1, 0), (1, -1, 0)),
+_LE, _LT, _GE, _GT = (-1, 1, 0), (-1, 1, -1), (1, -1, 0), (1, -1, -1)
+#: (op, value) -> (coefficient of the first operand, of the second, a number) of sums that are not negative.
+_COMPARISONS = {
+    (TABLE[f"cmp_{name}"], value): sums
+    for name, value, sums in (
+        ("le", True, (_LE,)),
+        ("lt", True, (_LT,)),
+        ("ge", True, (_GE,)),
+        ("gt", True, (_GT,)),
+        ("gt", False, (_LE,)),
+        ("ge", False, (_LT,)),
+        ("lt", False, (_GE,)),
+        ("le", False, (_GT,)),
+        ("eq", True, (_LE, _GE)),
+        ("neq", False, (_LE, _GE)),
+    )
 }
-_OPPOSITE: dict[Role | None, Role] = dict(
-    zip((Role.GT, Role.GE, Role.LT, Role.LE, Role.NE), (Role.LE, Role.LT, Role.GE, Role.GT, Role.EQ))
-)
 
 
 def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condition] | None:
     """The conditions that a comparison having a value amounts to; None if it is none of positions and integers."""
-    every = _COMPARISONS.get(node.op.role if value else _OPPOSITE.get(node.op.role))
-    if every is None:
-        return None
-    first, second = (_affine(graph, t, rank) for t in node.inputs)
-    if first is None or second is None:
+    sums = _COMPARISONS.get((node.op, value))
+    sides = [_affine(graph, t, rank) for t in node.inputs] if sums is not None else []
+    if sums is None or None in sides:
         return None
     found = []
-    for *signs, start in every:
-        total: Affine = {ONE: start}
-        for sign, side in zip(signs, (first, second)):
-            for term, coefficient in side.items():
+    for signs in sums:
+        total: Affine = {ONE: signs[2]}
+        for sign, side in zip(signs, sides):
+            for term, coefficient in (side or {}).items():
                 total[term] = total.get(term, 0) + sign * coefficient
         if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
             return None
@@ -203,21 +202,21 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
     if node is None:
         own = (1, 1, *tensor.shape)[-2:]
         return {tensor: 1} if 1 in own and tensor.dtype.itemsize <= 4 else None
-    if node.op.role is Role.INDEX:
+    if op.gen_index().fits(graph, node):
         shape, axis = node.inputs[0].shape, node.attributes["axis"]
         place = rank - len(shape) + axis
         if shape[axis] == 1:
             return {}
         return {ROW: 1} if place == rank - 2 else {KEY: 1} if place == rank - 1 else None
-    if node.op.role is Role.CAST:
+    if _CAST.fits(graph, node):
         return _affine(graph, node.inputs[0], rank) if _keeps(node.inputs[0].dtype, tensor.dtype) else None
-    # Smaller integers, and unsigned ones, wrap around.
-    if node.op.role not in (Role.SUM, Role.DIFFERENCE) or tensor.dtype not in LARGE:
+    added, less = _SUM.fits(graph, node), _DIFFERENCE.fits(graph, node)
+    if not (added or less) or tensor.dtype not in LARGE:  # smaller ones, and unsigned ones, wrap around
         return None
     first, second = (_affine(graph, t, rank) for t in node.inputs)
     if first is None or second is None:
         return None
-    sign = 1 if node.op.role is Role.SUM else -1
+    sign = 1 if added else -1
     return {t: first.get(t, 0) + sign * second.get(t, 0) for t in {**first, **second}}
 
 
@@ -241,9 +240,9 @@ def with_real_positions(graph: Graph) -> Graph:
     added: dict[Node, tuple[Node, ...]] = {}
     for node in graph.nodes:
         source = node.inputs[0]
-        cast = node.op.role is Role.CAST and source.dtype.is_int and node.output.dtype == float32
+        cast = _CAST.fits(graph, node) and source.dtype.is_int and node.output.dtype == float32
         made = graph.producer(source)
-        if not cast or made is None or made.op.role not in (Role.SUM, Role.DIFFERENCE):
+        if not cast or made is None or not (_SUM | _DIFFERENCE).fits(graph, made):
             continue
         sides = [(_affine(graph, t, rank), t) for t in made.inputs]
         # Each side a position, or a number; anything else stays as it is.

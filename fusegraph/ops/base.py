@@ -47,6 +47,7 @@ class Role(Enum):
     BITS = "combines bits: the result says nothing of those for the next numbers"
     BITCAST = "reads the bits as another dtype"
     SUM, DIFFERENCE, PRODUCT, QUOTIENT = "a + b", "a - b", "a * b", "a / b"
+    MAX, MIN = "the larger of a and b", "the smaller of a and b"
     AND, OR, NOT = "a and b", "a or b", "not a"
     EQ, NE, GT, GE, LT, LE = "a == b", "a != b", "a > b", "a >= b", "a < b", "a <= b"
     TRANSPOSE, RESHAPE, BROADCAST, GATHER = "transpose", "reshape", "broadcast", "gather"
@@ -92,6 +93,8 @@ class Op:
     masks       operands that are conditions: converted to bool, not promoted with the others.
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
+    finite      pointwise ops: numbers no larger than scores are give finite ones.
+    random      pointwise ops: the result is of random numbers.
     attributes  attribute name -> default (REQUIRED when there is none).
     words       attribute name -> the values that it may have, where these are words; None may be one of them.
     infer       (operand types, attributes) -> result type, or one for each of several results; raises ShapeError,
@@ -174,6 +177,8 @@ class Op:
     masks: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    finite: bool = False
+    random: bool = False
     doc: str = ""
 
     def names(self, count: int) -> tuple[str, ...]:
@@ -203,6 +208,16 @@ class Op:
     def is_composite(self, attributes: Mapping[str, Any]) -> bool:
         """Whether the op, with normalized attributes, is written out as others before fusion."""
         return self.kind is Kind.COMPOSITE or (self.composite is not None and self.composite(attributes))
+
+    @property
+    def commutes(self) -> bool:
+        """Whether its two operands may be exchanged."""
+        return self.role in (Role.SUM, Role.PRODUCT, Role.MAX, Role.MIN, Role.AND, Role.OR)
+
+    @property
+    def cheap(self) -> bool:
+        """Whether it is pointwise, and better computed again than read."""
+        return self.cost is not None and self.cost is not Cost.FUNCTION
 
     @property
     def reads_values(self) -> bool:

@@ -118,6 +118,7 @@ def pointwise(
     reference_ulps: float = 4.0,
     turns: Callable[..., Array] | None = None,
     cudnn: bool = True,
+    finite: bool = False,
     **cuda: Template,
 ) -> Op:
     """Registers a pointwise op and returns it.
@@ -172,6 +173,7 @@ def pointwise(
         reference_ulps=reference_ulps,
         turns=turns,
         cudnn=name if cudnn else None,
+        finite=finite,
         doc=doc,
     )
     return register(op)

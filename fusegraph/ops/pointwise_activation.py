@@ -201,7 +201,7 @@ unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", FUNCTION, ulps=8)
 backward(
     "sigmoid_backward", lambda loss, input: loss * _sigmoid_slope(input), "Gradient of sigmoid.", FUNCTION, ulps=11
 )
-unary("tanh", np.tanh, "Hyperbolic tangent.", FUNCTION, ulps=4)
+unary("tanh", np.tanh, "Hyperbolic tangent.", FUNCTION, ulps=4, finite=True)
 backward(
     "tanh_backward",
     lambda loss, input: loss * (4 * _sigmoid_slope(2 * input)),

@@ -37,7 +37,7 @@ def _arithmetic(name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str
     a, b = operands
     integers = f"math::wrapping_{wraps or name}({{{a}}}, {{{b}}})"
     floats = f"{{{a}}} {sign} {{{b}}}"
-    pointwise(name, ufunc, f"{a} {sign} {b}", PAIR, role, operands=operands, float=floats, int=integers)
+    pointwise(name, ufunc, f"{a} {sign} {b}", PAIR, role, operands=operands, float=floats, int=integers, finite=True)
 
 
 _arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
@@ -92,11 +92,14 @@ pointwise(
 # power takes square roots for a half, which of -inf are NaN
 pointwise("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
 for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
+    _role = Role[_name.upper()]
     _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
     _either = f"{{a}} {_sign} {{b}}"
-    pointwise(_name, getattr(np, _function), _doc, PAIR, float=_text, int=_text, bool=_either, ulps=0)
+    pointwise(
+        _name, getattr(np, _function), _doc, PAIR, _role, float=_text, int=_text, bool=_either, ulps=0, finite=True
+    )
 
-unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0)
+unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0, finite=True)
 unary(
     "abs",
     np.abs,
@@ -146,6 +149,7 @@ unary(
     int=_clamp,
     ulps=0.5,  # that of rounding min and max
     cudnn=False,
+    finite=True,
 )
 
 # ---- rounding
@@ -191,6 +195,7 @@ unary(
     int="{x}",
     bool="{x}",
     ulps=0,
+    finite=True,
 )
 
 
@@ -213,6 +218,7 @@ unary(
     kinds=("float", "int", "bool"),
     result=int32,
     ulps=0,
+    finite=True,
 )
 
 # ---- elementary functions.  Bounds of the CUDA C library: CUDA C++ Programming Guide, "Mathematical Functions".
@@ -286,4 +292,5 @@ pointwise(
     int="{mask} ? {input0} : {input1}",
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
+    finite=True,
 )

@@ -112,6 +112,7 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
             normalize=normalize,
             infer=infer,
             reference=reference,
+            random=True,
             doc=doc,
             **rest,
         )

@@ -7,7 +7,7 @@ whatever else the graph has there.  A pattern that only looks like attention is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,19 +17,17 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import broadcasts_to, describe
+from fusegraph.lowering.scores import readers
 from fusegraph.lowering.views import divided
 from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention_pages import pages_of
-from fusegraph.passes.attention_parts import Part, repeated, weight_of
+from fusegraph.passes.attention_pages import PAGES, TURNED_PAGES
+from fusegraph.passes.attention_parts import Part, chain_of, evaluated, linear, made_of, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
-from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import ATTENTION as PASS
-
-#: Those that may be linear in an operand.
-LINEAR = ("mul", "div", "binary_select")
+from fusegraph.pattern import Found, Pattern, only_consumer, op
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,6 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
 
     taken: set[Node] = set()
     for node in graph.nodes:
-        if node.op.name != "matmul":
-            continue
         try:
             match = Matcher(graph, node).match()
             if match is None:
@@ -102,9 +98,9 @@ def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) ->
     """An attention, and a node that is still needed and takes the shape of something that will no longer exist."""
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
     for node in _live(graph, matches):
-        for key, t in zip(node.op.names(len(node.inputs)), node.inputs):
+        for t in set(node.inputs).difference(node.values):
             maker = graph.producer(t)
-            if key in node.op.shapes and maker in members and t is not members[maker].output:
+            if maker in members and t is not members[maker].output:
                 return members[maker], node
     return None
 
@@ -139,6 +135,24 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
     return rewrite.done(decisions)
 
 
+def guarded(name: str, compared: float, instead: float) -> Pattern:
+    """A tensor, which gets a name, or what has another number where the tensor is the one that it is compared with."""
+    return op.binary_select(instead, name, op.cmp_eq(name, compared)) | name
+
+
+_PRODUCT = op.matmul("weighed", "values")
+_E = op.exp("power").named("e")
+_SUM = op.reduction("e", mode="add").named("sum")
+#: What looks like softmax: probabilities, of which something linear is weighed, and what they are made of.
+_NORMAL = op.div(_E, "divisor").named("normal") | op.mul(_E, op.reciprocal("divisor")).named("normal")
+_SOFTMAX = {
+    "weighed": linear(_NORMAL),
+    "divisor": guarded("whole", 0.0, 1.0),
+    "whole": op.add(_SUM, op.exp("sunk")) | _SUM,
+}
+_ALONG_KEYS = op.reduction(keepdims=True).when(lambda _, n: n.attributes["axes"] == (n.inputs[0].rank - 1,))
+
+
 class Matcher:
     """Follows the graph backwards from a product that may be the one with the values."""
 
@@ -148,198 +162,86 @@ class Matcher:
         #: those of them that count along products, or are made of such, and take no value of these
         self.counted: set[Node] = set()
 
-    def made_by(self, tensor: Tensor, *names: str) -> Node | None:
-        """The node that makes a tensor, if its op is one of these."""
-        node = self.graph.producer(tensor)
-        return node if node is not None and node.op.name in names else None
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        """What a tensor is a float of another dtype of; casts become members."""
-        while (node := self.made_by(tensor, "identity", NARROW.name)) is not None and node.inputs[0].dtype.is_float:
-            self.members.add(node)
-            tensor = node.inputs[0]
-        return tensor
-
-    def _guard(self, tensor: Tensor, compared: float, instead: float) -> tuple[Tensor, bool]:
-        """x, where a tensor is: ``instead`` where x equals ``compared``, else x; and whether it is."""
-        node = self.made_by(tensor, "binary_select")
-        if node is None:
-            return tensor, False
-        first, second, mask = node.inputs
-        test = self.made_by(mask, "cmp_eq")
-        if test is None or not _is(first, instead) or test.inputs[0] is not second or not _is(test.inputs[1], compared):
-            return tensor, False
-        self.members |= {node, test}
-        return second, True
-
     def match(self) -> _Match | None:
-        """The attention that ends in the node; None if it does not look like one.  Raises No."""
-        node = self.node
-        chain = self.linear_from(node.inputs[0], self._divides)
-        if chain is None:
+        """The attention that ends in the node; None if it does not look like one.  Raises Declined."""
+        graph, node = self.graph, self.node
+        last = next(_PRODUCT.of(Found(graph), node), None)
+        found = None if last is None else last.where(**_SOFTMAX)
+        if found is None:
             return None
-        normal = chain[0]
-        e, divisor = normal.inputs
-        if normal.op.name == "mul":
-            if self.made_by(e, "reciprocal") is not None:
-                e, divisor = divisor, e
-            inverse = self.made_by(divisor, "reciprocal")
-            if inverse is None:
-                return None
-            self.members.add(inverse)
-            divisor = inverse.inputs[0]
-        exponential = self.made_by(e, "exp")
-        if exponential is None:
-            return None
-        self.members |= {*chain, exponential}
-        total, zero = self._guard(divisor, 0.0, 1.0)
-        whole = total
-        sunk = None
-        added = self.made_by(total, "add")
-        if added is not None:
-            total, other = added.inputs
-            sunk = self.made_by(other, "exp")
-            if sunk is None:
-                return None
-            self.members |= {added, sunk}
-        summed = self.made_by(total, "reduction")
-        if summed is None or summed.attributes["mode"] != "add" or summed.inputs[0] is not e:
-            return None
-        self._along_keys(summed)
-        self.members.add(summed)
-        difference = self.made_by(exponential.inputs[0], "sub")
-        if difference is None:
-            raise Declined(f"{exponential.name!r} is not of scores less the largest of them")
-        self.members.add(difference)
-        score, shift = difference.inputs
-        most, guarded = self._guard(shift, -inf, 0.0)
-        sink = None
-        if sunk is not None:
-            moved, larger = self.made_by(sunk.inputs[0], "sub"), self.made_by(most, "max")
-            if (
-                moved is None
-                or larger is None
-                or moved.inputs[1] is not shift
-                or larger.inputs[1] is not moved.inputs[0]
-            ):
-                raise Declined(f"what is added to the sum of {summed.name!r} is no sink")
-            self.members |= {moved, larger}
-            most, sink = larger.inputs
-        largest = self.made_by(most, "reduction")
-        if largest is None or largest.attributes["mode"] != "max" or largest.inputs[0] is not score:
-            raise Declined(f"{shift.name!r}, which is taken from the scores, is not the largest of {score.name!r}")
-        self._along_keys(largest)
-        self.members.add(largest)
-        if zero and not guarded:
+        found = found.must("{sum} is not along the keys, which are the last dimension", sum=_ALONG_KEYS)
+        found = found.must("{e} is not of scores less the largest of them", power=op.sub("score", "shift"))
+        found = found.must("", shift=guarded("most", -inf, 0.0))
+        sink = {"sunk": op.sub("sink", "shift"), "most": op.max("largest", "sink")}
+        text = "what is added to the sum of {sum} is no sink"
+        found = found.must(text, **(sink if "sunk" in found else {"most": "largest"}))
+        text = "{shift}, which is taken from the scores, is not the largest of {score}"
+        found = found.must(text, largest=op.reduction("score", mode="max"))
+        found = found.must("{largest} is not along the keys, which are the last dimension", largest=_ALONG_KEYS)
+        score, zero = found["score"], found["divisor"] is not found["whole"]
+        if zero and found["shift"] is found["most"]:
             raise Declined("rows without keys are NaN in one place and 0 in another")
+        self.members |= set(found.nodes)
         product = self.product_of(score)
-        stats = self._stats(whole, shift, zero)
-        values = node.inputs[1]
-        weight = self._cast(node.inputs[0])
+        stats = self._stats(found, zero)
+        values, normal, chain = found["values"], found["normal"], chain_of(found, "normal", 1)
         if not zero:
-            zero, left = zeros_kept(self.graph, chain, score, product)
-            weight, chain = weight if left == chain else left[-1].output, left
+            zero, chain = zeros_kept(graph, chain, score, product)
+        weight = chain[-1].output
         self._let_go()
-        if not weight.shape == normal.output.shape == score.shape == product.output.shape:
+        if not weight.shape == normal.shape == score.shape == product.output.shape:
             raise Declined(f"{score.name!r} {list(score.shape)} has not the shape of {product.name!r}")
         if not broadcasts_to(values.shape[:-2], score.shape[:-2]) or node.attributes["compute_dtype"] == "tf32":
             raise Declined(f"{values.name!r} has batches that the scores have not, or products are in tf32")
-        found = _Match(
-            self._joined(stats), node, values, weight, chain, product, score, frozenset(self.members), stats, sink, zero
+        out, members = self._joined(stats), frozenset(self.members)
+        result = _Match(
+            out, node, values, weight, chain, product, score, members, stats, found.tensors.get("sink"), zero
         )
-        self._private(found)
-        return found
-
-    def _divides(self, node: Node) -> bool:
-        """Whether a node divides exponentials."""
-        first, *rest = node.inputs
-        if node.op.name == "div":
-            return self.made_by(first, "exp") is not None
-        return node.op.name == "mul" and any(self.made_by(t, "reciprocal", "exp") for t in (first, *rest))
-
-    def linear_from(self, tensor: Tensor, begins: Callable[[Node], bool]) -> tuple[Node, ...] | None:
-        """The node with which it begins, and those linear in its result that make a tensor of it; None if the tensor is
-        no such thing.
-        """
-        tensor = self._cast(tensor)
-        node = self.graph.producer(tensor)
-        if node is None or begins(node):
-            return None if node is None else (node,)
-        if node.op.name not in LINEAR:
-            return None
-        first, second = node.inputs[:2]
-        if node.op.name == "binary_select":
-            linear = [t for t, other in ((first, second), (second, first)) if _is(other, 0.0)]
-        else:
-            linear = [t for t in node.inputs if t.shape == node.output.shape][: 1 if node.op.name == "div" else 2]
-        for t in linear:
-            before = set(self.members)
-            chain = self.linear_from(t, begins)
-            if chain is not None:
-                return (*chain, node)
-            self.members = before
-        return None
-
-    def _along_keys(self, node: Node) -> None:
-        if node.attributes["axes"] != (node.inputs[0].rank - 1,) or not node.attributes["keepdims"]:
-            raise Declined(f"{node.name!r} is not along the keys, which are the last dimension")
+        self._private(result)
+        return result
 
     def product_of(self, score: Tensor) -> Node:
         """The product of queries and keys that scores are made of; what depends on it becomes a member."""
-        graph = self.graph
-        order = {n: k for k, n in enumerate(graph.nodes)}
-        cone: set[Node] = set()
-        stack, products = [score], set()
-        while stack:
-            node = graph.producer(stack.pop())
-            if node is None or node in cone:
-                continue
-            if node.op.name == "matmul" and node.output.shape == score.shape:
-                products.add(node)
-            elif node.kind is Kind.POINTWISE:
-                cone.add(node)
-                # The shape of what gen_index counts along is known without it.
-                stack += [
-                    t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes
-                ]
+        graph, whole = self.graph, op.matmul().when(lambda _, node: node.output.shape == score.shape)
+        # The shape of what gen_index counts along is known without it.
+        cone = made_of(graph, score, lambda node: node.values if node.kind is Kind.POINTWISE else None)
+        makers = {graph.producer(t) for t in (score, *(t for values in cone.values() for t in values))}
+        products = [node for node in makers if node is not None and whole.fits(graph, node)]
         if len(products) != 1:
             raise Declined(f"{score.name!r} depends on {len(products)} products of its shape")
-        product = products.pop()
+        (product,) = products
         if product.attributes["compute_dtype"] == "tf32":
             raise Declined(f"{product.name!r} is in tf32")
         after, dependent = {product}, {product}
-        for node in sorted(cone, key=order.__getitem__):
-            if any(graph.producer(t) in after for t in node.inputs):
+        for node in graph.nodes:
+            if node in cone and any(graph.producer(t) in after for t in node.inputs):
                 after.add(node)
-            values = (t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes)
-            if any(graph.producer(t) in dependent for t in values):
+            if node in cone and any(graph.producer(t) in dependent for t in node.values):
                 dependent.add(node)
         self.members |= after
         self.counted |= after - dependent
         return product
 
-    def _stats(self, total: Tensor, shift: Tensor, zero: bool) -> Tensor | None:
+    def _stats(self, found: Found, zero: bool) -> Tensor | None:
         """The logarithm of the sum of the exponentials, if there is one."""
-        for node in self.graph.consumers(total):
-            if node.op.name == "log":
-                for added in self.graph.consumers(node.output):
-                    if added.op.name == "add" and added.inputs == (node.output, shift):
-                        if not zero:
-                            raise Declined(f"{added.name!r} needs the logarithm of sums that may be those of no key")
-                        self.members |= {node, added}
-                        return added.output
-        return None
+        made = next(found.onwards("whole", op.add(op.log("whole"), "shift").named("stats"), 2), None)
+        if made is None:
+            return None
+        if not zero:
+            raise Declined(f"{made['stats'].name!r} needs the logarithm of sums that may be those of no key")
+        self.members |= set(made.nodes)
+        return made["stats"]
 
     def _joined(self, stats: Tensor | None) -> Node:
         """The product with the values, or the reshape that joins its batch dimensions again, as grouped heads are, if
         it is for nothing else.
         """
         graph, node = self.graph, self.node
-        if node.output in graph.outputs or len(others := graph.consumers(node.output)) != 1:
+        joined = only_consumer(graph, node.output)
+        if joined is None:
             return node
-        (joined,) = others
         shape, target = node.output.shape, joined.output.shape
-        if joined.op.name != "reshape" or shape[-2:] != target[-2:] or divided(target, shape) is None:
+        if not op.reshape().fits(graph, joined) or shape[-2:] != target[-2:] or divided(target, shape) is None:
             return node
         order = {n: k for k, n in enumerate(graph.nodes)}
         early = () if stats is None else graph.consumers(stats)  # they would come before what makes them
@@ -358,16 +260,10 @@ class Matcher:
 
     def _needed_by(self, tensor: Tensor) -> Node | None:
         """A node that is no member and reads a tensor's values."""
-        for other in self.graph.consumers(tensor):
-            keys = other.op.names(len(other.inputs))
-            if other not in self.members and any(
-                t is tensor and key not in other.op.shapes for key, t in zip(keys, other.inputs)
-            ):
-                return other
-        return None
+        return next((n for n in readers(self.graph, tensor) if n not in self.members), None)
 
     def _private(self, match: _Match) -> None:
-        """Raises No if something between is needed elsewhere."""
+        """Raises Declined if something between is needed elsewhere."""
         kept = {match.out.output, match.stats}
         for node in match.members:
             for tensor in node.outputs:
@@ -377,10 +273,6 @@ class Matcher:
                     raise Declined(f"{tensor.name!r} is an output of the graph")
                 if (other := self._needed_by(tensor)) is not None:
                     raise Declined(f"{tensor.name!r} is needed by {other.name!r} as well")
-
-
-def _is(tensor: Tensor, number: float) -> bool:
-    return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == number
 
 
 def _node(graph: Graph, match: _Match) -> Node:
@@ -394,15 +286,16 @@ def _node(graph: Graph, match: _Match) -> Node:
             raise Declined(f"{tensor.name!r} is a constant")
         part.entered(tensor)
     part.copied(product, tuple(part.made[t] for t in product.inputs))
-    pages = [pages_of(graph, t, turned=t is not match.values) for t in (product.inputs[1], match.values)]
-    paged = all(pages) and product.output.rank in (4, 5)
+    keys = PAGES if product.inputs[1] is match.values else TURNED_PAGES
+    pages = [keys.match(graph, product.inputs[1]), PAGES.match(graph, match.values)]
+    paged = None not in pages and product.output.rank in (4, 5)
     own = product.inputs[:1] if paged else (*product.inputs, match.values)
-    containers = [p.container for p in pages if p is not None and paged]
-    tables = [p.table for p in pages if p is not None and paged]
+    containers = [p["container"] for p in pages if p is not None and paged]
+    tables = [p["table"] for p in pages if p is not None and paged]
     lead = [*own, *containers, *tables, *(() if match.sink is None else (match.sink,))]
     if len(dict.fromkeys((*product.inputs, match.values, match.sink))) != 4:
         raise Declined("queries, keys and values are not three tensors")
-    scored = repeated(graph, match.members, match.score, product)
+    scored = evaluated(graph, match.members, match.score, product)
     part.add(scored)
     part.own.outputs = [part.made[match.score]]
     rest = [t for t in part.operands if t not in (*product.inputs, match.values, match.sink)]

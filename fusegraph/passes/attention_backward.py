@@ -19,15 +19,16 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention_backward
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
-from fusegraph.lowering.scores import constant, readers
+from fusegraph.lowering.scores import readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import LINEAR, Matcher
-from fusegraph.passes.attention_parts import Part, repeated, weight_of
+from fusegraph.passes.attention import Matcher, guarded
+from fusegraph.passes.attention_parts import Part, chain_of, evaluated, linear, linear_step, turned, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import GRADIENTS
+from fusegraph.pattern import Found, Is, Operand, Pattern, constant, made_by, only_consumer, op
 
 #: Elements of a key and a value whose sums for one key are made by one kernel.
 MOST_TOGETHER = 256
@@ -51,12 +52,23 @@ class _Match:
     members: frozenset[Node]
 
 
-def _narrows(node: Node) -> bool:
-    """Whether a node rounds floats to another dtype."""
-    if node.op is NARROW:
-        return True
+def _smaller(_: Found, node: Node) -> bool:
+    """Whether a cast rounds floats."""
     before, after = node.inputs[0].dtype, node.output.dtype
-    return node.op.name == "identity" and before.is_float and after.is_float and after.itemsize < before.itemsize
+    return before.is_float and after.is_float and after.itemsize < before.itemsize
+
+
+def rounded(x: Operand = ...) -> Pattern:
+    """Floats rounded to another dtype."""
+    return made_by((NARROW,), x) | op.identity(x).when(_smaller)
+
+
+#: The exponentials of scores, and with them the gradients by scores.
+_P = op.exp(op.sub("score", "shift")).named("p")
+_BY_SCORE = op.mul("p", op.sub("dp", "delta")).named("ds")
+_BY_KEYS = op.matmul(turned(rounded("weights") | "weights"), "factor")
+_BY_QUERIES = op.matmul("weights", "factor")
+_TIMES = op.mul("x", "other").named("product").when(lambda found, node: node.output.shape == found["x"].shape)
 
 
 def recognise_backward(graph: Graph, options: Options) -> Rewritten:
@@ -66,8 +78,6 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
     matches: list[_Match] = []
     decisions: list[Decision] = []
     for node in graph.nodes:
-        if node.op.name != "exp":
-            continue
         try:
             match = _Gradients(graph, node).gradients()
             if match is None:
@@ -92,7 +102,7 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
 
 
 def _check_order(graph: Graph, made: Node) -> None:
-    """Raises No if something that a node takes depends on one of its results."""
+    """Raises Declined if something that a node takes depends on one of its results."""
     makers = {graph.producer(t) for t in made.inputs}
     for tensor in made.outputs:
         if makers & nx.descendants(graph.network, graph.producer(tensor)):
@@ -125,51 +135,30 @@ def _rewritten(graph: Graph, matches: Sequence[_Match], decisions: Sequence[Deci
 class _Gradients(Matcher):
     """Follows the graph from an exponential that may be that of scores less the logarithms of their sums."""
 
-    def _turned(self, tensor: Tensor) -> Tensor | None:
-        """What a tensor is with its last two dimensions exchanged."""
-        node = self.made_by(tensor, "transpose")
-        rank = tensor.rank
-        if node is None or node.attributes["perm"] != (*range(rank - 2), rank - 1, rank - 2):
-            return None
-        return node.inputs[0]
-
-    def _one(self, tensor: Tensor) -> Node | None:
-        """The only node that takes a tensor."""
-        takers = self.graph.consumers(tensor)
-        return takers[0] if len(takers) == 1 and tensor not in self.graph.outputs else None
-
     def gradients(self) -> _Match | None:
-        """The gradients around the exponential; None if it does not look like any.  Raises No."""
+        """The gradients around the exponential; None if it does not look like any.  Raises Declined."""
         graph, exponential = self.graph, self.node
-        difference = self.made_by(exponential.inputs[0], "sub")
-        if difference is None or exponential.output in graph.outputs:
+        found = next(_P.of(Found(graph), exponential), None)
+        if found is None or exponential.output in graph.outputs:
             return None
-        score, shift = difference.inputs
-        space = exponential.output.shape
+        p, score, shift, space = found["p"], found["score"], found["shift"], found["p"].shape
         if len(space) < 2 or score.shape != space or shift.shape != (*space[:-1], 1):
             return None
-        p = exponential.output
-        by_scores = [
-            n
-            for n in graph.consumers(p)
-            if n.op.name == "mul" and n.inputs[0] is p and self.made_by(n.inputs[1], "sub") is not None
-        ]
-        if len(by_scores) != 1:
+        ways = list(found.onwards("p", _BY_SCORE, 1))
+        if len(ways) != 1 or ways[0]["ds"].shape != space or ways[0]["delta"].shape != shift.shape:
             return None
-        (by_score,) = by_scores
-        less = self.made_by(by_score.inputs[1], "sub")
-        if less is None or by_score.output.shape != space or less.inputs[1].shape != shift.shape:
+        with_values = op.matmul("loss", "values").named("of loss").when(lambda _, node: node.output.shape == space)
+        found = ways[0].where(dp=linear(with_values))
+        if found is None:
             return None
-        chain = self.linear_from(less.inputs[0], lambda n: n.op.name == "matmul")
-        if chain is None or chain[0].output.shape != space:
-            return None
-        with_loss = chain[0]
-        self.members |= {difference, by_score, less, *chain}
-        product = self.product_of(score)
-        loss, values = with_loss.inputs[0], self._turned(with_loss.inputs[1])
-        queries, keys = product.inputs[0], self._turned(product.inputs[1])
-        if values is None or keys is None:
+        by_score, chain = graph._producer[found["ds"]], chain_of(found, "of loss", len(ways[0].nodes))
+        self.members |= set(found.nodes)
+        with_loss, loss, product = chain[0], found["loss"], self.product_of(score)
+        queries = product.inputs[0]
+        sides = [turned("rows").match(graph, n.inputs[1]) for n in (with_loss, product)]
+        if None in sides:
             raise Declined(f"{product.name!r} or {with_loss.name!r} is not of rows with rows")
+        values, keys = (side["rows"] for side in sides if side is not None)
         if product.output.shape != space or with_loss.attributes["compute_dtype"] == "tf32":
             raise Declined(f"{product.name!r} has not the shape of {score.name!r}, or products are in tf32")
         factor, slopes, weights = self._factors_of(by_score)
@@ -202,17 +191,18 @@ class _Gradients(Matcher):
                 raise Declined(f"{tensor.name!r} is a constant")
             part.entered(tensor)
         part.copied(product, tuple(part.made[t] for t in product.inputs))
-        nodes = {n for t in results for n in repeated(graph, members, t, product)}
+        nodes = {n for t in results for n in evaluated(graph, members, t, product)}
         part.add(nodes)
         part.own.outputs = [part.made[t] for t in results]
         compute = float64 if wide else graph.compute_dtype
-        weight, weighing = weight_of(graph, members, chain, less.inputs[0], compute)
+        weight, weighing = weight_of(graph, members, chain, found["dp"], compute)
         self._check_counted(weighing)
         notes = tuple(describe(n) for n in graph.nodes if n in members or n in nodes or n in weighing)
         made_score = Score(part.own, tuple(part.made[t] for t in part.operands), notes)
-        stats, guarded = self._guard(shift, -inf, inf)
-        lead = (*product.inputs, values, loss, stats, less.inputs[1])
-        narrowed = [n.output for n in members if _narrows(n) and n.inputs[0].shape == space]
+        found = found.must("", shift=guarded("stats", -inf, inf))
+        stats = found["stats"]
+        lead = (*product.inputs, values, loss, stats, found["delta"])
+        narrowed = [n.output for n in members if rounded().fits(graph, n) and n.inputs[0].shape == space]
         common = {
             "origin": exponential.name,
             "score": made_score,
@@ -220,7 +210,7 @@ class _Gradients(Matcher):
             "factor": factor,
             "sloped": slope is not None,
             "rounded": tuple(t.name for t in narrowed),
-            "guarded": guarded,
+            "guarded": stats is not shift,
         }
 
         def node(over: str, *sums: tuple[str, _Sum | None, Tensor | None]) -> Node | None:
@@ -245,29 +235,31 @@ class _Gradients(Matcher):
         tensor = p
         while True:
             takers = [n for n in readers(self.graph, tensor) if n is not by_score]
-            if len(takers) != 1 or takers[0].op.name not in LINEAR or takers[0].output.shape != p.shape:
+            step = linear_step(Is(holds={tensor}.__contains__))
+            if len(takers) != 1 or not step.fits(self.graph, takers[0]) or takers[0].output.shape != p.shape:
                 return tensor
             tensor = takers[0].output
 
     def _check_alike(self, weighed: Tensor, chain: tuple[Node, ...]) -> None:
-        """Raises No unless a tensor is made of probabilities as the end of a chain of its beginning."""
-        own = self.linear_from(weighed, lambda n: n is self.node)
-        alike = own is not None and len(own) == len(chain)
-        if own is not None and alike:
+        """Raises Declined unless a tensor is made of probabilities as the end of a chain of its beginning."""
+        found = linear(_P.when(lambda _, node: node is self.node)).match(self.graph, weighed)
+        own = () if found is None else chain_of(found, "p")
+        alike = len(own) == len(chain)
+        if found is not None and alike:
             for a, before_a, b, before_b in zip(own[1:], own, chain[1:], chain):
-                alike = alike and a.op is b.op and a.attributes == b.attributes and len(a.inputs) == len(b.inputs)
+                alike = alike and a.op == b.op and a.attributes == b.attributes and len(a.inputs) == len(b.inputs)
                 for x, y in zip(a.inputs, b.inputs):
                     both = x is before_a.output and y is before_b.output
                     number = constant(x)
                     alike = alike and (both or x is y or (number is not None and number == constant(y)))
-            self.members |= set(own)
+            self.members |= set(found.nodes)
         if not alike:
             raise Declined(
                 f"{weighed.name!r} is not made of {self.node.name!r} as {chain[-1].name!r} of {chain[0].name!r}"
             )
 
     def _check_counted(self, weighing: set[Node]) -> None:
-        """Raises No if what counts along something that will no longer exist is needed elsewhere."""
+        """Raises Declined if what counts along something that will no longer exist is needed elsewhere."""
         counting = {n for n in weighing if any(self.graph.producer(t) in self.members for t in n.inputs)}
         for node in (n for n in self.graph.nodes if n in weighing and n not in self.members):
             if node in counting or any(self.graph.producer(t) in counting for t in node.inputs):
@@ -282,25 +274,22 @@ class _Gradients(Matcher):
         """
         graph, factor, slopes = self.graph, 1.0, []
         current = by_score.output
-        while True:
-            steps = [n for n in graph.consumers(current) if n.op.name == "mul" and n.output.shape == current.shape]
-            if len(steps) != 1 or (current is not by_score.output and self._one(current) is None):
+        while current is by_score.output or only_consumer(graph, current) is not None:
+            steps = list(Found(graph, {"x": current}).onwards("x", _TIMES, 1))
+            if len(steps) != 1:
                 break
-            (step,) = steps
-            other = step.inputs[1] if step.inputs[0] is current else step.inputs[0]
-            if other is current:
-                break
+            other = steps[0]["other"]
             number = constant(other)
             if number is not None:
                 factor *= number
             else:
                 slopes.append(other)
-            self.members.add(step)
-            current = step.output
-        narrowing = [n for n in graph.consumers(current) if _narrows(n)]
-        alone = current is by_score.output or self._one(current) is not None
+            self.members |= set(steps[0].nodes)
+            current = steps[0]["product"]
+        narrowing = [n for n in graph.consumers(current) if rounded().fits(graph, n)]
+        alone = current is by_score.output or only_consumer(graph, current) is not None
         takers = graph.consumers(narrowing[0].output) if len(narrowing) == 1 and alone else []
-        if any(n.op.name in ("matmul", "transpose") for n in takers):
+        if any((op.matmul() | op.transpose()).fits(graph, n) for n in takers):
             self.members.add(narrowing[0])
             current = narrowing[0].output
         return factor, slopes, current
@@ -308,13 +297,16 @@ class _Gradients(Matcher):
     def _products(self, weights: Tensor) -> tuple[_Sum | None, _Sum | None]:
         """The sums of the gradients by products over keys, and over queries."""
         by_queries = None
-        takers = [n for n in self.graph.consumers(weights) if n.op.name == "matmul" and n.inputs[0] is weights]
+        found = Found(self.graph, {"weights": weights})
+        takers = list(found.onwards("weights", _BY_QUERIES, 1))
         if len(takers) > 1:
             raise Declined(f"{weights.name!r} is multiplied more than once")
-        if takers:
-            self._plain(takers[0])
-            by_queries = _Sum(takers[0], takers[0].inputs[1], takers[0].output)
-        _, by_keys = self._weighted([n for n in self.graph.consumers(weights) if n.op.name == "transpose"], weights)
+        for taker in takers:
+            (product,) = taker.nodes
+            self._plain(product)
+            by_queries = _Sum(product, taker["factor"], product.output)
+        turns = [n for n in self.graph.consumers(weights) if op.transpose().fits(self.graph, n)]
+        _, by_keys = self._weighted(turns, weights)
         if by_queries is None and by_keys is None:
             raise Declined(f"nothing is multiplied with {weights.name!r}")
         return by_queries, by_keys
@@ -326,32 +318,25 @@ class _Gradients(Matcher):
 
     def _weighted(self, takers: Sequence[Node], weights: Tensor) -> tuple[list[Node], _Sum | None]:
         """The sums over queries with weights, and what else takes these."""
-        rest, found = [], None
-        for node in takers:
-            turn = node
-            if _narrows(node) and (after := self._one(node.output)) is not None:
-                turn = after
-            product = self._one(turn.output) if turn.op.name == "transpose" else None
-            ok = product is not None and product.op.name == "matmul" and product.inputs[0] is turn.output
-            if not ok or self._turned(turn.output) is not turn.inputs[0] or found is not None:
-                rest.append(node)
-                continue
-            assert product is not None
-            self._plain(product)
-            self.members |= {node, turn}
-            found = _Sum(product, product.inputs[1], self._total(product))
-        return rest, found
+        graph, rest, total = self.graph, list(takers), None
+        for found in Found(graph, {"weights": weights}).onwards("weights", _BY_KEYS, 3):
+            product, *path = found.nodes
+            if total is None and path[-1] in rest and all(only_consumer(graph, n.output) for n in path):
+                self._plain(product)
+                self.members |= set(path)
+                rest.remove(path[-1])
+                total = _Sum(product, found["factor"], self._total(product))
+        return rest, total
 
     def _total(self, product: Node) -> Tensor:
         """The sum of products over the last batch dimension, if there is one, as it is stored."""
-        total = self._one(product.output)
-        if total is None or total.op.name != "reduction" or total.attributes["mode"] != "add":
-            return product.output
-        if total.attributes["axes"] != (product.output.rank - 3,) or not total.attributes["keepdims"]:
+        total = only_consumer(self.graph, product.output)
+        added = op.reduction(mode="add", axes=(product.output.rank - 3,), keepdims=True)
+        if total is None or not added.fits(self.graph, total):
             return product.output
         self.members.add(total)
-        last = self._one(total.output)
-        if last is not None and _narrows(last):
+        last = only_consumer(self.graph, total.output)
+        if last is not None and rounded().fits(self.graph, last):
             self.members.add(last)
             return last.output
         return total.output

@@ -20,7 +20,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention_nodes import ATTENTION
-from fusegraph.ops.base import Cost, Kind
+from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_parts import Part
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
@@ -132,7 +132,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
 
 
 def _cheap(node: Node) -> bool:
-    return node.kind is Kind.MOVEMENT or (node.kind is Kind.POINTWISE and node.op.cost is not Cost.FUNCTION)
+    return node.kind is Kind.MOVEMENT or node.op.cheap
 
 
 def _is_computed(graph: Graph, tensor: Tensor) -> bool:

@@ -4,23 +4,71 @@ becomes of probabilities before they are multiplied with the values.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from codegen.declined import Declined
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import Weight
 from fusegraph.ops.base import Kind
+from fusegraph.passes.decompose import NARROW
+from fusegraph.pattern import Either, Found, Is, Made, Operand, Pattern, made_by, op, repeated
 
-#: Ops that are done again for every score rather than read; others only where they would be as many as the scores.
-_CHEAP = frozenset(
+
+def cast(x: Operand = ...) -> Made:
+    """Floats in another dtype."""
+    return made_by((TABLE["identity"], NARROW), x).when(lambda _, node: node.inputs[0].dtype.is_float)
+
+
+def casts(x: Operand) -> Pattern:
+    """Something, or that in other dtypes."""
+    return repeated(x, cast)
+
+
+def linear_step(x: Operand) -> Pattern:
+    """What is linear in something by one node: a product, a quotient, a choice of it or zero."""
+    return Either(op.mul(x, ...), op.div(x, ...), op.binary_select(x, 0.0, ...), op.binary_select(0.0, x, ...))
+
+
+def linear(x: Operand) -> Pattern:
+    """Something, or what is linear in it; casts are between."""
+    return repeated(x, cast, linear_step)
+
+
+def chain_of(found: Found, begin: str, before: int = 0) -> tuple[Node, ...]:
+    """The node that makes a tensor and those that `linear` found to be linear in it, without casts; so many nodes were
+    found before these.
     """
-    identity narrow gen_index binary_select add sub mul max min neg abs cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le
-    logical_and logical_or logical_not
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
+    start = [node.output for node in found.nodes].index(found[begin])
+    return tuple(node for node in found.nodes[before : start + 1][::-1] if not cast().fits(found.graph, node))
+
+
+def turned(x: Operand) -> Made:
+    """The last two dimensions of something exchanged."""
+
+    def exchanged(_: Found, node: Node) -> bool:
+        *batch, row, column = range(node.output.rank)
+        return bool(node.attributes["perm"] == (*batch, column, row))
+
+    return op.transpose(x).when(exchanged)
+
+
+def made_of(
+    graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
+) -> dict[Node, Sequence[Tensor]]:
+    """The nodes that a tensor is made by, each with its operands from which this is followed; to those without any."""
+    found: dict[Node, Sequence[Tensor]] = {}
+    stack = [tensor]
+    while stack:
+        node = graph.producer(stack.pop())
+        followed = None if node is None or node in found else operands(node)
+        if node is not None and followed is not None:
+            found[node] = followed
+            stack += followed
+    return found
 
 
 class Part:
@@ -79,7 +127,7 @@ def weight_of(
     begin, *rest = chain
     if not rest:
         return None, set()
-    nodes = repeated(graph, members, last, begin)
+    nodes = set(evaluated(graph, members, last, begin))
     casts = {n for n in nodes if n in members and n not in rest}
     part = Part(graph, "weight", compute)
     anchor = part.copied(begin, tuple(part.stand_in(t) for t in begin.inputs))
@@ -88,14 +136,14 @@ def weight_of(
             part.made[node.output] = part.made[node.inputs[0]]
         elif node in nodes:
             part.add((node,))
-    linear = {anchor.output}
+    known = {anchor.output}
+    one = linear_step(Is(holds=lambda tensor: tensor in known))
     for node in part.own.nodes:
-        keys = node.op.names(len(node.inputs))
-        dependent = [t for key, t in zip(keys, node.inputs) if t in linear and key not in node.op.shapes]
+        dependent = [t for t in node.values if t in known]
         if dependent:
-            if len(dependent) > 1 or (node.op.name != "mul" and node.inputs[-1] in linear):
+            if len(dependent) > 1 or not one.fits(part.own, node):
                 raise Declined(f"{node.name!r} is not linear in the probabilities")
-            linear.add(node.output)
+            known.add(node.output)
     if any(t in part.operands for n in members for t in n.outputs):
         raise Declined(f"{last.name!r} depends on the probabilities in another way as well")
     part.own.outputs = [part.made[last]]
@@ -103,18 +151,13 @@ def weight_of(
     return (made, tuple(part.operands)), nodes
 
 
-def repeated(graph: Graph, members: Collection[Node], last: Tensor, first: Node) -> set[Node]:
+def evaluated(graph: Graph, members: Collection[Node], last: Tensor, first: Node) -> Collection[Node]:
     """The pointwise nodes from one node to a tensor that are evaluated for every score."""
-    rows, keys = first.output.shape[-2:]
-    found: set[Node] = set()
-    stack = [last]
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is None or node in found or node is first or node.kind is not Kind.POINTWISE:
-            continue
+
+    def followed(node: Node) -> tuple[Tensor, ...] | None:
         shape = node.output.shape
-        whole = len(shape) > 1 and np.prod(shape[-2:]) == rows * keys
-        if node in members or whole or node.op.name in _CHEAP:
-            found.add(node)
-            stack += [t for key, t in zip(node.op.names(len(node.inputs)), node.inputs) if key not in node.op.shapes]
-    return found
+        whole = len(shape) > 1 and np.prod(shape[-2:]) == np.prod(first.output.shape[-2:])
+        own = node is not first and node.kind is Kind.POINTWISE
+        return node.values if own and (node in members or whole or node.op.cheap) else None
+
+    return made_of(graph, last, followed).keys()

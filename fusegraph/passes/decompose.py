@@ -61,6 +61,7 @@ NARROW = Op(
     reference=lambda x, dtype: x,
     cuda={"float": "{x}"},
     ulps=0,
+    finite=True,
 )
 
 

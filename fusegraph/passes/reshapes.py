@@ -17,6 +17,7 @@ from fusegraph.lowering.views import divided, reshaped
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
+from fusegraph.pattern import op
 
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.
@@ -32,7 +33,7 @@ def move_reshapes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 def _seeds(graph: Graph) -> Iterator[tuple[Node, tuple[Tensor, Shape]]]:
     """The reshapes to move: node -> (its tensor of fewer dimensions, the shape with more)."""
     for node in graph.nodes:
-        if node.op.name != "reshape":
+        if not op.reshape().fits(graph, node):
             continue
         x, y = node.inputs[0], node.output
         if divided(x.shape, y.shape) and y not in graph.outputs and _meets_reduction(graph, y):

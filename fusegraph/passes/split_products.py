@@ -15,13 +15,14 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.pattern import op
 
 #: Parts that a kernel multiplies with one tile of the first factor at most.
 MOST_PARTS = 4
 #: Parts begin at multiples of so many bytes, as the copy engine needs it.
 PART_BYTES = 16
 #: op -> (the axis of the result that is cut, that of the second factor).
-_AXES = {"matmul": (-1, -1), "conv_fprop": (1, 0)}
+_AXES = {TABLE["matmul"]: (-1, -1), TABLE["conv_fprop"]: (1, 0)}
 
 
 def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -45,12 +46,13 @@ def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 
 def _parts(graph: Graph, node: Node) -> Sequence[Node]:
     """The slices that are all that is taken of a product, if products of parts are better."""
-    axes = _AXES.get(node.op.name)
+    axes = _AXES.get(node.op)
     if axes is None or node.attributes.get("groups", 1) != 1 or node.output in graph.outputs:
         return ()
     tensor, axis = node.output, axes[0] % node.output.rank
     parts = graph.consumers(tensor)
-    if not 2 <= len(parts) <= MOST_PARTS or any(n.op.name != "slice" or n.output in graph.outputs for n in parts):
+    slices = all(op.slice().fits(graph, n) and n.output not in graph.outputs for n in parts)
+    if not slices or not 2 <= len(parts) <= MOST_PARTS:
         return ()
     width = parts[0].output.shape[axis]
     starts = sorted(n.attributes["starts"][axis] for n in parts)
@@ -85,7 +87,7 @@ def meet(graph: Graph, parts: Sequence[Node]) -> bool:
 
 def _part(graph: Graph, tensor: Tensor, product: Node, cut: Node) -> Tensor:
     """The part of a second factor that a slice of the product follows from."""
-    axis, own = (a % t.rank for a, t in zip(_AXES[product.op.name], (product.output, tensor)))
+    axis, own = (a % t.rank for a, t in zip(_AXES[product.op], (product.output, tensor)))
     starts: list[int | None] = [None] * tensor.rank
     stops: list[int | None] = [None] * tensor.rank
     starts[own] = cut.attributes["starts"][axis]

@@ -48,7 +48,7 @@ class Values:
                 return None
             if self._evaluated > MAX_KNOWN_IN_ALL:
                 return None
-            missing = [t for t in _read(node) if t not in self._found]
+            missing = [t for t in node.values if t not in self._found]
             if missing:
                 stack += missing
             else:
@@ -74,13 +74,8 @@ class Values:
             node = self._graph.producer(top)
             if node is None and not top.is_constant:
                 found.append(top.name)
-            for operand in _read(node) if node is not None else ():
+            for operand in node.values if node is not None else ():
                 if operand not in seen:
                     seen.add(operand)
                     stack.append(operand)
         return tuple(found)
-
-
-def _read(node: Node) -> list[Tensor]:
-    """The operands of which a node reads the values, and not the shape alone."""
-    return [t for name, t in zip(node.op.names(len(node.inputs)), node.inputs) if name not in node.op.shapes]
