@@ -20,7 +20,7 @@ from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK
 from codegen.rows.schedule import SIZE_OF, RowsSchedule
 from codegen.rows.space import normalize
 from codegen.spec import RowsSpec
-from codegen.target import target
+from codegen.target import PORTABLE, target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering import rows
 from fusegraph.lowering.base import Options
@@ -34,8 +34,10 @@ from fusegraph.runtime.cache import default_cache
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are parts enough: shapes stay small."""
-    *others, default = Options.__init__.__defaults__ or ()
-    monkeypatch.setattr(Options.__init__, "__defaults__", (*others, replace(default, sms=3)))
+    few = replace(PORTABLE, planned_as=replace(PORTABLE.planned, sms=3))
+    defaults = tuple(few if value is PORTABLE else value for value in Options.__init__.__defaults__ or ())
+    assert few in defaults
+    monkeypatch.setattr(Options.__init__, "__defaults__", defaults)
     monkeypatch.setattr(rows, "LEAST_ROWS", 1)
 
 
