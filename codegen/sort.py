@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
@@ -19,6 +18,7 @@ from codegen.iteration import Coordinates, bounds, collapse, index_type, linear,
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
 
 #: Words that a thread sorts by itself, and threads that merge two runs.
 ITEMS, MERGING = 8, 256
@@ -111,7 +111,7 @@ def normalize(spec: SortSpec) -> SortSpec:
     return replace(spec, outer=outer, program=program, order=order)
 
 
-def schedules(spec: SortSpec, arch: Arch) -> Iterator[SortSchedule]:
+def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     operands = [*space.program.operands, *([] if space.order is None else [space.order])]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import Arch
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, index_type, linear, unsigned
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 from codegen.window.spec import WinogradSpec
 
 #: Elements of all patches of a thread; it needs more registers than that for the transforms.
@@ -32,7 +32,7 @@ class WinogradSchedule(Schedule):
     itype: str
 
 
-def schedules(spec: WinogradSpec, arch: Arch) -> tuple[WinogradSchedule, ...]:
+def schedules(spec: WinogradSpec, target: Target) -> tuple[WinogradSchedule, ...]:
     """The schedules worth trying: one channel a thread keeps most patches on their way."""
     itype = _itype(spec)
     widths = [w for w in (1, 2, 4) if _takes(spec, w)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.arch import Arch
 from codegen.attention.backward_scores import BackwardScores, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.scores import kernel_details
@@ -21,6 +20,7 @@ from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Bytes of shared memory that a block has at most, and elements of results that a thread has.
@@ -44,7 +44,7 @@ def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
     return size * (WARPS * rows * elements + LANES * (elements + 2))
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
+def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     if spec.joined:
         return ()

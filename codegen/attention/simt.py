@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.arch import Arch
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
@@ -28,6 +27,7 @@ from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Elements of queries, keys and values that a block has in shared memory.
@@ -50,7 +50,7 @@ def _bytes(spec: AttentionSpec, queries: int) -> int:
     return size * (WARPS * queries * spec.depth + LANES * (spec.depth + 1 + spec.width))
 
 
-def schedules(spec: AttentionSpec, arch: Arch | None = None) -> tuple[AttentionSimtSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
     found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]

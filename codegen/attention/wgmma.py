@@ -237,7 +237,7 @@ class _Renderer(Results):
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        # Where consumers take no turns, and products are those of 8-bit floats, it was faster on an H200 to look for
+        # Where consumers take no turns, and products are those of 8-bit floats, it was faster to look for
         # maxima while the products with values go on.
         apart = self.narrow and not s.turns
         if apart:

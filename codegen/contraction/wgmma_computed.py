@@ -51,7 +51,7 @@ class ComputedFactor:
             else:
                 self._rows.append((source, names.unique(stem, "_rows")))
 
-        #: Where functions take long all of a stage is read first: on an H200 swish in front takes 14 % less time so.
+        #: Where functions take long all of a stage is read first: swish in front takes 14 % less time so.
         long = instructions_of(factor.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in factor.brought) == 1
 
