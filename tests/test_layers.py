@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
-import grimp
 import networkx as nx
-from importlinter.cli import lint_imports
+import pytest
+
+grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
+lint_imports = pytest.importorskip("importlinter.cli").lint_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 
