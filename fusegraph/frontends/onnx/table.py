@@ -1,8 +1,8 @@
 """The table of ONNX operators: each has a function that writes it with the builder's methods.
 
-    @operator("LeakyRelu")
-    def leaky_relu(call: Call, x: Tensor) -> Tensor:
-        return call.graph.leaky_relu(x, call["alpha"])
+    @operator("Selu")
+    def selu(call: Call, x: Tensor) -> Tensor:
+        return call.graph.mul(call.graph.elu(x, call["alpha"]), call["gamma"])
 
 A function takes the call and its inputs, None for one that is left out, and returns the outputs, of which those behind
 the last that it has may be left out.  What it does not have it refuses with `Call.refuse`.
