@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ MAX_WRITTEN = 100_000
 #: What a function of the table returns: an output, or several.
 Result = Tensor | Sequence[Tensor]
 Handler = Callable[..., Result]
+H = TypeVar("H", bound=Handler)
 
 #: (domain, operator) -> function.
 TABLE: dict[tuple[str, str], Handler] = {}
@@ -45,10 +46,10 @@ class Unknown(Exception):
         self.inputs = inputs
 
 
-def operator(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
+def operator(*names: str, domain: str = "") -> Callable[[H], H]:
     """Enters a function for operators of a domain."""
 
-    def enter(function: Handler) -> Handler:
+    def enter(function: H) -> H:
         for name in names:
             assert (domain, name) not in TABLE, name
             TABLE[domain, name] = function
