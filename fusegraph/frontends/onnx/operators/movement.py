@@ -175,11 +175,9 @@ def _wrapped(call: Call, x: Tensor, padding: list[tuple[int, int]]) -> Tensor:
         if before or after:
             if max(before, after) > x.shape[axis]:
                 raise call.refuse("mode wrap, more than once around")
-            bounds = [None] * x.rank
-            head, tail = list[int | None](bounds), list[int | None](bounds)
-            head[axis], tail[axis] = x.shape[axis] - before, after
-            parts = [call.graph.slice(x, head), x, call.graph.slice(x, None, tail)]
-            x = call.graph.concatenate(*parts, axis=axis)
+            others = (slice(None),) * axis
+            last, first = x[(*others, slice(x.shape[axis] - before, None))], x[(*others, slice(after))]
+            x = call.graph.concatenate(last, x, first, axis=axis)
     return x
 
 
