@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,9 +25,15 @@ _NEAREST: dict[str, Callable[[Array], Array]] = {
 def resize(
     call: Call, x: Tensor, roi: Tensor | None = None, scales: Tensor | None = None, sizes: Tensor | None = None
 ) -> Tensor:
+    axes = normal_axes_in_order(call["axes"], x.rank) if call["axes"] is not None else range(x.rank)
+    return _resized(call, x, axes, *_scaled(call, [x.shape[d] for d in axes], scales, sizes), roi)
+
+
+def _resized(
+    call: Call, x: Tensor, axes: Sequence[int], factors: list[float], new: list[int], roi: Tensor | None = None
+) -> Tensor:
+    """Resized along axes by these factors, to these sizes."""
     graph = call.graph
-    axes = normal_axes_in_order(call["axes"], x.rank) if call["axes"] is not None else list(range(x.rank))
-    factors, new = _scaled(call, [x.shape[d] for d in axes], scales, sizes)
     mode, how = call["mode"], call["coordinate_transformation_mode"]
     if mode not in ("nearest", "linear", "cubic"):
         raise ModelError(f"mode is nearest, linear or cubic, got {mode[:40]!r}")
@@ -65,19 +72,9 @@ def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
     mode = {"bilinear": "linear"}.get(call["mode"], call["mode"])
     if mode not in ("nearest", "linear"):
         raise ModelError(f"mode is nearest or linear, got {mode[:40]!r}")
-    y = x if mode == "nearest" or x.dtype.is_float else call.graph.cast(x, "float32")
-    for axis, (old, factor) in enumerate(zip(x.shape, factors)):
-        count = int(np.floor(old * factor))
-        if factor == 1:
-            continue
-        if not old or count > MAX_TABLE:
-            raise ModelError(f"axis {axis} of {list(x.shape)} cannot be resized to {count} elements")
-        places = _positions("asymmetric", old, count, factor, 0, 1)
-        if mode == "nearest":
-            y = call.graph.resample(y, axis, np.clip(np.floor(places), 0, old - 1).astype(np.int64))
-        else:
-            y = call.graph.resample(y, axis, *interpolation(places, old, mode))
-    return call.graph.cast(y, x.dtype)
+    since = {"mode": mode, "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    new = [int(np.floor(old * factor)) for old, factor in zip(x.shape, factors)]
+    return _resized(replace(call, attributes={**call.attributes, **since}), x, range(x.rank), factors, new)
 
 
 def _scaled(
