@@ -14,19 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from codegen.declined import Declined
 from fusegraph.dtypes import DType
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
+from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-Array = np.ndarray[Any, Any]
 #: Nodes of ours that a model may become.
 MAX_WRITTEN = 100_000
 #: What a function of the table returns: an output, or several.
@@ -80,6 +77,13 @@ class Call:
     def __getitem__(self, attribute: str) -> Any:
         """An attribute's value, None if it is absent and has no default."""
         return self.attributes.get(attribute)
+
+    def word(self, attribute: str, *known: str) -> Any:
+        """The value of an attribute that is one of these words.  Raises ModelError for another."""
+        value = self[attribute]
+        if value not in known:
+            raise ModelError(f"{attribute} is {', '.join(known[:-1])} or {known[-1]}, got {value[:40]!r}")
+        return value
 
     def refuse(self, what: str) -> Declined:
         """The refusal of a use of this operator: what it is about, such as "mode cubic"."""

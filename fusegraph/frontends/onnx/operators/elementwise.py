@@ -62,9 +62,8 @@ def divide(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("BitShift")
 def bit_shift(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    if call["direction"] not in ("LEFT", "RIGHT"):
-        raise ModelError(f"direction is LEFT or RIGHT, got {call['direction'][:40]!r}")
-    return call.graph.shift_left(a, b) if call["direction"] == "LEFT" else call.graph.shift_right(a, b)
+    left = call.word("direction", "LEFT", "RIGHT") == "LEFT"
+    return call.graph.shift_left(a, b) if left else call.graph.shift_right(a, b)
 
 
 @operator("Pow")

@@ -68,15 +68,13 @@ def adagrad(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Te
 
 @operator("Momentum", domain=_TRAINING)
 def momentum(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tensor]:
-    graph = call.graph
-    if call["mode"] not in ("standard", "nesterov"):
-        raise ModelError(f"mode is standard or nesterov, got {call['mode'][:40]!r}")
+    graph, mode = call.graph, call.word("mode", "standard", "nesterov")
     begun = graph.cmp_gt(step, 0)
     share = graph.binary_select(graph.constant(call["beta"], dtype=rate.dtype), 1.0, begun)
 
     def stepped(x: Tensor, g: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         v = graph.add(graph.mul(velocity, call["alpha"]), graph.mul(share, g))
-        way = v if call["mode"] == "standard" else graph.add(g, graph.mul(v, call["alpha"]))
+        way = v if mode == "standard" else graph.add(g, graph.mul(v, call["alpha"]))
         return graph.sub(x, graph.mul(rate, way)), v
 
     return _stepped(call, stepped, 1, tensors)
@@ -116,8 +114,7 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
         raise call.refuse("type string")
     if not x.dtype.is_int or not 1 <= x.rank <= 2:
         raise ModelError(f"rows of integers are wanted, got {x.dtype} {list(x.shape)}")
-    if call["mode"] not in ("TF", "IDF", "TFIDF"):
-        raise ModelError(f"mode is TF, IDF or TFIDF, got {call['mode'][:40]!r}")
+    mode = call.word("mode", "TF", "IDF", "TFIDF")
     grams, size = _pool(call)
     rows = graph.cast(graph.reshape(x, [-1, x.shape[-1]]), int64)
     counts = [graph.broadcast(graph.constant(0.0, dtype="float32"), [rows.shape[0], 1])]
@@ -135,10 +132,10 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
     # Several n-grams may have one place; column 0 has zeros for places of fewer.
     turns = zip_longest(*(places.get(place, (0,)) for place in range(size)), fillvalue=0)
     y = reduce(graph.add, (graph.resample(every, 1, list(index)) for index in turns))
-    if call["mode"] == "IDF":
+    if mode == "IDF":
         y = graph.cast(graph.cmp_gt(y, 0.0), "float32")
     weights = call["weights"]
-    if call["mode"] != "TF" and weights is not None:
+    if mode != "TF" and weights is not None:
         if len(weights) != size:
             raise ModelError(f"there are {size} weights, got {len(weights)}")
         y = graph.mul(y, graph.constant([float(v) for v in weights], dtype="float32"))

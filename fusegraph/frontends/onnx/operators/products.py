@@ -102,8 +102,7 @@ def _pads(
         return list(zip(pads[:rank], pads[rank:]))
     if mode == "VALID":
         return [(0, 0)] * rank
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, got {mode[:40]!r}")
+    call.word("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     each = zip(sizes, taps, stride, dilation)
     return [_same(mode, (n - 1) // s * s + (k - 1) * d + 1 - n) for n, k, s, d in each]
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.movement import normal_axes_in_order
-from fusegraph.frontends.onnx.table import Array, Call, operator
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Tensor
 from fusegraph.resampling import MAX_TABLE, interpolation
 
@@ -34,9 +35,7 @@ def _resized(
 ) -> Tensor:
     """Resized along axes by these factors, to these sizes."""
     graph = call.graph
-    mode, how = call["mode"], call["coordinate_transformation_mode"]
-    if mode not in ("nearest", "linear", "cubic"):
-        raise ModelError(f"mode is nearest, linear or cubic, got {mode[:40]!r}")
+    mode, how = call.word("mode", "nearest", "linear", "cubic"), call["coordinate_transformation_mode"]
     crop = [0.0] * len(axes) + [1.0] * len(axes)
     if how == "tf_crop_and_resize":
         crop = [] if roi is None else [float(v) for v in call.known(roi, "roi").reshape(-1)]
@@ -85,12 +84,10 @@ def _scaled(
         new = call.integers(sizes, "sizes")
         if len(new) != len(old) or min(new) < 1 or min(old) < 1:
             raise ModelError(f"sizes {new[:8]} are not those of {list(old)}, each at least 1")
-        policy = call["keep_aspect_ratio_policy"] or "stretch"
         factors = [n / o for n, o in zip(new, old)]
-        if policy == "stretch":
+        if call["keep_aspect_ratio_policy"] in (None, "", "stretch"):
             return factors, new
-        if policy not in ("not_larger", "not_smaller"):
-            raise ModelError(f"keep_aspect_ratio_policy is stretch, not_larger or not_smaller, got {policy[:40]!r}")
+        policy = call.word("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
         factor = min(factors) if policy == "not_larger" else max(factors)
         return [factor] * len(old), [int(np.floor(factor * o + 0.5)) for o in old]
     if scales is None or not scales.size:
