@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
@@ -21,7 +20,7 @@ from fusegraph.errors import DTypeError, FusegraphError, ModelError
 from fusegraph.frontends.onnx import functions
 from fusegraph.frontends.onnx.control import CONTROL
 from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown
-from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
+from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, Array, to_array, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
 
@@ -316,7 +315,7 @@ class Importer:
         self.refused.setdefault(what, []).append(where)
         return MISSING
 
-    def _constant(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
+    def _constant(self, array: Array, name: str) -> Tensor:
         return self.graph.constant(array, name=self.free_name(name))
 
     def _named(self, tensor: Tensor, name: str) -> Tensor:

@@ -15,9 +15,9 @@ from onnx import ModelProto, ValueInfoProto
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
-from fusegraph.frontends.onnx.arguments import Array, arrays_of, instance, path_of, sizes_of
+from fusegraph.frontends.onnx.arguments import arrays_of, instance, path_of, sizes_of
 from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, domain_of, short
-from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
+from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
 
 #: Protocol buffers are not larger.

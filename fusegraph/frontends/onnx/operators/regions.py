@@ -13,8 +13,8 @@ from fusegraph.dtypes import DType, float32, float64, int32, int64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
 from fusegraph.frontends.onnx.operators.products import per_axis, taps_of, window_of
-from fusegraph.frontends.onnx.table import Array, Call, operator
-from fusegraph.frontends.onnx.tensors import checked_shape
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array, checked_shape
 from fusegraph.graph import Graph, Tensor
 from fusegraph.resampling import around
 
