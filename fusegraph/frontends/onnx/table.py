@@ -11,7 +11,7 @@ the last that it has may be left out.  What it does not have it refuses with `Ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from codegen.declined import Declined
@@ -72,7 +72,7 @@ class Call:
     attributes: Mapping[str, Any]
     wanted: int
     values: Values
-    shapes: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, Any]
 
     def __getitem__(self, attribute: str) -> Any:
         """An attribute's value, None if it is absent and has no default."""
