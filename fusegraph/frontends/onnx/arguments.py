@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fusegraph.errors import ArgumentError
+from fusegraph.frontends.onnx.tensors import Array
 
 T = TypeVar("T")
-Array = np.ndarray[Any, Any]
 
 
 def wrong(name: str, given: object, wanted: str) -> ArgumentError:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.backend.base
 from onnx import ModelProto, NodeProto
@@ -14,8 +13,9 @@ from onnx import ModelProto, NodeProto
 from fusegraph.engines.arguments import as_values
 from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError, ModelError, UnsupportedModelError
-from fusegraph.frontends.onnx.arguments import Array, array_of, instance, named, wrong
+from fusegraph.frontends.onnx.arguments import array_of, instance, named, wrong
 from fusegraph.frontends.onnx.model import InputValueError, Model, from_proto
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device, to_numpy
 
@@ -31,7 +31,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         self._deciding: tuple[str, ...] = ()
         self._compiled: dict[Any, tuple[Model, Executable]] = {}
 
-    def run(self, inputs: Any, **_: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    def run(self, inputs: Any, **_: Any) -> tuple[Array, ...]:
         """The outputs, from arrays in the order of the inputs or by name."""
         arrays = self._arrays(inputs)
         model, executable = self._built(arrays)
@@ -47,7 +47,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         """The graph for inputs of these shapes."""
         return self._built(self._arrays(inputs))[0]
 
-    def _arrays(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def _arrays(self, inputs: Any) -> dict[str, Array]:
         """Inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
         if not isinstance(inputs, Mapping):
             given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
@@ -61,7 +61,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
             if not isinstance(x, list | tuple | None)
         }
 
-    def _built(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Model, Executable]:
+    def _built(self, arrays: Mapping[str, Array]) -> tuple[Model, Executable]:
         while True:
             values = {name: arrays[name] for name in self._deciding if name in arrays}
             key = (

@@ -32,13 +32,17 @@ _SINCE = {
 _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
+def domain_of(name: str) -> str:
+    """A domain's name, the default one's being empty."""
+    return "" if name == "ai.onnx" else name
+
+
 def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
     """The schema of an operator in a version of its operator set, None if there is none."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
     if not 0 < version < 2**31:
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node.domain))
     except onnx.defs.SchemaError:
         return None
     return None if schema.deprecated else schema
@@ -46,9 +50,9 @@ def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
 
 def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
     """Whether an operator of an older operator set is still defined so in `OLDEST`."""
-    later = schema_of(node, OLDEST)
     if schema.since_version >= _SINCE.get(schema.name, OLDEST):
         return True
+    later = schema_of(node, OLDEST)
     return later is not None and later.since_version == schema.since_version
 
 
@@ -96,25 +100,21 @@ def body_of(
     node: NodeProto, schema: onnx.defs.OpSchema, version: int, inputs: Sequence[Tensor | None]
 ) -> FunctionProto | None:
     """What an operator is made of, for inputs of these types; None if ONNX does not say."""
-    if schema.has_context_dependent_function:
-        types = [_type(tensor).SerializeToString() for tensor in inputs]
-        versions = schema.context_dependent_function_opset_versions
-        best = max((v for v in versions if v <= version), default=min(versions))
-        try:
-            text = schema.get_context_dependent_function_with_opset_version(best, node.SerializeToString(), types)
-        except Exception:  # whatever ONNX's own builder of bodies finds wrong with the node
-            return None
-        body = FunctionProto()
-        body.ParseFromString(text)
-        return body if body.node else None
-    if not schema.has_function:
+    if not has_body(schema):
         return None
-    versions = schema.function_opset_versions
+    depends = schema.has_context_dependent_function
+    versions = schema.context_dependent_function_opset_versions if depends else schema.function_opset_versions
     best = max((v for v in versions if v <= version), default=min(versions))
-    found = schema.get_function_with_opset_version(best)
-    body = FunctionProto()
-    body.ParseFromString(found if isinstance(found, bytes) else found.SerializeToString())
-    return body
+    if not depends:
+        found = schema.get_function_with_opset_version(best)
+        return FunctionProto.FromString(found if isinstance(found, bytes) else found.SerializeToString())
+    types = [_type(tensor).SerializeToString() for tensor in inputs]
+    try:
+        text = schema.get_context_dependent_function_with_opset_version(best, node.SerializeToString(), types)
+    except Exception:  # whatever ONNX's own builder of bodies finds wrong with the node
+        return None
+    body = FunctionProto.FromString(text)
+    return body if body.node else None
 
 
 def _type(tensor: Tensor | None) -> TypeProto:

@@ -6,13 +6,11 @@ table does not have is collected, so that one error names all of it; what follow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
@@ -20,6 +18,7 @@ from codegen.declined import Declined
 from fusegraph.errors import DTypeError, FusegraphError, ModelError
 from fusegraph.frontends.onnx import functions
 from fusegraph.frontends.onnx.control import CONTROL
+from fusegraph.frontends.onnx.functions import domain_of
 from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown
 from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
 from fusegraph.frontends.onnx.values import Values
@@ -29,13 +28,6 @@ from fusegraph.graph import Graph, Tensor
 MAX_NODES = 50_000
 #: Bodies within one another.
 MAX_DEPTH = 32
-#: Domains that are names of the same one.
-_DEFAULT_DOMAIN = ("", "ai.onnx")
-
-
-def domain_of(name: str) -> str:
-    """A domain's name, the default one's being empty."""
-    return "" if name in _DEFAULT_DOMAIN else name
 
 
 def short(text: str, most: int = 80) -> str:
@@ -71,12 +63,9 @@ class Scope:
 
     def find(self, name: str) -> Tensor | None:
         """The tensor of a name, None if there is none."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.outer
-        return None
+        if name in self.values or self.outer is None:
+            return self.values.get(name)
+        return self.outer.find(name)
 
 
 class Importer:
@@ -120,7 +109,7 @@ class Importer:
         what = f"initialiser {short(tensor.name)}"
         if tensor.data_type not in DTYPES:
             return self.refuse(f"type {type_name(tensor.data_type)}", what)
-        return self._constant(to_array(tensor, what, self._folder), tensor.name)
+        return self.graph.constant(to_array(tensor, what, self._folder), name=self.free_name(tensor.name))
 
     def nodes(self, nodes: Sequence[NodeProto], scope: Scope) -> None:
         """Nodes in their order, which must be topological."""
@@ -131,7 +120,7 @@ class Importer:
             outputs = list(node.output)
             while outputs and not outputs[-1]:
                 outputs.pop()
-            with self._blamed_on(node):
+            try:
                 inputs = [self._input(scope, name) for name in node.input]
                 results = self._results(node, inputs, len(outputs), scope)
                 if len(results) < len(outputs):
@@ -139,14 +128,8 @@ class Importer:
                 for name, tensor in zip(outputs, results):
                     if name:
                         self._define(scope, name, self._named(tensor, name))
-
-    @contextmanager
-    def _blamed_on(self, node: NodeProto) -> Iterator[None]:
-        """Puts the node in front of what its attributes, inputs or the builder complain of."""
-        try:
-            yield
-        except (FusegraphError, OverflowError) as error:
-            raise ModelError(f"{label(node)}: {str(error)[:1000]}") from None
+            except (FusegraphError, OverflowError) as error:  # of its attributes, inputs or the builder
+                raise ModelError(f"{label(node)}: {str(error)[:1000]}") from None
 
     def _input(self, scope: Scope, name: str) -> Tensor | None:
         if not name:
@@ -238,8 +221,7 @@ class Importer:
                 raise ModelError(f"attribute {short(attribute.name)} is given twice")
             given[attribute.name] = attribute
         functions.check_attributes(node, schema, given)
-        found = {name: self._attribute(attribute) for name, attribute in given.items()}
-        return {name: self._attribute(a) for name, a in functions.defaults(schema).items() if name not in found} | found
+        return {name: self._attribute(a) for name, a in (functions.defaults(schema) | given).items()}
 
     def _attribute(self, attribute: AttributeProto) -> Any:
         """An attribute's value as Python and NumPy have it; graphs as they are."""
@@ -266,13 +248,10 @@ class Importer:
         """The outputs of a function's body, as far as they are wanted; defaults are those of its attributes."""
         if len(inputs) > len(body.input):
             raise ModelError(f"function {short(body.name)} takes {len(body.input)} inputs, got {len(inputs)}")
-        attributes = {**defaults, **{a.name: a for a in body.attribute_proto}}
-        attributes |= {a.name: a for a in node.attribute}
+        attributes = {**defaults, **{a.name: a for a in (*body.attribute_proto, *node.attribute)}}
         opsets = {**scope.opsets, **{domain_of(o.domain): o.version for o in body.opset_import}}
-        inner = Scope({}, opsets, None, attributes, self._deeper(scope))
-        for name, tensor in zip(body.input, inputs):
-            if tensor is not None:
-                inner.values[name] = tensor
+        values = {name: tensor for name, tensor in zip(body.input, inputs) if tensor is not None}
+        inner = Scope(values, opsets, None, attributes, self._deeper(scope))
         self.nodes(functions.without_absent(body, inputs), inner)
         named = [name if node.output[number] else "" for number, name in enumerate(body.output[:wanted])]
         return [self._output(inner, name) if name else MISSING for name in named]
@@ -315,9 +294,6 @@ class Importer:
     def refuse(self, what: str, where: str) -> Tensor:
         self.refused.setdefault(what, []).append(where)
         return MISSING
-
-    def _constant(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
-        return self.graph.constant(array, name=self.free_name(name))
 
     def _named(self, tensor: Tensor, name: str) -> Tensor:
         """A result named after the model's value, unless it has a name from there already."""

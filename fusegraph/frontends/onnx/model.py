@@ -15,9 +15,10 @@ from onnx import ModelProto, ValueInfoProto
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
-from fusegraph.frontends.onnx.arguments import Array, arrays_of, instance, path_of, sizes_of
-from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, domain_of, short
-from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
+from fusegraph.frontends.onnx.arguments import arrays_of, instance, path_of, sizes_of
+from fusegraph.frontends.onnx.functions import domain_of
+from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, short
+from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
 
 #: Protocol buffers are not larger.
@@ -187,12 +188,10 @@ class _Building:
             if dtype is None or shape is None:
                 continue
             if value.name in self._values:
-                scope.values[value.name] = constants[value.name] = self._given(value.name, dtype, shape)
+                scope.values[value.name] = constants[value.name] = self._given(value.name, dtype)
             else:
                 name = self._importer.free_name(value.name)
-                sizes = [size for size in shape if size is not None]
-                if len(sizes) == len(shape):
-                    scope.values[value.name] = inputs[value.name] = self._graph.tensor(name, sizes, dtype)
+                scope.values[value.name] = inputs[value.name] = self._graph.tensor(name, shape, dtype)
         if unsized:
             raise ModelError(
                 f"give sizes for {', '.join(dict.fromkeys(unsized))}: shapes={{'a dimension': size, 'an input': (size, "
@@ -207,18 +206,15 @@ class _Building:
 
     def _dtype(self, value: ValueInfoProto, what: str) -> DType | None:
         """The dtype of an input or output, None (and noted as unsupported) where there is none of ours."""
-        kind = value.type.WhichOneof("value")
-        if kind != "tensor_type":
-            self._importer.refuse(f"type {(kind or 'none').removesuffix('_type')}", what)
-            return None
-        element = value.type.tensor_type.elem_type
-        if element not in DTYPES:
-            self._importer.refuse(f"type {type_name(element)}", what)
-            return None
-        return DTYPES[element]
+        kind, element = value.type.WhichOneof("value") or "none", value.type.tensor_type.elem_type
+        if kind == "tensor_type" and element in DTYPES:
+            return DTYPES[element]
+        name = type_name(element) if kind == "tensor_type" else kind.removesuffix("_type")
+        self._importer.refuse(f"type {name}", what)
+        return None
 
-    def _shape(self, value: ValueInfoProto, unsized: list[str]) -> list[int | None] | None:
-        """An input's shape; sizes that are not known are None, and listed in ``unsized``."""
+    def _shape(self, value: ValueInfoProto, unsized: list[str]) -> tuple[int, ...] | None:
+        """An input's shape, None if sizes are not known, which are then listed in ``unsized``."""
         what = f"input {short(value.name)}"
         dims = value.type.tensor_type.shape.dim
         has_shape = value.type.tensor_type.HasField("shape")
@@ -226,7 +222,7 @@ class _Building:
         if given is None and value.name in self._values:
             given = self._values[value.name].shape
         if given is not None:
-            sizes: list[int | None] = list(checked_shape(what, [given] if isinstance(given, int) else given))
+            sizes = checked_shape(what, [given] if isinstance(given, int) else given)
             if has_shape and len(sizes) != len(dims):
                 raise ModelError(f"{what} has {len(dims)} dimensions, the shape given has {len(sizes)}")
             for d, (dim, wanted) in enumerate(zip(dims, sizes)):
@@ -235,25 +231,21 @@ class _Building:
                     raise ModelError(f"{what} has size {fixed} along dimension {d}, the shape given has {wanted}")
             return sizes
         if not has_shape:
-            unsized.append(f"input {short(value.name)}, which has no shape")
+            unsized.append(f"{what}, which has no shape")
             return None
-        found: list[int | None] = []
+        found, missing = [], []
         for d, dim in enumerate(dims):
-            if dim.HasField("dim_value"):
-                found.append(dim.dim_value)
-            elif dim.dim_param and isinstance(size := self._shapes.get(dim.dim_param), int):
+            size = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param)
+            if isinstance(size, int) and (dim.dim_param or dim.HasField("dim_value")):
                 found.append(size)
             else:
-                found.append(None)
-                unsized.append(
-                    f"dimension {short(dim.dim_param)}"
-                    if dim.dim_param
-                    else f"dimension {d} of input {short(value.name)}"
-                )
-        checked_shape(what, [size for size in found if size is not None] + [0] * found.count(None))
-        return found
+                found.append(0)
+                missing.append(f"dimension {short(dim.dim_param)}" if dim.dim_param else f"dimension {d} of {what}")
+        unsized += missing
+        shape = checked_shape(what, found)
+        return None if missing else shape
 
-    def _given(self, name: str, dtype: DType, shape: Sequence[int | None]) -> Tensor:
+    def _given(self, name: str, dtype: DType) -> Tensor:
         """An input whose value was given, as a constant."""
         array = self._values[name]
         if array.dtype != dtype.numpy:
@@ -282,13 +274,12 @@ class _Building:
 
     def _unsupported(self) -> UnsupportedModelError:
         reasons = self._importer.refused
-        lines = [
-            f"  {what}: {', '.join(where[:6])}{', ...' if len(where) > 6 else ''}" for what, where in reasons.items()
-        ]
-        more = [f"  and {len(lines) - 40} more"] if len(lines) > 40 else []
-        return UnsupportedModelError(
-            "\n".join(["uses what fusegraph does not have:", *lines[:40], *more]), tuple(reasons)
-        )
+        lines = ["uses what fusegraph does not have:"]
+        for what, where in list(reasons.items())[:40]:
+            lines.append(f"  {what}: {', '.join(where[:6])}{', ...' if len(where) > 6 else ''}")
+        if len(reasons) > 40:
+            lines.append(f"  and {len(reasons) - 40} more")
+        return UnsupportedModelError("\n".join(lines), tuple(reasons))
 
     def _unknown(self, inputs: Mapping[str, Tensor]) -> ModelError:
         names = {tensor.name: name for name, tensor in inputs.items()}

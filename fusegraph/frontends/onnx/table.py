@@ -1,8 +1,8 @@
 """The table of ONNX operators: each has a function that writes it with the builder's methods.
 
-    @operator("LeakyRelu")
-    def leaky_relu(call: Call, x: Tensor) -> Tensor:
-        return call.graph.leaky_relu(x, call["alpha"])
+    @operator("Selu")
+    def selu(call: Call, x: Tensor) -> Tensor:
+        return call.graph.mul(call.graph.elu(x, call["alpha"]), call["gamma"])
 
 A function takes the call and its inputs, None for one that is left out, and returns the outputs, of which those behind
 the last that it has may be left out.  What it does not have it refuses with `Call.refuse`.
@@ -11,27 +11,25 @@ the last that it has may be left out.  What it does not have it refuses with `Ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from codegen.declined import Declined
 from fusegraph.dtypes import DType
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.tensors import DTYPES, checked_shape, type_name
+from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-Array = np.ndarray[Any, Any]
 #: Nodes of ours that a model may become.
 MAX_WRITTEN = 100_000
 #: What a function of the table returns: an output, or several.
 Result = Tensor | Sequence[Tensor]
 Handler = Callable[..., Result]
+H = TypeVar("H", bound=Handler)
 
 #: (domain, operator) -> function.
 TABLE: dict[tuple[str, str], Handler] = {}
@@ -45,10 +43,10 @@ class Unknown(Exception):
         self.inputs = inputs
 
 
-def operator(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
+def operator(*names: str, domain: str = "") -> Callable[[H], H]:
     """Enters a function for operators of a domain."""
 
-    def enter(function: Handler) -> Handler:
+    def enter(function: H) -> H:
         for name in names:
             assert (domain, name) not in TABLE, name
             TABLE[domain, name] = function
@@ -74,11 +72,18 @@ class Call:
     attributes: Mapping[str, Any]
     wanted: int
     values: Values
-    shapes: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, Any]
 
     def __getitem__(self, attribute: str) -> Any:
         """An attribute's value, None if it is absent and has no default."""
         return self.attributes.get(attribute)
+
+    def word(self, attribute: str, *known: str) -> Any:
+        """The value of an attribute that is one of these words.  Raises ModelError for another."""
+        value = self[attribute]
+        if value not in known:
+            raise ModelError(f"{attribute} is {', '.join(known[:-1])} or {known[-1]}, got {value[:40]!r}")
+        return value
 
     def refuse(self, what: str) -> Declined:
         """The refusal of a use of this operator: what it is about, such as "mode cubic"."""

@@ -6,16 +6,13 @@ nodes are evaluated then, by the reference of the op table.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fusegraph.engines.reference import apply_all
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
-
-Array = np.ndarray[Any, Any]
 
 #: Elements: what is larger is no shape, and is not evaluated; nor is more than so much in all.
 MAX_KNOWN = 1 << 20

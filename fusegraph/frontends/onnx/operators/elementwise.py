@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial, reduce
 from math import inf
 
 from fusegraph.dtypes import DType, float64, int32
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.table import Call, Handler, operator
+from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
-#: Operators whose operands are those of one method, without attributes.
-_METHODS = {
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Add": "add",
-    "And": "logical_and",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseNot": "bitwise_not",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
-    "Ceil": "ceil",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Equal": "cmp_eq",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Floor": "floor",
-    "Greater": "cmp_gt",
-    "GreaterOrEqual": "cmp_ge",
-    "HardSwish": "hardswish",
-    "IsNaN": "isnan",
-    "Less": "cmp_lt",
-    "LessOrEqual": "cmp_le",
-    "Log": "log",
-    "Mish": "mish",
-    "Mul": "mul",
-    "Neg": "neg",
-    "Not": "logical_not",
-    "Or": "logical_or",
-    "Reciprocal": "reciprocal",
-    "Relu": "relu",
-    "Round": "round",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Softplus": "softplus",
-    "Sqrt": "sqrt",
-    "Sub": "sub",
-    "Tan": "tan",
-    "Tanh": "tanh",
-    "Xor": "cmp_neq",
+#: Operators that are a method of the same name, but for capitals.
+_SAME_NAME = """
+Abs Acos Acosh Add Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor HardSwish IsNaN Log Mish Mul Neg Reciprocal Relu
+Round Sigmoid Sign Sin Sinh Softplus Sqrt Sub Tan Tanh
+"""
+#: Operators that are one method -> its name, and the attributes that it takes behind the operands.
+_METHODS: dict[str, tuple[str, ...]] = {
+    **{name: (name.lower(),) for name in _SAME_NAME.split()},
+    "And": ("logical_and",),
+    "BitwiseAnd": ("bitwise_and",),
+    "BitwiseNot": ("bitwise_not",),
+    "BitwiseOr": ("bitwise_or",),
+    "BitwiseXor": ("bitwise_xor",),
+    "Elu": ("elu", "alpha"),
+    "Equal": ("cmp_eq",),
+    "Greater": ("cmp_gt",),
+    "GreaterOrEqual": ("cmp_ge",),
+    "LeakyRelu": ("leaky_relu", "alpha"),
+    "Less": ("cmp_lt",),
+    "LessOrEqual": ("cmp_le",),
+    "Not": ("logical_not",),
+    "Or": ("logical_or",),
+    "Swish": ("swish", "alpha"),
+    "Xor": ("cmp_neq",),
 }
 
 
-def _method(name: str) -> Handler:
-    def handler(call: Call, *operands: Tensor) -> Tensor:
-        result: Tensor = getattr(call.graph, name)(*operands)
-        return result
-
-    return handler
+def _method(name: str, attributes: Sequence[str], call: Call, *operands: Tensor) -> Tensor:
+    return getattr(call.graph, name)(*operands, *(call[a] for a in attributes))
 
 
-for _operator, _name in _METHODS.items():
-    operator(_operator)(_method(_name))
+for _operator, (_name, *_attributes) in _METHODS.items():
+    operator(_operator)(partial(_method, _name, _attributes))
 
 
 @operator("Identity")
@@ -88,17 +62,15 @@ def divide(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("BitShift")
 def bit_shift(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    if call["direction"] not in ("LEFT", "RIGHT"):
-        raise ModelError(f"direction is LEFT or RIGHT, got {call['direction'][:40]!r}")
-    return call.graph.shift_left(a, b) if call["direction"] == "LEFT" else call.graph.shift_right(a, b)
+    left = call.word("direction", "LEFT", "RIGHT") == "LEFT"
+    return call.graph.shift_left(a, b) if left else call.graph.shift_right(a, b)
 
 
 @operator("Pow")
 def power(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
     graph = call.graph
-    if x.dtype.is_float:
-        return graph.cast(graph.pow(x, exponent), x.dtype)
-    return graph.cast(graph.pow(graph.cast(x, float64), exponent), x.dtype)  # exact up to 2^53
+    base = x if x.dtype.is_float else graph.cast(x, float64)  # exact up to 2^53
+    return graph.cast(graph.pow(base, exponent), x.dtype)
 
 
 @operator("Mod")
@@ -168,16 +140,6 @@ def where(call: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 # ---- activations
 
 
-@operator("LeakyRelu")
-def leaky_relu(call: Call, x: Tensor) -> Tensor:
-    return call.graph.leaky_relu(x, call["alpha"])
-
-
-@operator("Elu")
-def elu(call: Call, x: Tensor) -> Tensor:
-    return call.graph.elu(x, call["alpha"])
-
-
 @operator("Selu")
 def selu(call: Call, x: Tensor) -> Tensor:
     return call.graph.mul(call.graph.elu(x, call["alpha"]), call["gamma"])
@@ -193,11 +155,6 @@ def gelu(call: Call, x: Tensor) -> Tensor:
     if call["approximate"] not in ("none", "tanh"):
         raise call.refuse(f"approximate {call['approximate'][:40]}")
     return call.graph.gelu_approx_tanh(x) if call["approximate"] == "tanh" else call.graph.gelu(x)
-
-
-@operator("Swish")
-def swish(call: Call, x: Tensor) -> Tensor:
-    return call.graph.swish(x, call["alpha"])
 
 
 @operator("HardSigmoid")

@@ -11,7 +11,8 @@ import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.table import Array, Call, operator
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.reduction import normal_axes
 

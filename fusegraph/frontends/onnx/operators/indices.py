@@ -133,13 +133,12 @@ def scatter_nd(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 def tensor_scatter(call: Call, x: Tensor, updates: Tensor, start: Tensor | None = None) -> Tensor:
     """The updates at places one behind another from a start of each sample, as in a cache of keys or values."""
     graph, (axis,) = call.graph, normal_axes(call["axis"], x.rank)
-    if call["mode"] not in ("linear", "circular"):
-        raise ModelError(f"mode is linear or circular, got {call['mode'][:40]!r}")
+    mode = call.word("mode", "linear", "circular")
     line = [updates.shape[d] if d == axis else 1 for d in range(x.rank)]
     places = graph.reshape(graph.arange(updates.shape[axis], dtype="int64" if start is None else start.dtype), line)
     if start is not None:
         places = graph.add(places, graph.reshape(start, [x.shape[0], *(1 for _ in x.shape[1:])]))
-    if call["mode"] == "circular":
+    if mode == "circular":
         places = graph.mod(places, x.shape[axis])
     shape = [n if d in (0, axis) else 1 for d, n in enumerate(updates.shape)]
     return graph.scatter(x, graph.broadcast(places, shape), updates, axis)

@@ -4,8 +4,10 @@ machine learning what reads or compares numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
+from itertools import zip_longest
 from math import log
-from typing import Any
 
 from fusegraph.dtypes import int64
 from fusegraph.errors import ModelError
@@ -14,6 +16,8 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
 _ML, _TRAINING = "ai.onnx.ml", "ai.onnx.preview.training"
+#: (a parameter, its gradient with that of the norm, its states) -> the parameter and its states after the step.
+Step = Callable[..., tuple[Tensor, ...]]
 
 
 @operator("Binarizer", domain=_ML)
@@ -34,52 +38,51 @@ def array_feature_extractor(call: Call, x: Tensor, index: Tensor) -> Tensor:
 # ---- steps of optimisers
 
 
-def _grouped(call: Call, tensors: tuple[Tensor, ...], kinds: int) -> list[tuple[Tensor, ...]]:
-    """Several parameters with what belongs to each: all of the first kind come before those of the second."""
+def _stepped(call: Call, step: Step, states: int, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Takes the step of each parameter, of so many states; all tensors of one kind come before those of the next."""
+    graph, kinds, results = call.graph, 2 + states, []
     count, rest = divmod(len(tensors), kinds)
     if rest or not count:
         raise ModelError(f"{len(tensors)} tensors are not {kinds} for every parameter")
-    every = [tuple(tensors[n + k * count] for k in range(kinds)) for n in range(count)]
+    every = [tensors[n::count] for n in range(count)]
     if any(t.shape != each[0].shape for each in every for t in each):
         raise ModelError(f"what belongs to {every[0][0].name!r}, or to another parameter, has not its shape")
-    return every
-
-
-def _regular(call: Call, x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient with that of the norm."""
-    return call.graph.add(call.graph.mul(x, call["norm_coefficient"]), gradient)
+    for x, gradient, *old in every:
+        new = step(x, graph.add(graph.mul(x, call["norm_coefficient"]), gradient), *old)
+        results.append([graph.cast(t, was.dtype) for t, was in zip(new, (x, *old))])
+    return [t for kind in zip(*results) for t in kind]
 
 
 @operator("Adagrad", domain=_TRAINING)
 def adagrad(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tensor]:
-    graph, results = call.graph, []
+    graph = call.graph
     decay = graph.add(graph.mul(graph.cast(step, rate.dtype), call["decay_factor"]), 1.0)
-    for x, gradient, squares in _grouped(call, tensors, 3):
-        g = _regular(call, x, gradient)
+
+    def stepped(x: Tensor, g: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         h = graph.add(squares, graph.mul(g, g))
         moved = graph.div(graph.mul(graph.div(rate, decay), g), graph.add(graph.sqrt(h), call["epsilon"]))
-        results.append((graph.cast(graph.sub(x, moved), x.dtype), graph.cast(h, squares.dtype)))
-    return [each[k] for k in range(2) for each in results]
+        return graph.sub(x, moved), h
+
+    return _stepped(call, stepped, 1, tensors)
 
 
 @operator("Momentum", domain=_TRAINING)
 def momentum(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tensor]:
-    graph, results = call.graph, []
-    if call["mode"] not in ("standard", "nesterov"):
-        raise ModelError(f"mode is standard or nesterov, got {call['mode'][:40]!r}")
+    graph, mode = call.graph, call.word("mode", "standard", "nesterov")
     begun = graph.cmp_gt(step, 0)
     share = graph.binary_select(graph.constant(call["beta"], dtype=rate.dtype), 1.0, begun)
-    for x, gradient, velocity in _grouped(call, tensors, 3):
-        g = _regular(call, x, gradient)
+
+    def stepped(x: Tensor, g: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         v = graph.add(graph.mul(velocity, call["alpha"]), graph.mul(share, g))
-        way = v if call["mode"] == "standard" else graph.add(g, graph.mul(v, call["alpha"]))
-        results.append((graph.cast(graph.sub(x, graph.mul(rate, way)), x.dtype), graph.cast(v, velocity.dtype)))
-    return [each[k] for k in range(2) for each in results]
+        way = v if mode == "standard" else graph.add(g, graph.mul(v, call["alpha"]))
+        return graph.sub(x, graph.mul(rate, way)), v
+
+    return _stepped(call, stepped, 1, tensors)
 
 
 @operator("Adam", domain=_TRAINING)
 def adam(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tensor]:
-    graph, results, alpha, beta = call.graph, [], call["alpha"], call["beta"]
+    graph, alpha, beta = call.graph, call["alpha"], call["beta"]
     if not (0 < alpha < 1 and 0 < beta < 1):
         raise ModelError(f"alpha and beta are between 0 and 1, got {alpha:g} and {beta:g}")
     count = graph.cast(step, rate.dtype)
@@ -90,14 +93,14 @@ def adam(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tenso
 
     corrected = graph.div(graph.mul(rate, graph.sqrt(missing(beta))), missing(alpha))
     moving = graph.binary_select(corrected, rate, graph.cmp_gt(step, 0))
-    for x, gradient, velocity, squares in _grouped(call, tensors, 4):
-        g = _regular(call, x, gradient)
+
+    def stepped(x: Tensor, g: Tensor, velocity: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v = graph.add(graph.mul(velocity, alpha), graph.mul(g, 1 - alpha))
         h = graph.add(graph.mul(squares, beta), graph.mul(graph.mul(g, g), 1 - beta))
         moved = graph.mul(moving, graph.div(v, graph.add(graph.sqrt(h), call["epsilon"])))
-        kept = graph.mul(graph.sub(x, moved), 1 - call["norm_coefficient_post"])
-        results.append((graph.cast(kept, x.dtype), graph.cast(v, velocity.dtype), graph.cast(h, squares.dtype)))
-    return [each[k] for k in range(3) for each in results]
+        return graph.mul(graph.sub(x, moved), 1 - call["norm_coefficient_post"]), v, h
+
+    return _stepped(call, stepped, 2, tensors)
 
 
 # ---- n-grams
@@ -111,8 +114,7 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
         raise call.refuse("type string")
     if not x.dtype.is_int or not 1 <= x.rank <= 2:
         raise ModelError(f"rows of integers are wanted, got {x.dtype} {list(x.shape)}")
-    if call["mode"] not in ("TF", "IDF", "TFIDF"):
-        raise ModelError(f"mode is TF, IDF or TFIDF, got {call['mode'][:40]!r}")
+    mode = call.word("mode", "TF", "IDF", "TFIDF")
     grams, size = _pool(call)
     rows = graph.cast(graph.reshape(x, [-1, x.shape[-1]]), int64)
     counts = [graph.broadcast(graph.constant(0.0, dtype="float32"), [rows.shape[0], 1])]
@@ -127,16 +129,13 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
             places.setdefault(place, []).append(total + number)
         total += len(known)
     every = graph.concatenate(*counts, axis=1) if len(counts) > 1 else counts[0]
-    y = None
-    for turn in range(max(map(len, places.values()), default=1)):  # of several n-grams of one place
-        index = [places.get(place, [])[turn : turn + 1] or [0] for place in range(size)]
-        taken = graph.resample(every, 1, [n for (n,) in index])
-        y = taken if y is None else graph.add(y, taken)
-    assert y is not None
-    if call["mode"] == "IDF":
+    # Several n-grams may have one place; column 0 has zeros for places of fewer.
+    turns = zip_longest(*(places.get(place, (0,)) for place in range(size)), fillvalue=0)
+    y = reduce(graph.add, (graph.resample(every, 1, list(index)) for index in turns))
+    if mode == "IDF":
         y = graph.cast(graph.cmp_gt(y, 0.0), "float32")
     weights = call["weights"]
-    if call["mode"] != "TF" and weights is not None:
+    if mode != "TF" and weights is not None:
         if len(weights) != size:
             raise ModelError(f"there are {size} weights, got {len(weights)}")
         y = graph.mul(y, graph.constant([float(v) for v in weights], dtype="float32"))
@@ -172,12 +171,9 @@ def _found(call: Call, rows: Tensor, grams: list[tuple[int, ...]], length: int) 
         if count < 1:
             break
         call.check_size(4 * length)
-        hit: Any = None
-        for k in range(length):
-            own = graph.unsqueeze(rows[:, k * apart : k * apart + count], 1)
-            wanted = graph.constant([[[gram[k]] for gram in grams]], dtype=int64)
-            same = graph.cmp_eq(own, wanted)
-            hit = same if hit is None else graph.logical_and(hit, same)
+        own = (graph.unsqueeze(rows[:, k * apart : k * apart + count], 1) for k in range(length))
+        wanted = (graph.constant([[[number] for number in column]], dtype=int64) for column in zip(*grams))
+        hit = reduce(graph.logical_and, map(graph.cmp_eq, own, wanted))
         found = graph.reduction(graph.cast(hit, "float32"), "add", 2, keepdims=False)
         total = found if total is None else graph.add(total, found)
     return total

@@ -78,11 +78,9 @@ def depth_to_space(call: Call, x: Tensor) -> Tensor:
     block, (images, channels, *sizes) = call["blocksize"], x.shape
     if block < 1 or channels % block**2:
         raise ModelError(f"{channels} channels are no whole number of blocks of {block}^2")
-    if call["mode"] == "DCR":
+    if call.word("mode", "DCR", "CRD") == "DCR":
         parts = call.graph.reshape(x, [images, block**2, channels // block**2, *sizes])
         x = call.graph.reshape(call.graph.transpose(parts, [0, 2, 1, 3, 4]), x.shape)
-    elif call["mode"] != "CRD":
-        raise ModelError(f"mode is DCR or CRD, got {call['mode'][:40]!r}")
     return call.graph.depth_to_space(x, block)
 
 
@@ -153,9 +151,7 @@ def pad(call: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: 
     graph, padding = call.graph, [(0, 0)] * x.rank
     for d, before, after in zip(along, numbers, numbers[len(along) :]):
         padding[d] = (before, after)
-    mode = call["mode"]
-    if mode not in ("constant", "reflect", "edge", "wrap"):
-        raise ModelError(f"mode is constant, reflect, edge or wrap, got {mode[:40]!r}")
+    mode = call.word("mode", "constant", "reflect", "edge", "wrap")
     if any(min(each) < 0 for each in padding):
         starts, stops = ([-min(p[end], 0) for p in padding] for end in (0, 1))
         if any(a + b > n for a, b, n in zip(starts, stops, x.shape)):
@@ -175,11 +171,9 @@ def _wrapped(call: Call, x: Tensor, padding: list[tuple[int, int]]) -> Tensor:
         if before or after:
             if max(before, after) > x.shape[axis]:
                 raise call.refuse("mode wrap, more than once around")
-            bounds = [None] * x.rank
-            head, tail = list[int | None](bounds), list[int | None](bounds)
-            head[axis], tail[axis] = x.shape[axis] - before, after
-            parts = [call.graph.slice(x, head), x, call.graph.slice(x, None, tail)]
-            x = call.graph.concatenate(*parts, axis=axis)
+            others = (slice(None),) * axis
+            last, first = x[(*others, slice(x.shape[axis] - before, None))], x[(*others, slice(after))]
+            x = call.graph.concatenate(last, x, first, axis=axis)
     return x
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
@@ -12,12 +11,15 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
 Pads = list[tuple[int, int]]
+#: Stride, padding (before, after) and dilation of each spatial dimension.
+Window = tuple[list[int], Pads, list[int]]
 
 
 # ---- matrix products
 
 
-def product(call: Call, a: Tensor, b: Tensor) -> Tensor:
+@operator("MatMul")
+def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """NumPy's matmul: vectors are rows on the left and columns on the right, and go again."""
     graph = call.graph
     left = graph.unsqueeze(a, 0) if a.rank == 1 else a
@@ -25,11 +27,6 @@ def product(call: Call, a: Tensor, b: Tensor) -> Tensor:
     result = graph.matmul(left, right)
     dropped = [-2] * (a.rank == 1) + [-1] * (b.rank == 1)
     return graph.squeeze(result, dropped) if dropped else result
-
-
-@operator("MatMul")
-def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return product(call, a, b)
 
 
 @operator("Einsum")
@@ -89,7 +86,12 @@ def determinant(call: Call, x: Tensor) -> Tensor:
 # ---- windows of convolutions and pooling
 
 
-def pads_of(
+def window_of(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> Window:
+    stride, dilation = (per_axis(call, name, len(sizes)) for name in ("strides", "dilations"))
+    return stride, _pads(call, sizes, taps, stride, dilation), dilation
+
+
+def _pads(
     call: Call, sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Pads:
     """(before, after) of each spatial dimension, as pads or auto_pad say."""
@@ -100,14 +102,16 @@ def pads_of(
         return list(zip(pads[:rank], pads[rank:]))
     if mode == "VALID":
         return [(0, 0)] * rank
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, got {mode[:40]!r}")
-    result = []
-    for n, k, s, d in zip(sizes, taps, stride, dilation):
-        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-        less, more = total // 2, total - total // 2
-        result.append((less, more) if mode == "SAME_UPPER" else (more, less))
-    return result
+    call.word("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+    each = zip(sizes, taps, stride, dilation)
+    return [_same(mode, (n - 1) // s * s + (k - 1) * d + 1 - n) for n, k, s, d in each]
+
+
+def _same(mode: str, total: int) -> tuple[int, int]:
+    """(before, after) where auto_pad asks for so much padding: SAME_UPPER has more of an odd number behind."""
+    less = max(total, 0) // 2
+    more = max(total, 0) - less
+    return (less, more) if mode == "SAME_UPPER" else (more, less)
 
 
 def per_axis(call: Call, name: str, rank: int) -> list[int]:
@@ -130,16 +134,10 @@ def taps_of(call: Call, x: Tensor, w: Tensor) -> tuple[int, ...]:
     return taps
 
 
-def convolution(call: Call, x: Tensor, w: Tensor, **more: Any) -> Tensor:
-    taps, rank = taps_of(call, x, w), x.rank - 2
-    stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
-    padding = pads_of(call, x.shape[2:], taps, stride, dilation)
-    return call.graph.conv_fprop(x, w, stride, padding, dilation, call["group"], **more)
-
-
 @operator("Conv")
 def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = convolution(call, x, w)
+    window = window_of(call, x.shape[2:], taps_of(call, x, w))
+    y = call.graph.conv_fprop(x, w, *window, call["group"])
     return y if bias is None else call.graph.add(y, per_channel(call, y, bias))
 
 
@@ -157,13 +155,9 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
     if mode in ("SAME_UPPER", "SAME_LOWER") and not wanted:
         wanted = [n * s for n, s in zip(x.shape[2:], stride)]
     if wanted:
-        padding = []
-        for reach, extra, size in zip(full, more, wanted):
-            total = max(reach + extra - size, 0)
-            less, greater = total // 2, total - total // 2
-            padding.append((less, greater) if mode == "SAME_UPPER" else (greater, less))
+        padding = [_same(mode, reach + extra - size) for reach, extra, size in zip(full, more, wanted)]
     else:
-        padding = pads_of(call, x.shape[2:], taps, stride, dilation)
+        padding = _pads(call, x.shape[2:], taps, stride, dilation)
     sizes = list(wanted) if wanted else [f + extra - sum(pads) for f, extra, pads in zip(full, more, padding)]
     # Beyond what the last position and the stride behind it reach there is nothing but zeros.
     fitting = [min(size, f - sum(p) + s - 1) for size, f, p, s in zip(sizes, full, padding, stride)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fusegraph.dtypes import DType, float32, int32, uint8
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
-from fusegraph.frontends.onnx.operators.products import convolution, product
+from fusegraph.frontends.onnx.operators.products import conv, matmul
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 from fusegraph.ops.reduction import normal_axes
@@ -77,27 +77,19 @@ def _without_zero(call: Call, x: Tensor, zero: Tensor | None, shape: Sequence[in
 
 
 @operator("MatMulInteger")
-def matmul_integer(call: Call, a: Tensor, b: Tensor, *zeros: Tensor | None) -> Tensor:
-    return _integer_product(call, a, b, *zeros)
-
-
-@operator("ConvInteger")
-def conv_integer(call: Call, x: Tensor, w: Tensor, *zeros: Tensor | None) -> Tensor:
-    return _integer_convolution(call, x, w, *zeros)
-
-
-def _integer_product(
+def matmul_integer(
     call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Tensor:
     rows = None if a_zero is None or a_zero.rank != 1 or a_zero.size == 1 else [a_zero.size, 1]
-    return product(call, _without_zero(call, a, a_zero, rows), _without_zero(call, b, b_zero))
+    return matmul(call, _without_zero(call, a, a_zero, rows), _without_zero(call, b, b_zero))
 
 
-def _integer_convolution(
+@operator("ConvInteger")
+def conv_integer(
     call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
 ) -> Tensor:
     each = None if w_zero is None or w_zero.rank != 1 else [w_zero.size, *(1 for _ in w.shape[1:])]
-    return convolution(call, _without_zero(call, x, x_zero), _without_zero(call, w, w_zero, each))
+    return conv(call, _without_zero(call, x, x_zero), _without_zero(call, w, w_zero, each))
 
 
 @operator("QLinearMatMul")
@@ -113,7 +105,7 @@ def qlinear_matmul(
     y_zero: Tensor,
 ) -> Tensor:
     graph = call.graph
-    sums = _integer_product(call, a, b, a_zero, b_zero)
+    sums = matmul_integer(call, a, b, a_zero, b_zero)
     rows = [a_scale.size, 1] if a_scale.rank == 1 and a_scale.size > 1 else a_scale.shape
     scales = graph.mul(graph.cast(graph.reshape(a_scale, rows), float32), graph.cast(b_scale, float32))
     units = graph.div(graph.mul(graph.cast(sums, float32), scales), graph.cast(y_scale, float32))
@@ -134,7 +126,7 @@ def qlinear_conv(
     bias: Tensor | None = None,
 ) -> Tensor:
     graph = call.graph
-    sums = _integer_convolution(call, x, w, x_zero, w_zero)
+    sums = conv_integer(call, x, w, x_zero, w_zero)
     if bias is not None:
         sums = graph.add(sums, per_channel(call, sums, bias))
     each = per_channel(call, sums, w_scale) if w_scale.rank == 1 and w_scale.size > 1 else graph.reshape(w_scale, ())

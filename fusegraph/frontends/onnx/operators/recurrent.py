@@ -15,7 +15,7 @@ Activation = Callable[[Tensor], Tensor]
 #: What a step makes: (inputs' part of the gates, states, weights) -> states, the first of which is the output.
 Step = Callable[["Cell", Tensor, list[Tensor]], list[Tensor]]
 
-_ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "softplus": "softplus"}
+_ACTIVATIONS = ("relu", "tanh", "sigmoid", "softplus")
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,8 @@ def _recurrent(
     if call["layout"]:
         x = graph.transpose(x, [1, 0, 2])
         initial = tuple(t if t is None or n >= count else graph.transpose(t, [1, 0, 2]) for n, t in enumerate(initial))
-    backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(call["direction"])
-    if backwards is None:
-        raise ModelError(f"direction is forward, reverse or bidirectional, got {call['direction'][:40]!r}")
+    direction = call.word("direction", "forward", "reverse", "bidirectional")
+    backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     names = call["activations"] or list(defaults) * len(backwards)
     if x.rank != 3 or w.rank != 3 or r.rank != 3 or len(names) < len(defaults) * len(backwards):
         raise ModelError(
@@ -118,11 +117,9 @@ def _recurrent(
     if not steps:
         raise call.refuse("no steps")
     call.check_size(steps)
-    exists = (
-        None
-        if lengths is None
-        else graph.cmp_lt(graph.reshape(graph.arange(steps, dtype=lengths.dtype), [-1, 1]), lengths)
-    )
+    exists = None
+    if lengths is not None:
+        exists = graph.cmp_lt(graph.reshape(graph.arange(steps, dtype=lengths.dtype), [-1, 1]), lengths)
     found = []
     for d, backward in enumerate(backwards):
         width = gates * hidden
@@ -163,10 +160,9 @@ def _joined(graph: Graph, tensors: list[Tensor], axis: int = 0) -> Tensor:
 
 
 def _activation(call: Call, name: str) -> Activation:
-    method = _ACTIVATIONS.get(name.lower())
-    if method is None or call["activation_alpha"] or call["activation_beta"]:
+    if name.lower() not in _ACTIVATIONS or call["activation_alpha"] or call["activation_beta"]:
         raise call.refuse(f"activation {name[:40]}")
-    return getattr(call.graph, method)
+    return getattr(call.graph, name.lower())
 
 
 operator("RNN")(partial(_recurrent, 1, ("Tanh",), _rnn))

@@ -25,8 +25,7 @@ def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
     return () if call["noop_with_empty_axes"] else tuple(range(x.rank))
 
 
-def _reduction(write: Write, call: Call, *inputs: Tensor) -> Tensor:
-    x, axes = inputs[0], inputs[1] if len(inputs) > 1 else None
+def _reduction(write: Write, call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     return write(call, x, axes_of(call, x, axes), bool(call["keepdims"]))
 
 
@@ -137,24 +136,17 @@ operator("LogSoftmax")(partial(_along, lambda graph, x, axis: graph.log_softmax(
 operator("Hardmax")(partial(_along, _hardmax))
 
 
-@operator("CumSum")
-def cumsum(call: Call, x: Tensor, axis: Tensor) -> Tensor:
-    return _running(call, x, axis, "cumsum", 0)
-
-
-@operator("CumProd")
-def cumprod(call: Call, x: Tensor, axis: Tensor) -> Tensor:
-    return _running(call, x, axis, "cumprod", 1)
-
-
-def _running(call: Call, x: Tensor, axis: Tensor, op: str, neutral: int) -> Tensor:
+def _running(op: str, neutral: int, call: Call, x: Tensor, axis: Tensor) -> Tensor:
     """A running sum or product; an exclusive one is of the others alone: the elements one place on, and a neutral."""
     (along,) = normal_axes(int(call.number(axis, "axis")), x.rank)
     reverse = bool(call["reverse"])
     if call["exclusive"] and x.shape[along]:
-        starts, stops = [None] * x.rank, [None] * x.rank  # type: list[int | None], list[int | None]
-        starts[along], stops[along] = (1, None) if reverse else (None, -1)
+        others = x[(slice(None),) * along + (slice(1, None) if reverse else slice(-1),)]
         padding = [(0, 0)] * x.rank
         padding[along] = (0, 1) if reverse else (1, 0)
-        x = call.graph.pad(call.graph.slice(x, starts, stops), padding, value=neutral)
+        x = call.graph.pad(others, padding, value=neutral)
     return getattr(call.graph, op)(x, along, reverse, dtype=x.dtype)
+
+
+operator("CumSum")(partial(_running, "cumsum", 0))
+operator("CumProd")(partial(_running, "cumprod", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from math import inf, prod
 
@@ -11,9 +12,9 @@ import numpy as np
 from fusegraph.dtypes import DType, float32, float64, int32, int64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
-from fusegraph.frontends.onnx.operators.products import pads_of, per_axis, taps_of
-from fusegraph.frontends.onnx.table import Array, Call, operator
-from fusegraph.frontends.onnx.tensors import checked_shape
+from fusegraph.frontends.onnx.operators.products import per_axis, taps_of, window_of
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array, checked_shape
 from fusegraph.graph import Graph, Tensor
 from fusegraph.resampling import around
 
@@ -73,9 +74,7 @@ def roi_align(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
     image = graph.reshape(graph.cast(images, counted), [-1, 1, 1, 1, 1, 1])
     plane = graph.add(graph.mul(image, x.shape[1]), _line(graph, x.shape[1], 6, 1, counted))
     parts_of = [_read(graph, x, plane, chosen, wide) for chosen in product(*taps)]
-    total = parts_of[0]
-    for other in parts_of[1:]:
-        total = graph.add(total, other) if mode == "avg" else graph.max(total, other)
+    total = reduce(graph.add if mode == "avg" else graph.max, parts_of)
     total = graph.binary_select(total, 0.0, graph.logical_and(*inside))
     exists = graph.logical_and(*used)
     if mode == "avg":
@@ -120,8 +119,7 @@ def deform_conv(
     they read becomes the channels of a convolution of single elements.
     """
     graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
-    stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
-    padding = pads_of(call, x.shape[2:], taps, stride, dilation)
+    stride, padding, dilation = window_of(call, x.shape[2:], taps)
     images, channels, shares, count = x.shape[0], x.shape[1], call["offset_group"], prod(taps)
     out = offset.shape[2:]
     reach = [n + sum(p) - (k - 1) * d - 1 for n, p, k, d in zip(x.shape[2:], padding, taps, dilation)]

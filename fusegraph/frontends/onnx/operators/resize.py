@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.movement import normal_axes_in_order
-from fusegraph.frontends.onnx.table import Array, Call, operator
+from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Tensor
 from fusegraph.resampling import MAX_TABLE, interpolation
 
@@ -24,12 +26,16 @@ _NEAREST: dict[str, Callable[[Array], Array]] = {
 def resize(
     call: Call, x: Tensor, roi: Tensor | None = None, scales: Tensor | None = None, sizes: Tensor | None = None
 ) -> Tensor:
+    axes = normal_axes_in_order(call["axes"], x.rank) if call["axes"] is not None else range(x.rank)
+    return _resized(call, x, axes, *_scaled(call, [x.shape[d] for d in axes], scales, sizes), roi)
+
+
+def _resized(
+    call: Call, x: Tensor, axes: Sequence[int], factors: list[float], new: list[int], roi: Tensor | None = None
+) -> Tensor:
+    """Resized along axes by these factors, to these sizes."""
     graph = call.graph
-    axes = normal_axes_in_order(call["axes"], x.rank) if call["axes"] is not None else list(range(x.rank))
-    factors, new = _scaled(call, [x.shape[d] for d in axes], scales, sizes)
-    mode, how = call["mode"], call["coordinate_transformation_mode"]
-    if mode not in ("nearest", "linear", "cubic"):
-        raise ModelError(f"mode is nearest, linear or cubic, got {mode[:40]!r}")
+    mode, how = call.word("mode", "nearest", "linear", "cubic"), call["coordinate_transformation_mode"]
     crop = [0.0] * len(axes) + [1.0] * len(axes)
     if how == "tf_crop_and_resize":
         crop = [] if roi is None else [float(v) for v in call.known(roi, "roi").reshape(-1)]
@@ -65,19 +71,9 @@ def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
     mode = {"bilinear": "linear"}.get(call["mode"], call["mode"])
     if mode not in ("nearest", "linear"):
         raise ModelError(f"mode is nearest or linear, got {mode[:40]!r}")
-    y = x if mode == "nearest" or x.dtype.is_float else call.graph.cast(x, "float32")
-    for axis, (old, factor) in enumerate(zip(x.shape, factors)):
-        count = int(np.floor(old * factor))
-        if factor == 1:
-            continue
-        if not old or count > MAX_TABLE:
-            raise ModelError(f"axis {axis} of {list(x.shape)} cannot be resized to {count} elements")
-        places = _positions("asymmetric", old, count, factor, 0, 1)
-        if mode == "nearest":
-            y = call.graph.resample(y, axis, np.clip(np.floor(places), 0, old - 1).astype(np.int64))
-        else:
-            y = call.graph.resample(y, axis, *interpolation(places, old, mode))
-    return call.graph.cast(y, x.dtype)
+    since = {"mode": mode, "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    new = [int(np.floor(old * factor)) for old, factor in zip(x.shape, factors)]
+    return _resized(replace(call, attributes={**call.attributes, **since}), x, range(x.rank), factors, new)
 
 
 def _scaled(
@@ -88,12 +84,10 @@ def _scaled(
         new = call.integers(sizes, "sizes")
         if len(new) != len(old) or min(new) < 1 or min(old) < 1:
             raise ModelError(f"sizes {new[:8]} are not those of {list(old)}, each at least 1")
-        policy = call["keep_aspect_ratio_policy"] or "stretch"
         factors = [n / o for n, o in zip(new, old)]
-        if policy == "stretch":
+        if call["keep_aspect_ratio_policy"] in (None, "", "stretch"):
             return factors, new
-        if policy not in ("not_larger", "not_smaller"):
-            raise ModelError(f"keep_aspect_ratio_policy is stretch, not_larger or not_smaller, got {policy[:40]!r}")
+        policy = call.word("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
         factor = min(factors) if policy == "not_larger" else max(factors)
         return [factor] * len(old), [int(np.floor(factor * o + 0.5)) for o in old]
     if scales is None or not scales.size:

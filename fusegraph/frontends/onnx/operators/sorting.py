@@ -6,19 +6,16 @@ is built, as constants or as what was given for an input, and so are the results
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fusegraph.dtypes import int64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators import sizes
 from fusegraph.frontends.onnx.table import Call, operator
+from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.convert import to_reference
 from fusegraph.ops.reduction import normal_axes
-
-Array = np.ndarray[Any, Any]
 
 
 @operator("TopK")

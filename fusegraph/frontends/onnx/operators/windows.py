@@ -6,20 +6,19 @@ from math import prod
 
 from fusegraph.dtypes import int64
 from fusegraph.errors import ModelError
-from fusegraph.frontends.onnx.operators.products import Pads, pads_of, per_axis
+from fusegraph.frontends.onnx.operators.products import Pads, Window, window_of
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
 
-def _window(call: Call, x: Tensor) -> tuple[list[int], list[int], list[int], Pads]:
-    """Taps, stride, dilation and padding."""
+def _window(call: Call, x: Tensor) -> tuple[list[int], *Window]:
+    """Taps, stride, padding and dilation."""
     rank, taps = x.rank - 2, call["kernel_shape"]
     if rank < 1 or len(taps) != rank or min(taps) < 1:
         raise ModelError(f"kernel_shape {taps[:8]} is not one of an image {list(x.shape)}")
     if rank > 3:
         raise call.refuse(f"{rank} spatial dimensions")
-    stride, dilation = per_axis(call, "strides", rank), per_axis(call, "dilations", rank)
-    return taps, stride, dilation, pads_of(call, x.shape[2:], taps, stride, dilation)
+    return taps, *window_of(call, x.shape[2:], taps)
 
 
 def _ceil(call: Call) -> bool:
@@ -30,11 +29,11 @@ def _ceil(call: Call) -> bool:
 @operator("MaxPool")
 def max_pool(call: Call, x: Tensor) -> list[Tensor]:
     graph = call.graph
-    taps, stride, dilation, padding = _window(call, x)
-    y = graph.max_pool(x, taps, stride, padding, dilation, _ceil(call))
+    window = (*_window(call, x), _ceil(call))
+    y = graph.max_pool(x, *window)
     if call.wanted == 1:
         return [y]
-    where = graph.max_pool_index(x, taps, stride, padding, dilation, _ceil(call), dtype=int64)
+    where = graph.max_pool_index(x, *window, dtype=int64)
     if call["storage_order"]:
         where = _columns_first(call, where, x.shape[2:])
     # Ours are positions in one image and channel, these in the whole tensor.
@@ -55,52 +54,51 @@ def _columns_first(call: Call, place: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @operator("AveragePool")
 def average_pool(call: Call, x: Tensor) -> Tensor:
-    taps, stride, dilation, padding = _window(call, x)
+    graph, window = call.graph, _window(call, x)
+    taps, stride, padding, dilation = window
     count = bool(call["count_include_pad"])
     if set(dilation) == {1}:
-        return call.graph.avg_pool(x, taps, stride, padding, _ceil(call), count)
-    beyond = _beyond(x, taps, stride, dilation, padding) if _ceil(call) else [(0, 0)] * len(taps)
-    reaching = [(before, after + more) for (before, after), (_, more) in zip(padding, beyond)]
-    ones = call.graph.broadcast(call.graph.constant(1, dtype=x.dtype), [1, 1, *x.shape[2:]])
+        return graph.avg_pool(x, taps, stride, padding, _ceil(call), count)
+    beyond = _beyond(call, x, *window)
+    ones = graph.broadcast(graph.constant(1, dtype=x.dtype), [1, 1, *x.shape[2:]])
     if count:
-        ones = call.graph.pad(ones, [(0, 0), (0, 0), *padding], value=1)
-    numbers = window_sums(call, ones, taps, stride, dilation, beyond if count else reaching)
-    return call.graph.div(window_sums(call, x, taps, stride, dilation, reaching), numbers)
+        ones, padding = graph.pad(ones, [(0, 0), (0, 0), *padding], value=1), [(0, 0)] * len(taps)
+    numbers = _sums(call, ones, taps, stride, padding, dilation, beyond)
+    return graph.div(_sums(call, x, *window, beyond), numbers)
 
 
-def _beyond(x: Tensor, taps: list[int], stride: list[int], dilation: list[int], padding: Pads) -> Pads:
+def _beyond(call: Call, x: Tensor, taps: list[int], stride: list[int], padding: Pads, dilation: list[int]) -> list[int]:
     """How far a last window hangs over the end, if it starts inside or in the padding in front."""
     result = []
     for n, k, s, d, (before, after) in zip(x.shape[2:], taps, stride, dilation, padding):
         room = n + before + after - (k - 1) * d - 1
-        hangs = room >= 0 and room % s and (room // s + 1) * s < n + before
-        result.append((0, s - room % s if hangs else 0))
+        hangs = _ceil(call) and room >= 0 and room % s and (room // s + 1) * s < n + before
+        result.append(s - room % s if hangs else 0)
     return result
 
 
-def window_sums(
-    call: Call, x: Tensor, taps: list[int], stride: list[int], dilation: list[int], padding: Pads
+def _sums(
+    call: Call, x: Tensor, taps: list[int], stride: list[int], padding: Pads, dilation: list[int], beyond: list[int]
 ) -> Tensor:
     """The sum of every window: a convolution of each channel with ones."""
     graph = call.graph
     planes = graph.reshape(x, [x.shape[0] * x.shape[1], 1, *x.shape[2:]])
     ones = graph.broadcast(graph.constant(1, dtype=x.dtype), [1, 1, *taps])
-    y = graph.conv_fprop(planes, ones, stride, padding, dilation)
+    reaching = [(before, after + more) for (before, after), more in zip(padding, beyond)]
+    y = graph.conv_fprop(planes, ones, stride, reaching, dilation)
     return graph.reshape(y, [*x.shape[:2], *y.shape[2:]])
 
 
 @operator("LpPool")
 def lp_pool(call: Call, x: Tensor) -> Tensor:
     """The p-th root of the sum of the p-th powers in every window."""
-    graph, p = call.graph, call["p"]
-    taps, stride, dilation, padding = _window(call, x)
+    graph, p, window = call.graph, call["p"], _window(call, x)
+    taps, stride, padding, dilation = window
     powers = _power(call, x, p)
     if set(dilation) == {1}:
         sums = graph.mul(graph.avg_pool(powers, taps, stride, padding, _ceil(call)), prod(taps))
     else:
-        beyond = _beyond(x, taps, stride, dilation, padding) if _ceil(call) else [(0, 0)] * len(taps)
-        reaching = [(before, after + more) for (before, after), (_, more) in zip(padding, beyond)]
-        sums = window_sums(call, powers, taps, stride, dilation, reaching)
+        sums = _sums(call, powers, *window, _beyond(call, x, *window))
     return _root(call, sums, p)
 
 
