@@ -26,12 +26,10 @@ from fusegraph.bench.plot import PARTS
 from fusegraph.bench.results import Row
 from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.bench.workload import AnyWorkload
-from fusegraph.dtypes import DType, as_dtype
+from fusegraph.dtypes import as_dtype
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError, NotSupportedError
-from fusegraph.graph import Graph
-from fusegraph.layout import layout_strides
 from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
@@ -149,8 +147,8 @@ class Bench:
             self._load(engine)
         floor = self.floor_us(workload)
         arrays = [
-            random_array(shape, strides, dtype, self.device, seed=number)
-            for number, (shape, strides, dtype) in enumerate(_operands(workload))
+            random_array(t.shape, t.strides, t.dtype, self.device, seed=number)
+            for number, t in enumerate(workload.graph().inputs)
         ]
         for number, told in enumerate(workload.inputs):
             if told.values:
@@ -268,21 +266,13 @@ class Bench:
         driver.synchronize(0, self.device)
         return min(times)
 
-    def _graph(self, workload: AnyWorkload) -> Graph:
-        graph = workload.graph()
-        if graph is None:
-            raise NotImplementedError(workload.missing)
-        return graph
-
     def _ours(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         held = temporary.folder()  # as long as `build`
         folder = held.__enter__()  # empty: nothing that was built before is in it
 
         def build(_: Any = held) -> Any:
             cache = DiskCache(folder)
-            return compile_graph(
-                self._graph(workload), "cuda", device=self.device, cache=cache, autotune=self._autotune
-            )
+            return compile_graph(workload.graph(), "cuda", device=self.device, cache=cache, autotune=self._autotune)
 
         executable = build()
         out = executable(*arrays)
@@ -303,7 +293,7 @@ class Bench:
             if workload.torch in cudnn_peers.functions():
                 run, name = cudnn_peers.functions()[workload.torch](workload, arrays, self.timer)
                 return _Built(run, name, 1)
-        executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
+        executable = compile_graph(workload.graph(), "cudnn", device=self.device, autotune=True)
         out = executable(*arrays)
         plans = executable.plans  # type: ignore[attr-defined]
         return _Built(lambda: executable(*arrays, out=out), ", ".join(p.name for p in plans), len(plans))
@@ -367,16 +357,6 @@ class Bench:
         operands = [cupy.from_dlpack(a) for a in arrays]
         out = cupy.empty_like(operands[0])
         return _Built(lambda: kernel(*operands, out), "ElementwiseKernel")
-
-
-def _operands(workload: AnyWorkload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:
-    """Shape, strides and dtype of every input."""
-    graph = workload.graph()
-    if graph is not None:
-        yield from ((t.shape, t.strides, t.dtype) for t in graph.inputs)
-    else:
-        for i in workload.inputs:
-            yield i.shape, layout_strides(i.shape, i.layout), as_dtype(i.dtype or workload.dtype)
 
 
 def environment(device: int = 0) -> dict[str, Any]:
