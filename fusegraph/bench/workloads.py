@@ -96,16 +96,9 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
 def tensor_core_bound() -> Iterator[Workload]:
     """Workloads bound by the tensor cores."""
     operands: tuple[Input, ...]
-    plain = (Input("a", (8192, 8192)), transposed("b", 8192, 8192))
-    yield Workload(
-        "matmul 8192x8192x8192 bf16",
-        "bfloat16",
-        plain,
-        (8192, 8192),
-        "matmul",
-        2 * 8192**3,
-        "bf16",
-    )
+    n = 8192
+    plain = (Input("a", (n, n)), transposed("b", n, n))
+    yield Workload(f"matmul {n}x{n}x{n} bf16", "bfloat16", plain, (n, n), "matmul", 2 * n**3, "bf16")
     for unit, dtype in (("bf16", "bfloat16"), ("tf32", "float32")):
         sizes = [(8192, 8192, 8192), (4096, 4096, 4096)]
         if unit == "bf16":
@@ -127,32 +120,17 @@ def tensor_core_bound() -> Iterator[Workload]:
         base = f"conv {taps}x{taps}{step} {n}x{c}x{size}x{size}->{k}+bias+relu"
         operands = _conv_inputs(n, c, size, k, taps)
         torch = f"conv{taps}x{taps}s{stride}_bias_relu"
-        yield Workload(f"{base} bf16", "bfloat16", operands, (n, k, out, out), torch, flops, "bf16")
+        variants = [("bf16", "bfloat16")]
         if (n, c, size) == (64, 256, 56) and stride == 1:
-            shape = (n, k, out, out)
-            yield Workload(f"{base} tf32", "float32", operands, shape, torch, flops, "tf32")
-            yield Workload(f"{base} fp32", "float32", operands, shape, torch, flops, "fp32")
+            variants += [("tf32", "float32"), ("fp32", "float32")]
+        for unit, dtype in variants:
+            yield Workload(f"{base} {unit}", dtype, operands, (n, k, out, out), torch, flops, unit)
     image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
-    flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
-    loss = Input("loss", image, "NHWC")
-    yield Workload(
-        "dgrad 3x3 64x256x56x56 256 filters bf16",
-        "bfloat16",
-        (loss, Input("w", filters, "NHWC")),
-        image,
-        "dgrad",
-        flops,
-        "bf16",
-    )
-    yield Workload(
-        "wgrad 3x3 64x256x56x56 256 filters bf16",
-        "bfloat16",
-        (Input("x", image, "NHWC"), loss),
-        filters,
-        "wgrad",
-        flops,
-        "bf16",
-    )
+    flops = 2 * prod(image) * 256 * 9
+    x, loss, w = Input("x", image, "NHWC"), Input("loss", image, "NHWC"), Input("w", filters, "NHWC")
+    for gradient, operands, output in (("dgrad", (loss, w), image), ("wgrad", (x, loss), filters)):
+        name = f"{gradient} 3x3 64x256x56x56 256 filters bf16"
+        yield Workload(name, "bfloat16", operands, output, gradient, flops, "bf16")
     yield from in_front()
     yield from on_the_result()
     yield from attention.board()
