@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -154,13 +155,14 @@ class Bench:
             if told.values:
                 values = np.array(told.values, arrays[number].dtype.numpy).reshape(told.shape)
                 arrays[number] = to_device(values, self.device)
-        prepared = {
+        prepared: dict[str, Callable[..., _Built]] = {
             "cuda": self._ours,
             "cudnn": self._cudnn,
-            "torch": self._torch,
-            "compile": self._compiled,
-            "compile-max": self._compiled_max,
-            "plain": self._plain,
+            "torch": self._eager,
+            "compile": partial(self._inductor, mode="default"),
+            # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
+            "compile-max": partial(self._inductor, mode="max-autotune-no-cudagraphs"),
+            "plain": partial(self._eager, which="alone", note="eager, the product or convolution alone"),
             "cupy": self._cupy,
         }
         entries = [_Entry(engine, self.device) for engine in ("cuda", *peers)]
@@ -218,19 +220,9 @@ class Bench:
         if built is None:
             return Row(workload.name, entry.engine, None, floor, None, None, None, entry.reason)
         us = median(entry.times)
-        return Row(
-            workload.name,
-            entry.engine,
-            us,
-            floor,
-            floor / us,
-            entry.build_s,
-            entry.host_us,
-            built.note,
-            entry.cached_s,
-            entry.replay_us,
-            built.kernels,
-        )
+        measured = (us, floor, floor / us, entry.build_s, entry.host_us)
+        more = (built.note, entry.cached_s, entry.replay_us, built.kernels)
+        return Row(workload.name, entry.engine, *measured, *more)
 
     def _on_the_host(self, entry: _Entry) -> None:
         built, us = entry.built, median(entry.times)
@@ -319,20 +311,11 @@ class Bench:
             function.prepare(*tensors)
         return function, tensors
 
-    def _torch(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        function, tensors = self._torch_call(workload, arrays)
-        return _Built(lambda: function(*tensors), "eager")
-
-    def _plain(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        function, tensors = self._torch_call(workload, arrays, "alone")
-        return _Built(lambda: function(*tensors), "eager, the product or convolution alone")
-
-    def _compiled(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        return self._inductor(workload, arrays, "default")
-
-    def _compiled_max(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
-        return self._inductor(workload, arrays, "max-autotune-no-cudagraphs")
+    def _eager(
+        self, workload: AnyWorkload, arrays: Sequence[DeviceArray], which: str = "functions", note: str = "eager"
+    ) -> _Built:
+        function, tensors = self._torch_call(workload, arrays, which)
+        return _Built(lambda: function(*tensors), note)
 
     def _inductor(self, workload: AnyWorkload, arrays: Sequence[DeviceArray], mode: str) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
