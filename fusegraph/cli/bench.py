@@ -104,8 +104,8 @@ def bench(
 class _Book:
     """Where the rows of a run go: a JSON document, and its file if there is to be one.
 
-    ``document`` makes it of rows, and of whether they are ``complete``.  It is saved row by row; where it is to be ``whole``, as with rows of other runs in it, workload by workload.
-    ``kept`` counts the rows that are in the file.
+    ``document`` makes it of rows, and of whether they are ``complete``.  It is saved row by row; where it is to be
+    ``whole``, as with rows of other runs in it, workload by workload.  ``kept`` counts the rows that are in the file.
     """
 
     target: Path | None

@@ -127,24 +127,18 @@ def _entry(
 ) -> dict[str, Any]:
     """A graph in ``run --json``; what only ``--check`` knows is None without it."""
     checks = {c.name: c for c in result.outputs} if result else {}
-    entries = []
-    for tensor in graph.outputs:
-        check = checks.get(tensor.name)
-        entries.append(
-            {
-                "name": tensor.name,
-                "shape": list(tensor.shape),
-                "dtype": tensor.dtype.name,
-                **_summary(to_reference(outputs[tensor.name], tensor.dtype)),
-                "file": files.get(tensor.name),
-                "max_abs_error": check.max_abs_error if check else None,
-                "rel_error": check.rel_error if check else None,
-                "wrong": check.wrong if check else None,
-                "undecided": check.undecided if check else None,
-                "worst": check.worst if check else None,
-                "ok": check.ok if check else None,
-            }
-        )
+    verdict = ("max_abs_error", "rel_error", "wrong", "undecided", "worst", "ok")
+    entries = [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "dtype": tensor.dtype.name,
+            **_summary(to_reference(outputs[tensor.name], tensor.dtype)),
+            "file": files.get(tensor.name),
+            **{key: getattr(checks.get(tensor.name), key, None) for key in verdict},
+        }
+        for tensor in graph.outputs
+    ]
     return {
         "name": graph.name,
         "engine": engine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -68,8 +68,8 @@ class EngineResult:
     build_s: float | None = None
     kernels: tuple[str, ...] = ()
     workspace_bytes: int | None = None
-    outputs: tuple[OutputCheck, ...] = ()
     note: str = ""
+    outputs: tuple[OutputCheck, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -298,20 +298,12 @@ def _difference(
     )
 
 
-def plain(comparison: Comparison) -> Iterator[tuple[str, Any]]:
-    """A comparison as the items of a JSON object; see `fusegraph.cli.compare` for its keys."""
-    yield "name", comparison.graph
-    yield "seed", comparison.seed
-    yield "ok", comparison.ok
-    yield (
-        "engines",
-        [
-            {**{k: v for k, v in vars(e).items() if k != "outputs"}, "outputs": [_output(o) for o in e.outputs]}
-            for e in comparison.engines
-        ],
-    )
-    yield "differences", [vars(d) for d in comparison.differences]
-
-
-def _output(check: OutputCheck) -> dict[str, Any]:
-    return {**vars(check), "ok": check.ok}
+def plain(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as plain data, ready for JSON; see `fusegraph.cli.compare` for its keys."""
+    return {
+        "name": comparison.graph,
+        "seed": comparison.seed,
+        "ok": comparison.ok,
+        "engines": [{**vars(e), "outputs": [{**vars(o), "ok": o.ok} for o in e.outputs]} for e in comparison.engines],
+        "differences": [vars(d) for d in comparison.differences],
+    }
