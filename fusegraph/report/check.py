@@ -319,17 +319,3 @@ def check(
     """
     executable = compile_graph(graph, engine, **options)
     return check_executable(executable, inputs, seed=seed, strict=bool(options.get("strict")))
-
-
-__all__ = [
-    "CheckResult",
-    "OutputCheck",
-    "check",
-    "check_executable",
-    "compare",
-    "laid_out",
-    "placed",
-    "random_inputs",
-    "rounding_of",
-    "run",
-]

@@ -22,17 +22,17 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
 from fusegraph.errors import CompileError, KernelError, ToolchainError, listed, shown
 from fusegraph.runtime import temporary
-from fusegraph.runtime.cache import digest
+from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
 Order = Literal["forward", "reverse", "late"]
@@ -70,13 +70,6 @@ _MOST_SHARED_BYTES = 227 * 1024
 _MOST_CLUSTER = 16
 
 _FAILED, _INTERRUPTED = 1, 2
-
-
-class Cache(Protocol):
-    """Bytes by key; ``fusegraph.runtime.cache.DiskCache`` is one."""
-
-    def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
-        """The bytes under ``key``, made by ``build`` where absent, and whether they were there."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def host_threads() -> int:
     return int(value)
 
 
-def build(kernels: Sequence[KernelSource], *, cache: Cache, ucontext: bool = False) -> CpuModule:
+def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool = False) -> CpuModule:
     """Compile ``kernels`` by one call of the compiler, or take them from ``cache``, and load them.
 
     ucontext    switch stacks by ucontext, as on processors that the runtime has no code of its own for: several times
@@ -322,7 +315,7 @@ _runtimes: dict[str, Runtime] = {}
 _runtimes_lock = threading.Lock()
 
 
-def _runtime(compiler: Compiler, ucontext: bool, cache: Cache) -> Runtime:
+def _runtime(compiler: Compiler, ucontext: bool, cache: DiskCache) -> Runtime:
     """The runtime, built once a compiler and loaded once a process: its handlers and stacks are the process's."""
     source = (CPU_DIR / "runtime.cpp").read_text(encoding="utf-8")
     flags = [*_RUNTIME_FLAGS, *(["-DFUSEGRAPH_CPU_UCONTEXT"] if ucontext else [])]
