@@ -16,13 +16,11 @@ from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
-from fusegraph.ops.convert import to_reference
+from fusegraph.ops.convert import Array, to_reference
 from fusegraph.report import artifacts
 from fusegraph.report.check import CheckResult, check_executable, random_inputs, run
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device
-
-Array = np.ndarray[Any, Any]
 
 _TIMED_CALLS = 10
 

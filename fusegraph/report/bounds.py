@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -22,13 +21,11 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import TF32
-from fusegraph.ops.convert import round_to, to_reference
+from fusegraph.ops.convert import Array, round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
-
-Array = np.ndarray[Any, Any]
 
 #: Relative error of the approximate instructions, used where everything is stored in 16 bits or fewer.
 APPROXIMATE = 2.0**-15

@@ -19,15 +19,13 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.attention_front import fronts_of
 from fusegraph.ops.base import Kind
-from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.ops.convert import Array, from_reference, to_reference
 from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import empty_numpy
-
-Array = np.ndarray[Any, Any]
 
 #: `compare`'s slack for libraries.  The bounds are proven of our own formulas; others may lose all digits of an element
 #: close to 0 (x / 2 * (1 + erf(x / sqrt(2))) does for negative x) though they are right in units of the largest.

@@ -16,7 +16,7 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError
 from fusegraph.graph import Graph
-from fusegraph.ops.convert import to_reference
+from fusegraph.ops.convert import Array, to_reference
 from fusegraph.report.check import (
     LIBRARY_SLACK,
     CheckResult,
@@ -30,8 +30,6 @@ from fusegraph.report.check import (
 from fusegraph.report.eager import Eager
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.timing import ColdTimer
-
-Array = np.ndarray[Any, Any]
 
 #: What can be compared: every engine, and torch op by op.
 ENGINES = ("cuda", "cudnn", "torch", "cpu", "reference")

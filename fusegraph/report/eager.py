@@ -18,6 +18,7 @@ from fusegraph.dtypes import DType, bfloat16, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.convert import Array
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import MODES
 from fusegraph.ops.sort import order_of
@@ -25,8 +26,6 @@ from fusegraph.report.bounds import Rounding
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling, response_norm
 from fusegraph.report.eager_reductions import REDUCTIONS
 from fusegraph.runtime.arrays import torch_dtype
-
-Array = np.ndarray[Any, Any]
 
 #: Names, as torch has them too, of the dtypes that it computes in.
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
