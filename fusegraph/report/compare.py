@@ -14,7 +14,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
-from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError
+from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError, one_line
 from fusegraph.graph import Graph
 from fusegraph.ops.convert import Array, to_reference
 from fusegraph.report.check import (
@@ -167,7 +167,7 @@ def _on(
         except GraphError:
             raise
         except REFUSALS as error:
-            return EngineResult(engine, "refused", None, _one_line(error)), None
+            return EngineResult(engine, "refused", None, one_line(error)), None
         except Exception as error:
             return _failed(engine, error, refused=engine in LIBRARIES or _out_of_memory(error)), None
         try:
@@ -195,7 +195,7 @@ def _on(
 
 
 def _failed(engine: str, error: Exception, *, refused: bool) -> EngineResult:
-    reason = f"{type(error).__name__}: {_one_line(error)}"
+    reason = f"{type(error).__name__}: {one_line(error)}"
     return EngineResult(engine, "refused" if refused else "failed", None if refused else False, reason)
 
 
@@ -268,10 +268,6 @@ def _best_of(call: Callable[[], object]) -> tuple[float, str]:
 
 def _gpu_text(repeats: int) -> str:
     return f"GPU, cold L2, median of {repeats}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --- two engines

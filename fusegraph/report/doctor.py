@@ -79,13 +79,8 @@ class Diagnosis:
 
     def plain(self) -> dict[str, Any]:
         """As plain data, ready for JSON."""
-        return {
-            "ok": self.ok,
-            "compiles": self.compiles,
-            "runs_on_gpu": self.runs_on_gpu,
-            "runs_on_cpu": self.runs_on_cpu,
-            "findings": [asdict(f) for f in self.findings],
-        }
+        verdicts = {name: getattr(self, name) for name in ("ok", "compiles", "runs_on_gpu", "runs_on_cpu")}
+        return {**verdicts, "findings": [asdict(f) for f in self.findings]}
 
 
 def diagnose() -> Diagnosis:
@@ -129,16 +124,7 @@ def _nvrtc() -> list[Finding]:
         nvrtc.compile_kernels([_PROBE], "sm_90a" if "sm_90a" in archs else archs[-1])
     except FusegraphError as error:
         return [Finding("NVRTC", False, detail=str(error), needed=needed, install=_PIP_NVRTC)]
-    return [Finding("NVRTC", True, version, _nvrtc_path(), f"compiles for {', '.join(archs)}", needed)]
-
-
-def _nvrtc_path() -> str:
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
-    except Exception:  # a system installation that only the loader finds: it works, its place is unknown
-        return ""
+    return [Finding("NVRTC", True, version, nvrtc.library_path(), f"compiles for {', '.join(archs)}", needed)]
 
 
 def _driver() -> list[Finding]:

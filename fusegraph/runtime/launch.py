@@ -234,10 +234,11 @@ class _Slot:
 
     def _prepared(self, config: Any, launch: Launch, positions: tuple[int, ...]) -> Callable[[], tuple[Any]]:
         """What queues a kernel, after its arguments that are to be zero are set to that."""
-        kernel = _prepared(config, launch.function.handle, self._parameters(launch, positions))
+        cuda, parameters = driver.bindings(), self._parameters(launch, positions)
+        kernel: Callable[[], tuple[Any]] = partial(cuda.cuLaunchKernelEx, config, launch.function.handle, parameters, 0)
         if not launch.zeroed:
             return kernel
-        memset, table = driver.bindings().cuMemsetD8Async, self._table
+        memset, table = cuda.cuMemsetD8Async, self._table
         places = [(positions[argument], nbytes) for argument, nbytes in launch.zeroed]
 
         def both() -> tuple[Any]:
@@ -318,14 +319,6 @@ class _Map:
         else:
             tensor_map.encode(self.block, self._described, address, self._kernel)
         self._address = address
-
-
-def _prepared(config: Any, function: Any, parameters: int) -> Callable[[], tuple[Any]]:
-    """The launch of a function, to be called without arguments: the road that every launch takes into the driver.
-
-    parameters   the address of an array with the address of every parameter.
-    """
-    return partial(driver.bindings().cuLaunchKernelEx, config, function, parameters, 0)
 
 
 def _config(launch: Launch) -> Any:
