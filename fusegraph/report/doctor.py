@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _PROBE = KernelSource(
     block=(4, 1, 1),
 )
 _PIP_NVRTC = "pip install 'cuda-python>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
+_PIP_CUDNN = "optional: pip install 'fusegraph[cudnn]'"
+_FOR_BINDINGS, _FOR_CUDNN = "NVRTC and the CUDA driver", "comparing with cuDNN"
 _GET_COMPILER = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), or name one in FUSEGRAPH_CXX"
 
 
@@ -87,11 +90,11 @@ def diagnose() -> Diagnosis:
     """Looks at everything.  What fails is a finding; nothing is raised."""
     probes: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("Python", _python),
-        ("cuda-bindings", _cuda_bindings),
+        ("cuda-bindings", partial(_distribution, "cuda-bindings", "cuda-bindings", _FOR_BINDINGS, _PIP_NVRTC)),
         ("NVRTC", _nvrtc),
         ("CUDA driver", _driver),
         ("C++ compiler", _compiler),
-        ("cuDNN frontend", _cudnn_frontend),
+        ("cuDNN frontend", partial(_distribution, "cuDNN frontend", "nvidia-cudnn-frontend", _FOR_CUDNN, _PIP_CUDNN)),
         ("cuDNN library", _cudnn_library),
         ("cache folder", _cache),
     ]
@@ -110,10 +113,6 @@ def _python() -> list[Finding]:
         Finding("fusegraph", True, __version__, str(Path(__file__).parents[1]), needed="everything"),
         Finding("codegen", True, path=codegen_folder(), detail="the one that came with fusegraph", needed="everything"),
     ]
-
-
-def _cuda_bindings() -> list[Finding]:
-    return [_distribution("cuda-bindings", "cuda-bindings", "NVRTC and the CUDA driver", _PIP_NVRTC)]
 
 
 def _nvrtc() -> list[Finding]:
@@ -157,14 +156,9 @@ def _compiler() -> list[Finding]:
     return [Finding("C++ compiler", True, result.stdout.partition("\n")[0], " ".join(compiler.command), "", needed)]
 
 
-def _cudnn_frontend() -> list[Finding]:
-    install = "optional: pip install 'fusegraph[cudnn]'"
-    return [_distribution("cuDNN frontend", "nvidia-cudnn-frontend", "comparing with cuDNN", install)]
-
-
 def _cudnn_library() -> list[Finding]:
     """The library of the PyPI package, else one that the system's loader finds."""
-    name, needed = "cuDNN library", "comparing with cuDNN"
+    name, needed = "cuDNN library", _FOR_CUDNN
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         package = importlib.metadata.distribution("nvidia-cudnn-cu13")
         library = next((f for f in package.files or () if f.name.startswith("libcudnn.so")), None)
@@ -173,18 +167,17 @@ def _cudnn_library() -> list[Finding]:
     try:
         version = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
     except (OSError, AttributeError) as error:
-        install = "optional: pip install 'fusegraph[cudnn]'"
-        return [Finding(name, False, detail=str(error), needed=needed, install=install)]
+        return [Finding(name, False, detail=str(error), needed=needed, install=_PIP_CUDNN)]
     return [Finding(name, True, f"{version // 10000}.{version // 100 % 100}.{version % 100}", needed=needed)]
 
 
-def _distribution(name: str, package: str, needed: str, install: str) -> Finding:
+def _distribution(name: str, package: str, needed: str, install: str) -> list[Finding]:
     """An installed Python distribution."""
     try:
         found = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, False, detail=f"{package} is not installed", needed=needed, install=install)
-    return Finding(name, True, found.version, needed=needed)
+        return [Finding(name, False, detail=f"{package} is not installed", needed=needed, install=install)]
+    return [Finding(name, True, found.version, needed=needed)]
 
 
 def _cache() -> list[Finding]:

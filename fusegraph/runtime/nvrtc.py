@@ -195,14 +195,12 @@ def _compile(unit: _Unit, cache: DiskCache | None) -> CompiledKernel:
             f'the source of kernel {unit.source.name!r} defines no extern "C" __global__ function of that name'
         )
     resources = in_cubin | _resources_in_log(log, unit.source.name)
+    resources.setdefault("spill_bytes", resources["stack_bytes"])
     kernel = CompiledKernel(
         name=unit.source.name,
         arch=unit.arch,
         cubin=cubin,
-        registers=resources["registers"],
-        spill_bytes=resources.get("spill_bytes", resources["stack_bytes"]),
-        shared_bytes=resources["shared_bytes"],
-        stack_bytes=resources["stack_bytes"],
+        **resources,
         compile_ms=(time.perf_counter() - start) * 1e3,
         cached=False,
         log=log,
