@@ -164,7 +164,7 @@ def test_dlpack_round_trip(dtype, versioned):
 
 @pytest.mark.parametrize("x", [BASE.T, np.array(3, np.int32), BASE[:, :0], BASE[1:, ::2]])
 def test_dlpack_layouts(x):
-    seen = arrays.from_dlpack(Producer(x))
+    seen = view(Producer(x), name="x")
     np.testing.assert_array_equal(arrays.to_numpy(seen), x)
     assert x.size == 0 or seen.pointer == x.ctypes.data
 
@@ -439,11 +439,11 @@ def test_jax_refused():
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "dlpack"])
 @pytest.mark.parametrize("strides", [(12, 4, 1), (1, 2, 6), (16, 5, 1), (0, 4, 1)])
-def test_empty_like_framework(framework, strides):
+def test_allocator(framework, strides):
     if framework in ("torch", "jax"):
         pytest.importorskip(framework)
     for dtype in (float32, bfloat16, float8_e4m3, bool_):
-        x = arrays.empty_like_framework(framework, (2, 3, 4), strides, dtype, CPU)
+        x = arrays.allocator(framework, (2, 3, 4), strides, dtype, CPU)()
         seen = view(x, name="y")
         assert seen[1:5] == ((2, 3, 4), strides, dtype, CPU)
         assert not seen.readonly
@@ -454,10 +454,9 @@ def test_empty_like_framework(framework, strides):
         np.testing.assert_array_equal(arrays.to_numpy(done).astype(np.float32), 1)
 
 
-def test_empty_like_framework_takes_a_view_and_no_elements():
-    example = view(np.ones(3), name="x")
-    assert arrays.empty_like_framework(example, (0, 3), (3, 1), float32, CPU).shape == (0, 3)
-    assert arrays.empty_like_framework(example, (), (), float32, CPU).shape == ()
+def test_allocator_of_no_elements_and_of_no_dimensions():
+    assert arrays.allocator("numpy", (0, 3), (3, 1), float32, CPU)().shape == (0, 3)
+    assert arrays.allocator("numpy", (), (), float32, CPU)().shape == ()
 
 
 # --- streams -------------------------------------------------------------------------------------------------------

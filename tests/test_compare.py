@@ -9,7 +9,7 @@ import pytest
 
 import fusegraph as fg
 from fusegraph.cli import main
-from fusegraph.cli.compare import DIFFERENCE_KEYS, ENGINE_KEYS, GRAPH_KEYS, OUTPUT_KEYS, chosen
+from fusegraph.cli.compare import chosen
 from fusegraph.dtypes import bfloat16, float8_e4m3
 from fusegraph.engines.reference import ReferenceExecutable
 from fusegraph.errors import (
@@ -28,6 +28,13 @@ from fusegraph.report import eager
 from fusegraph.report.check import LIBRARY_SLACK, check_executable, compare, placed, random_inputs, rounding_of
 from fusegraph.report.compare import compare_engines
 from fusegraph.runtime.arrays import CPU
+
+#: Keys of ``compare --json``: of a graph, of an engine there, of its outputs, of a difference between two.
+GRAPH_KEYS = ("name", "seed", "ok", "engines", "differences")
+ENGINE_KEYS = ("engine", "status", "ok", "reason", "us", "timing", "build_s", "kernels", "workspace_bytes", "note")
+ENGINE_KEYS += ("outputs",)
+OUTPUT_KEYS = ("name", "max_abs_error", "rel_error", "undecided", "wrong", "worst", "ok")
+DIFFERENCE_KEYS = ("output", "engines", "max_abs", "rel", "unequal")
 
 FMA = """
 import fusegraph as fg

@@ -18,6 +18,7 @@ from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import arrays, dlpack, driver, launch, replay
 from fusegraph.runtime.arrays import CPU, DeviceArray, cuda_device
 from fusegraph.runtime.entry_points import pointer_device
+from fusegraph.runtime.views import from_dlpack_viewer
 
 TILED = TensorMap(1, "bfloat16", (100, 50), (256,), (64, 32), (1, 2), 128, offset=16)
 IM2COL = TensorMap(
@@ -158,10 +159,10 @@ def double_capture() -> None:
     """Memory, modules and finalisers work while a stream is captured; the thread's capture mode is put back."""
     lib = library()
     buffer = driver.allocate(16)
-    module = launch.load_module(b"IMG")
+    module = launch.Module(b"IMG")
     lib.double_capture(1)
     inside = driver.allocate(32)
-    other = launch.load_module(b"IMG")
+    other = launch.Module(b"IMG")
     del buffer, module
     gc.collect()
     assert log(lib)[-1] == "unload"
@@ -198,17 +199,12 @@ def double_streams_and_events() -> None:
 def double_launch() -> None:
     lib = library()
     with raises(DeviceError, "load a kernel image of 3 bytes", "CUDA_ERROR_INVALID_IMAGE"):
-        launch.load_module(b"abc")
-    module = launch.load_module(b"IMG")
+        launch.Module(b"abc")
+    module = launch.Module(b"IMG")
     with raises(DeviceError, "find kernel absent", "CUDA_ERROR_NOT_FOUND"):
         module.function("absent")
     function = module.function("mixed")
-    assert (function.registers, function.local_bytes, function.shared_bytes, function.max_threads) == (
-        32,
-        16,
-        1000,
-        1024,
-    )
+    assert (function.registers, function.shared_bytes, function.max_threads) == (32, 1000, 1024)
 
     parameters = [0, TILED, 1, IM2COL]
     run = launch.Launch(function, (2, 3, 4), (32, 2, 1), 0, 2, parameters)
@@ -306,7 +302,7 @@ def double_threads() -> None:
     """One Launch from several threads: no call sees another's arguments (the double's kernel dawdles over them)."""
     library()
     n, calls = 64, 40
-    add_one = launch.Launch(launch.load_module(b"IMG").function("add_one"), (2, 1, 1), (32, 1, 1), 0, 2)
+    add_one = launch.Launch(launch.Module(b"IMG").function("add_one"), (2, 1, 1), (32, 1, 1), 0, 2)
     wrong: list[object] = []
 
     def work(seed: int) -> None:
@@ -330,7 +326,7 @@ def double_threads() -> None:
 def double_sequences() -> None:
     """Several kernels with one table of addresses; the thread's context is looked at each time."""
     lib = library()
-    function = launch.load_module(b"\x7fELF", 0).function("any")
+    function = launch.Module(b"\x7fELF", 0).function("any")
     lib.double_pointers(3)
     step = launch.Launch(function, (1, 1, 1), (32, 1, 1), 0, 3)
     run = launch.LaunchSequence([(step, (0, 3, 4)), (step, (4, 2, 1))], 2, [0x77], [0, 0x100], device=0)
@@ -371,7 +367,7 @@ def double_sequences() -> None:
 def double_tensor_maps_of_intermediates() -> None:
     """Their address changes with the workspace alone."""
     lib = library()
-    mixed = launch.load_module(b"IMG").function("mixed")
+    mixed = launch.Module(b"IMG").function("mixed")
     step = launch.Launch(mixed, (1, 1, 1), (32, 1, 1), 0, 2, [0, TILED, 1, TILED])
     run = launch.LaunchSequence([(step, (0, 1))], 1, (), [32], device=0)
     for workspace, calls in ((0x1000, ["tiled", "tiled"]), (0x1000, []), (0x2000, ["replace", "replace"])):
@@ -451,7 +447,7 @@ def double_device_arrays() -> None:
 
     # Through the protocols back into views, in stream order.
     lib.double_clear()
-    seen = arrays.from_dlpack(there, stream=6)
+    seen = from_dlpack_viewer("dlpack")(there, "x", 6)
     assert seen[:6] == (there.pointer, there.shape, there.strides, float32, cuda_device(1), "dlpack")
     only = type("Only", (), {"__cuda_array_interface__": interface})()
     again = arrays.view(only, name="x", stream=6)
@@ -462,7 +458,7 @@ def double_device_arrays() -> None:
     arrays.view(there, name="x", stream=6)
     assert log(lib).count("wait 0x6") == 3
 
-    new = arrays.empty_like_framework("numpy", (3, 4), (1, 4), bfloat16, cuda_device(1), stream=5)
+    new = arrays.allocator("numpy", (3, 4), (1, 4), bfloat16, cuda_device(1), stream=5)()
     assert isinstance(new, DeviceArray)
     assert (new.strides, new.stream, new.owner.nbytes) == ((1, 4), 5, 30)
 
@@ -475,7 +471,7 @@ def double_exit() -> None:
     """What is still alive at the end of the process is left to the driver, without a word."""
     library()
     global kept
-    module = launch.load_module(b"IMG")
+    module = launch.Module(b"IMG")
     kept = [module, module.function("nothing"), driver.allocate(8), driver.Event(), DeviceArray.empty((3,), "int8")]
     kept.append(kept)
 

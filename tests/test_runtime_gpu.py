@@ -46,7 +46,7 @@ def test_device_array_interface_and_protocols():
     only = type("Only", (), {"__cuda_array_interface__": there.__cuda_array_interface__})()
     seen = view(only, name="x")
     assert seen[:5] == (there.pointer, (3, 4), (4, 1), float32, cuda_device(0))
-    seen = arrays.from_dlpack(there)
+    seen = views.from_dlpack_viewer("dlpack")(there, "x", 0)
     assert seen[:6] == (there.pointer, (3, 4), (4, 1), float32, cuda_device(0), "dlpack")
     np.testing.assert_array_equal(arrays.to_numpy(seen), x)
 
@@ -65,7 +65,7 @@ def test_torch_on_cuda():
         np.testing.assert_array_equal(there.to_numpy().astype(np.float64), host)
         back = torch.from_dlpack(there)
         assert (back.data_ptr(), back.dtype, back.stride()) == (x.data_ptr(), x.dtype, x.stride())
-        new = arrays.empty_like_framework(seen, (4, 3), (1, 4), dtype, cuda_device(0))
+        new = arrays.allocator(seen.framework, (4, 3), (1, 4), dtype, cuda_device(0))()
         assert (new.dtype, new.stride(), new.device.type) == (x.dtype, (1, 4), "cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -99,10 +99,10 @@ def test_cupy_on_cuda():
         np.testing.assert_array_equal(arrays.to_numpy(seen), cupy.asnumpy(array_))
     with pytest.raises(ArgumentError, match="negative stride"):
         view(x[::-1], name="x")
-    new = arrays.empty_like_framework("cupy", (3, 4), (1, 3), float32, cuda_device(0))
+    new = arrays.allocator("cupy", (3, 4), (1, 3), float32, cuda_device(0))()
     assert isinstance(new, cupy.ndarray)
     assert new.strides == (4, 12)
-    fallback = arrays.empty_like_framework("cupy", (3, 4), (4, 1), float8_e4m3, cuda_device(0))
+    fallback = arrays.allocator("cupy", (3, 4), (4, 1), float8_e4m3, cuda_device(0))()
     assert view(fallback, name="y").dtype == float8_e4m3
     with cupy.cuda.Stream(non_blocking=True) as stream:
         assert arrays.current_stream("cupy", cuda_device(0)) == stream.ptr == arrays.as_stream(stream)
@@ -121,7 +121,7 @@ def test_jax_on_cuda():
         seen = view(x, name="x")
         assert seen[1:6] == ((3, 4), (4, 1), dtype, cuda_device(0), "jax")
         np.testing.assert_array_equal(arrays.to_numpy(seen), np.asarray(x))
-        new = arrays.empty_like_framework("jax", (3, 4), (4, 1), dtype, cuda_device(0))
+        new = arrays.allocator("jax", (3, 4), (4, 1), dtype, cuda_device(0))()
         assert isinstance(new, DeviceArray)
         driver.memset(new.pointer, 0, new.nbytes)
         done = arrays.hand_over(new, "jax")
@@ -166,7 +166,7 @@ def gpu_module() -> launch.Module:
     assert int(code) == 0
     cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
     assert int(nvrtc.nvrtcGetCUBIN(program, cubin)[0]) == 0
-    return launch.load_module(bytes(cubin))
+    return launch.Module(bytes(cubin))
 
 
 def test_gpu_properties():
@@ -356,4 +356,4 @@ def test_gpu_launch_from_threads(gpu_module):
 
 def test_gpu_bad_image():
     with pytest.raises(DeviceError, match="cannot load a kernel image"):
-        launch.load_module(b"not a cubin at all" * 10)
+        launch.Module(b"not a cubin at all" * 10)

@@ -6,24 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from math import inf
-from typing import Any
 
-from fusegraph.bench.workload import Build, Input, Workload
-from fusegraph.graph import Graph, Tensor
+from fusegraph.bench.graphs import DOCUMENT, WINDOW
+from fusegraph.bench.workload import Input, Workload
 from fusegraph.ops.attention_band import positions_met
 
 #: Of the sequences of a packed batch: 16384 tokens.
 PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)
-#: Of the documents one after another in a sequence, and what a position farther away loses.
-DOCUMENT, SLOPE = 1024, 0.001
 
 
 def attention() -> Iterator[Workload]:
     """Every row, the board's first."""
     yield from board()
     yield _row(2, 32, 32, 8192, 256, causal=True)
-    yield _row(2, 32, 32, 8192, 128, causal=True, window=1024)
+    yield _row(2, 32, 32, 8192, 128, causal=True, window=WINDOW)
     yield _decode(8, 32, 8, 32768, 128)
     yield _packed(PACKED, 32, 32, 128)
     yield _packed(PACKED, 32, 8, 128)
@@ -33,7 +29,7 @@ def attention() -> Iterator[Workload]:
         Input("documents", (8192,), dtype="int32", values=tuple(n // DOCUMENT for n in range(8192))),
     )
     name = f"attention b2 h32 s8192 d128 causal, documents of {DOCUMENT} and a bias by distance bf16"
-    yield Workload(name, "bfloat16", operands, shape, "sdpa_documents", _documents)
+    yield Workload(name, "bfloat16", operands, shape, "sdpa_documents")
 
 
 def board() -> Iterator[Workload]:
@@ -62,12 +58,7 @@ def _row(batch: int, heads: int, shared: int, length: int, size: int, *, causal:
     name = f"sdpa b{batch} h{heads}{grouped} s{length} d{size} {kind} bf16"
     operands = (Input("q", shape), Input("k", keys), Input("v", keys))
     torch = "sdpa_window" if window else "sdpa_grouped" if grouped else "sdpa_causal" if causal else "sdpa"
-    return Workload(name, "bfloat16", operands, shape, torch, _sdpa(causal, window), flops, "bf16")
-
-
-def _sdpa(causal: bool, window: int) -> Build:
-    left: dict[str, Any] = {"diagonal_band_left_bound": window} if window else {}
-    return lambda g, q, k, v: g.sdpa(q, k, v, use_causal_mask=causal, **left)
+    return Workload(name, "bfloat16", operands, shape, torch, flops, "bf16")
 
 
 def _backward(batch: int, heads: int, length: int, size: int) -> Workload:
@@ -78,14 +69,7 @@ def _backward(batch: int, heads: int, length: int, size: int) -> Workload:
     )
     flops = 10 * batch * heads * (length * (length + 1) // 2) * size
     name = f"sdpa backward b{batch} h{heads} s{length} d{size} causal bf16"
-    return Workload(
-        name, "bfloat16", operands, shape, "sdpa_backward", _sdpa_backward, flops, "bf16", also=(shape, shape)
-    )
-
-
-def _sdpa_backward(g: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
-    q, k, v, out, loss, stats = operands
-    return g.sdpa_backward(q, k, v, out, loss, stats, use_causal_mask=True)
+    return Workload(name, "bfloat16", operands, shape, "sdpa_backward", flops, "bf16", also=(shape, shape))
 
 
 def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Workload:
@@ -93,7 +77,7 @@ def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Work
     name = f"sdpa b{batch} h{heads}/{shared} 1 query of {length} keys d{size} bf16"
     operands = (Input("q", shape), Input("k", keys), Input("v", keys))
     flops = 4 * batch * heads * length * size
-    return Workload(name, "bfloat16", operands, shape, "sdpa_decode", _sdpa(False, 0), flops, "bf16")
+    return Workload(name, "bfloat16", operands, shape, "sdpa_decode", flops, "bf16")
 
 
 def _packed(lengths: tuple[int, ...], heads: int, shared: int, size: int) -> Workload:
@@ -109,19 +93,4 @@ def _packed(lengths: tuple[int, ...], heads: int, shared: int, size: int) -> Wor
     q, k, v = tensor("q", heads), tensor("k", shared), tensor("v", shared)
     operands = (q, k, v, Input("offsets", (len(offsets),), dtype="int32", values=offsets))
     flops = 4 * heads * size * sum(n * (n + 1) // 2 for n in lengths)
-    return Workload(
-        name, "bfloat16", operands, q.shape, "sdpa_packed", _sdpa_packed, flops, "bf16", output_strides=q.strides
-    )
-
-
-def _sdpa_packed(g: Graph, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    return g.sdpa(q, k, v, ragged_offset_q=offsets, ragged_offset_kv=offsets, use_causal_mask=True)
-
-
-def _documents(g: Graph, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-    scores = g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * (q.shape[-1] ** -0.5)
-    row, column = g.gen_index(scores, axis=2), g.gen_index(scores, axis=3)
-    same = g.cmp_eq(g.reshape(documents, shape=(documents.size, 1)), documents)
-    scores = scores + g.cast(row - column, "float32") * -SLOPE
-    scores = g.binary_select(scores, -inf, g.logical_and(same, column <= row))
-    return g.cast(g.softmax(scores), "bfloat16") @ v
+    return Workload(name, "bfloat16", operands, q.shape, "sdpa_packed", flops, "bf16", output_strides=q.strides)

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusegraph.bench.workload import Build, Input, Workload, short
-from fusegraph.graph import Graph, Tensor
+from fusegraph.bench.workload import Input, Workload, short
 from fusegraph.layout import layout_strides
 
 Strides = tuple[int, ...] | None
-
-
-def _add(g: Graph, a: Tensor, b: Tensor) -> Tensor:
-    return a + b
-
-
-def _copy(g: Graph, x: Tensor) -> Tensor:
-    return g.identity(x)
-
-
-def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    return g.sigmoid(a + b * c)
 
 
 def layouts() -> Iterator[Workload]:
@@ -50,7 +37,6 @@ def layouts() -> Iterator[Workload]:
                 (Input("a", shape, strides=a), Input("b", other, strides=b)),
                 shape,
                 "add",
-                _add,
                 output_strides=out,
             )
     image = (64, 256, 56, 56)
@@ -62,14 +48,12 @@ def layouts() -> Iterator[Workload]:
                 (Input("x", image, source),),
                 image,
                 f"to {target}",
-                _copy,
                 output_strides=layout_strides(image, target),
             )
 
 
 def calls() -> Iterator[Workload]:
     """Three inputs and one output of few elements: the time of a call is the host's."""
-    build: Build = _sigmoid_fma
     for n in (1 << 10, 1 << 16):
         operands = tuple(Input(name, (n,)) for name in "abc")
-        yield Workload(f"sigmoid(a+b*c) {n} fp32", "float32", operands, (n,), "sigmoid_fma", build)
+        yield Workload(f"sigmoid(a+b*c) {n} fp32", "float32", operands, (n,), "sigmoid_fma")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -26,12 +27,10 @@ from fusegraph.bench.plot import PARTS
 from fusegraph.bench.results import Row
 from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.bench.workload import AnyWorkload
-from fusegraph.dtypes import DType, as_dtype
+from fusegraph.dtypes import as_dtype
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError, NotSupportedError
-from fusegraph.graph import Graph
-from fusegraph.layout import layout_strides
 from fusegraph.runtime import driver, nvrtc, temporary
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.cache import DiskCache
@@ -149,20 +148,21 @@ class Bench:
             self._load(engine)
         floor = self.floor_us(workload)
         arrays = [
-            random_array(shape, strides, dtype, self.device, seed=number)
-            for number, (shape, strides, dtype) in enumerate(_operands(workload))
+            random_array(t.shape, t.strides, t.dtype, self.device, seed=number)
+            for number, t in enumerate(workload.graph().inputs)
         ]
         for number, told in enumerate(workload.inputs):
             if told.values:
                 values = np.array(told.values, arrays[number].dtype.numpy).reshape(told.shape)
                 arrays[number] = to_device(values, self.device)
-        prepared = {
+        prepared: dict[str, Callable[..., _Built]] = {
             "cuda": self._ours,
             "cudnn": self._cudnn,
-            "torch": self._torch,
-            "compile": self._compiled,
-            "compile-max": self._compiled_max,
-            "plain": self._plain,
+            "torch": self._eager,
+            "compile": partial(self._inductor, mode="default"),
+            # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
+            "compile-max": partial(self._inductor, mode="max-autotune-no-cudagraphs"),
+            "plain": partial(self._eager, which="alone", note="eager, the product or convolution alone"),
             "cupy": self._cupy,
         }
         entries = [_Entry(engine, self.device) for engine in ("cuda", *peers)]
@@ -220,19 +220,9 @@ class Bench:
         if built is None:
             return Row(workload.name, entry.engine, None, floor, None, None, None, entry.reason)
         us = median(entry.times)
-        return Row(
-            workload.name,
-            entry.engine,
-            us,
-            floor,
-            floor / us,
-            entry.build_s,
-            entry.host_us,
-            built.note,
-            entry.cached_s,
-            entry.replay_us,
-            built.kernels,
-        )
+        measured = (us, floor, floor / us, entry.build_s, entry.host_us)
+        more = (built.note, entry.cached_s, entry.replay_us, built.kernels)
+        return Row(workload.name, entry.engine, *measured, *more)
 
     def _on_the_host(self, entry: _Entry) -> None:
         built, us = entry.built, median(entry.times)
@@ -268,21 +258,13 @@ class Bench:
         driver.synchronize(0, self.device)
         return min(times)
 
-    def _graph(self, workload: AnyWorkload) -> Graph:
-        graph = workload.graph()
-        if graph is None:
-            raise NotImplementedError(workload.missing)
-        return graph
-
     def _ours(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
         held = temporary.folder()  # as long as `build`
         folder = held.__enter__()  # empty: nothing that was built before is in it
 
         def build(_: Any = held) -> Any:
             cache = DiskCache(folder)
-            return compile_graph(
-                self._graph(workload), "cuda", device=self.device, cache=cache, autotune=self._autotune
-            )
+            return compile_graph(workload.graph(), "cuda", device=self.device, cache=cache, autotune=self._autotune)
 
         executable = build()
         out = executable(*arrays)
@@ -303,7 +285,7 @@ class Bench:
             if workload.torch in cudnn_peers.functions():
                 run, name = cudnn_peers.functions()[workload.torch](workload, arrays, self.timer)
                 return _Built(run, name, 1)
-        executable = compile_graph(self._graph(workload), "cudnn", device=self.device, autotune=True)
+        executable = compile_graph(workload.graph(), "cudnn", device=self.device, autotune=True)
         out = executable(*arrays)
         plans = executable.plans  # type: ignore[attr-defined]
         return _Built(lambda: executable(*arrays, out=out), ", ".join(p.name for p in plans), len(plans))
@@ -329,20 +311,11 @@ class Bench:
             function.prepare(*tensors)
         return function, tensors
 
-    def _torch(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        function, tensors = self._torch_call(workload, arrays)
-        return _Built(lambda: function(*tensors), "eager")
-
-    def _plain(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        function, tensors = self._torch_call(workload, arrays, "alone")
-        return _Built(lambda: function(*tensors), "eager, the product or convolution alone")
-
-    def _compiled(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        return self._inductor(workload, arrays, "default")
-
-    def _compiled_max(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
-        return self._inductor(workload, arrays, "max-autotune-no-cudagraphs")
+    def _eager(
+        self, workload: AnyWorkload, arrays: Sequence[DeviceArray], which: str = "functions", note: str = "eager"
+    ) -> _Built:
+        function, tensors = self._torch_call(workload, arrays, which)
+        return _Built(lambda: function(*tensors), note)
 
     def _inductor(self, workload: AnyWorkload, arrays: Sequence[DeviceArray], mode: str) -> _Built:
         function, tensors = self._torch_call(workload, arrays)
@@ -367,16 +340,6 @@ class Bench:
         operands = [cupy.from_dlpack(a) for a in arrays]
         out = cupy.empty_like(operands[0])
         return _Built(lambda: kernel(*operands, out), "ElementwiseKernel")
-
-
-def _operands(workload: AnyWorkload) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], DType]]:
-    """Shape, strides and dtype of every input."""
-    graph = workload.graph()
-    if graph is not None:
-        yield from ((t.shape, t.strides, t.dtype) for t in graph.inputs)
-    else:
-        for i in workload.inputs:
-            yield i.shape, layout_strides(i.shape, i.layout), as_dtype(i.dtype or workload.dtype)
 
 
 def environment(device: int = 0) -> dict[str, Any]:

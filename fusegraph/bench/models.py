@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from fusegraph.bench.workload import Build, Input, Workload, transposed
+from fusegraph.bench.graphs import Build
+from fusegraph.bench.workload import Input, Workload, transposed
 from fusegraph.graph import Graph, Tensor
 
 #: Images, or sequences, at a time.
@@ -85,9 +86,9 @@ class Conv:
             tuple(inputs),
             shape,
             "+".join([f"conv s{self.stride} p{self.padding}", *self.epilogue]),
-            _build(product, self.epilogue),
             flops,
             ("tf32" if unit == "tf32" else "bf16") if flops else "",
+            _build(product, self.epilogue),
         )
 
 
@@ -116,9 +117,9 @@ class Linear:
             tuple(inputs),
             (m, n),
             "+".join(["matmul", *self.epilogue]),
-            _build(lambda g, a, b: a @ b, self.epilogue),
             2 * m * n * k,
             "tf32" if unit == "tf32" else "bf16",
+            _build(lambda g, a, b: a @ b, self.epilogue),
         )
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 from codegen.naming import identifier
+from fusegraph.bench.graphs import GRAPHS, Build
 from fusegraph.dtypes import as_dtype
-from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.graph import Graph, Node
 from fusegraph.layout import extent
 from fusegraph.lowering.cudnn_attention import given
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.ops.base import TensorType
 from fusegraph.ops.contraction import TF32
-
-Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class Input:
 class Workload:
     """One row of a suite: a graph of ours and torch code of the same, over the same inputs.
 
-    build        (graph, *tensors) -> the result, or a tuple of several; None if a graph cannot express it yet.
-    missing      why there is no build: "no OP in the op table yet", or what else.
-    torch        name of the function in `fusegraph.bench.peers` that computes the same with torch.
     output       shape of the (first) result; also: those of the others.
+    torch        name of the function in `fusegraph.bench.peers` that computes the same with torch.
+    build        (graph, *tensors) -> the result, or a tuple of several; default: that of this name in
+                 `fusegraph.bench.graphs`.
     flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
                  rate that bounds them.
     extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
@@ -54,11 +52,10 @@ class Workload:
     inputs: tuple[Input, ...]
     output: tuple[int, ...]
     torch: str
-    build: Build | None = None
     flops: int = 0
     unit: str = ""
+    build: Build | None = None
     extra_bytes: int = 0
-    missing: str = ""
     output_strides: tuple[int, ...] | None = None
     also: tuple[tuple[int, ...], ...] = ()
     output_dtype: str | None = None
@@ -71,17 +68,16 @@ class Workload:
         written += sum(map(prod, self.also)) * as_dtype(self.dtype).itemsize
         return sum(each) + written + self.extra_bytes
 
-    def graph(self) -> Graph | None:
-        """The workload as a graph, None if it cannot be expressed yet."""
-        if self.build is None:
-            return None
+    def graph(self) -> Graph:
+        """The workload as a graph."""
+        build = self.build or GRAPHS[self.torch]
         compute = "tf32" if self.unit == "tf32" else "float32"
         graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
         tensors = [
             graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
             for i in self.inputs
         ]
-        result = self.build(graph, *tensors)
+        result = build(graph, *tensors)
         first, *others = result if isinstance(result, tuple) else (result,)
         graph.output(first, name="out", strides=self.output_strides)
         for number, other in enumerate(others):
@@ -102,7 +98,7 @@ def short(dtype: str) -> str:
 class GraphWorkload:
     """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
 
-    torch = missing = ""
+    torch = ""
     inputs: tuple[Input, ...] = ()
 
     def __init__(self, graph: Graph, name: str = "") -> None:

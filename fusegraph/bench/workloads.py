@@ -13,92 +13,7 @@ from math import prod
 from fusegraph.bench import attention, models
 from fusegraph.bench.layouts import calls, layouts
 from fusegraph.bench.refused import refused
-from fusegraph.bench.workload import Build, Input, Workload, short, transposed
-from fusegraph.graph import Graph, Tensor
-
-
-def _sigmoid_fma(g: Graph, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    return g.sigmoid(a + b * c)
-
-
-def _gelu_tanh(g: Graph, a: Tensor, bias: Tensor, b: Tensor) -> Tensor:
-    return g.gelu(a + bias) * g.tanh(b) + a
-
-
-def _layernorm_gelu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return g.gelu(g.layernorm(x, weight, bias))
-
-
-_NORMS: dict[str, Build] = {"layernorm": Graph.layernorm, "layernorm_gelu": _layernorm_gelu, "rmsnorm": Graph.rmsnorm}
-
-
-def _norm_block(g: Graph, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return g.dropout(g.gelu(g.layernorm(x, weight, bias)), 2026, 0, probability=0.1) + residual
-
-
-def _batchnorm_relu(g: Graph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return g.relu(g.batchnorm(x, weight, bias)[0])
-
-
-def _filter(g: Graph, x: Tensor, w: Tensor) -> Tensor:
-    return g.conv_fprop(x, w, padding=1)
-
-
-def _depthwise_swish(g: Graph, x: Tensor, w: Tensor) -> Tensor:
-    return g.swish(g.conv_fprop(x, w, padding=1))
-
-
-def _maxpool(g: Graph, x: Tensor) -> Tensor:
-    return g.max_pool(x, 3, 2, 1)
-
-
-def _avgpool(g: Graph, x: Tensor) -> Tensor:
-    return g.avg_pool(x, 3, 2, 1)
-
-
-def _swiglu(g: Graph, x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    return g.swish(x @ gate) * (x @ up)
-
-
-def _conv_sums(g: Graph, x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    y = g.relu(g.conv_fprop(x, w, padding=1) + bias)
-    return y, g.reduction(y, "add", (0, 2, 3))
-
-
-def _linear_gelu(g: Graph, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    return g.gelu_approx_tanh(a @ b + bias)
-
-
-def _dgrad(g: Graph, loss: Tensor, w: Tensor) -> Tensor:
-    return g.conv_dgrad(loss, w, padding=1)
-
-
-def _wgrad(g: Graph, x: Tensor, loss: Tensor) -> Tensor:
-    return g.conv_wgrad(x, loss, padding=1)
-
-
-def _conv_bias_relu(stride: int, padding: int) -> Build:
-    def build(g: Graph, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return g.relu(g.conv_fprop(x, w, stride=stride, padding=padding) + bias)
-
-    return build
-
-
-def _affine(g: Graph, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """relu(x * scale + bias), rounded as a tensor in memory would be."""
-    return g.cast(g.relu(x * scale + bias), x.dtype)
-
-
-def _affine_matmul(g: Graph, a: Tensor, scale: Tensor, bias: Tensor, b: Tensor) -> Tensor:
-    return _affine(g, a, scale, bias) @ b
-
-
-def _affine_conv(g: Graph, x: Tensor, scale: Tensor, bias: Tensor, w: Tensor) -> Tensor:
-    return g.conv_fprop(_affine(g, x, scale, bias), w, padding=1)
-
-
-def _dequantised_matmul(g: Graph, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
-    return a @ g.cast(b * scale, a.dtype)
+from fusegraph.bench.workload import Input, Workload, short, transposed
 
 
 def memory_bound() -> Iterator[Workload]:
@@ -107,68 +22,67 @@ def memory_bound() -> Iterator[Workload]:
     for dtype in ("float32", "bfloat16"):
         n = 1 << 26
         abc = tuple(Input(name, (n,)) for name in "abc")
-        yield Workload(f"sigmoid(a+b*c) 64Mi {short(dtype)}", dtype, abc, (n,), "sigmoid_fma", _sigmoid_fma)
+        yield Workload(f"sigmoid(a+b*c) 64Mi {short(dtype)}", dtype, abc, (n,), "sigmoid_fma")
     for dtype in ("float32", "bfloat16"):
         shape = (8192, 8192)
         operands = (Input("a", shape), Input("bias", (8192,)), Input("b", shape))
         name = f"gelu(a+bias)*tanh(b)+a 8192x8192 {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "gelu_tanh", _gelu_tanh)
+        yield Workload(name, dtype, operands, shape, "gelu_tanh")
     for rows, cols in ((8192, 8192), (32768, 1024), (2048, 65536)):
         for dtype in ("bfloat16", "float32"):
             name = f"softmax {rows}x{cols} {short(dtype)}"
-            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax", Graph.softmax)
+            yield Workload(name, dtype, (Input("x", (rows, cols)),), (rows, cols), "softmax")
     for norm in ("layernorm", "layernorm_gelu", "rmsnorm"):
         for rows, cols in ((16384, 4096), (8192, 8192)):
             for dtype in ("bfloat16", "float32"):
                 weights = (Input("weight", (cols,)), Input("bias", (cols,)))
                 operands = (Input("x", (rows, cols)), *(weights[:1] if norm == "rmsnorm" else weights))
                 name = f"{norm.replace('_', '+')} {rows}x{cols} {short(dtype)}"
-                yield Workload(name, dtype, operands, (rows, cols), norm, _NORMS[norm])
+                yield Workload(name, dtype, operands, (rows, cols), norm)
     rows, cols = shape = (16384, 4096)
     for dtype in ("bfloat16", "float32"):
         operands = (Input("x", shape), Input("residual", shape), Input("weight", (cols,)), Input("bias", (cols,)))
         name = f"layernorm+gelu+dropout+add {rows}x{cols} {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "layernorm_gelu_dropout_add", _norm_block)
+        yield Workload(name, dtype, operands, shape, "layernorm_gelu_dropout_add")
     for dtype in ("bfloat16", "float32"):
         statistics = (Input("mean", (rows, 1), dtype="float32"), Input("inv_variance", (rows, 1), dtype="float32"))
         operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), *statistics)
         also = ((cols,), (cols,))
         name = f"layernorm backward {rows}x{cols} {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "layernorm_backward", Graph.layernorm_backward, also=also)
+        yield Workload(name, dtype, operands, shape, "layernorm_backward", also=also)
     for dtype in ("bfloat16", "float32"):
         scale = Input("inv_variance", (rows, 1), dtype="float32")
         operands = (Input("loss", shape), Input("x", shape), Input("weight", (cols,)), scale)
         name = f"rmsnorm backward {rows}x{cols} {short(dtype)}"
-        yield Workload(name, dtype, operands, shape, "rmsnorm_backward", Graph.rmsnorm_backward, also=((cols,),))
+        yield Workload(name, dtype, operands, shape, "rmsnorm_backward", also=((cols,),))
     for dtype in ("bfloat16", "float32"):
         operands = (Input("loss", (8192, 8192)), Input("y", (8192, 8192)))
         name = f"softmax backward 8192x8192 {short(dtype)}"
-        yield Workload(name, dtype, operands, (8192, 8192), "softmax_backward", Graph.softmax_backward)
+        yield Workload(name, dtype, operands, (8192, 8192), "softmax_backward")
     image = (64, 256, 56, 56)
     for dtype in ("bfloat16", "float32"):
         size = prod(image) * (2 if dtype == "bfloat16" else 4)
         operands = (Input("x", image, "NHWC"), Input("weight", (256, 1, 1)), Input("bias", (256, 1, 1)))
         name = f"batchnorm training+relu 64x256x56x56 NHWC {short(dtype)}"
-        yield Workload(name, dtype, operands, image, "batchnorm_relu", _batchnorm_relu, extra_bytes=size)
+        yield Workload(name, dtype, operands, image, "batchnorm_relu", extra_bytes=size)
     for dtype in ("bfloat16", "float32"):
         name = f"maxpool 3x3 stride 2 64x256x56x56 NHWC {short(dtype)}"
         pooled = (64, 256, 28, 28)
-        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool", _maxpool)
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "maxpool")
         name = name.replace("maxpool", "avgpool")
-        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "avgpool", _avgpool)
+        yield Workload(name, dtype, (Input("x", image, "NHWC"),), pooled, "avgpool")
     for height, width in ((1024, 2048), (8192, 16384)):
         picture = (1, 1, height, width)
         operands = (Input("x", picture), Input("w", (1, 1, 3, 3)))
-        yield Workload(f"conv 3x3 1 channel {height}x{width} fp32", "float32", operands, picture, "conv", _filter)
+        yield Workload(f"conv 3x3 1 channel {height}x{width} fp32", "float32", operands, picture, "conv")
     for layout in ("NHWC", "NCHW"):
         operands = (Input("x", image, layout), Input("w", (256, 1, 3, 3)))
         for swish in (False, True):
             name = f"depthwise 3x3{'+swish' if swish else ''} 64x256x56x56 {layout} bf16"
-            build = _depthwise_swish if swish else _filter
-            yield Workload(name, "bfloat16", operands, image, "depthwise_swish" if swish else "depthwise", build)
+            yield Workload(name, "bfloat16", operands, image, "depthwise_swish" if swish else "depthwise")
     operands = _conv_inputs(64, 64, 56, 256, 1)
     name = "conv 1x1 64x64x56x56->256+bias+relu NHWC bf16"
-    yield Workload(name, "bfloat16", operands, (64, 256, 56, 56), "conv1x1_bias_relu", _conv_bias_relu(1, 0))
+    yield Workload(name, "bfloat16", operands, (64, 256, 56, 56), "conv1x1_bias_relu")
 
 
 def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, ...]:
@@ -182,17 +96,9 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
 def tensor_core_bound() -> Iterator[Workload]:
     """Workloads bound by the tensor cores."""
     operands: tuple[Input, ...]
-    plain = (Input("a", (8192, 8192)), transposed("b", 8192, 8192))
-    yield Workload(
-        "matmul 8192x8192x8192 bf16",
-        "bfloat16",
-        plain,
-        (8192, 8192),
-        "matmul",
-        lambda g, a, b: a @ b,
-        2 * 8192**3,
-        "bf16",
-    )
+    n = 8192
+    plain = (Input("a", (n, n)), transposed("b", n, n))
+    yield Workload(f"matmul {n}x{n}x{n} bf16", "bfloat16", plain, (n, n), "matmul", 2 * n**3, "bf16")
     for unit, dtype in (("bf16", "bfloat16"), ("tf32", "float32")):
         sizes = [(8192, 8192, 8192), (4096, 4096, 4096)]
         if unit == "bf16":
@@ -200,7 +106,7 @@ def tensor_core_bound() -> Iterator[Workload]:
         for m, n, k in sizes:
             operands = (Input("a", (m, k)), transposed("b", k, n), Input("bias", (n,)))
             name = f"matmul {m}x{n}x{k}+bias+gelu {unit}"
-            yield Workload(name, dtype, operands, (m, n), "linear_gelu", _linear_gelu, 2 * m * n * k, unit)
+            yield Workload(name, dtype, operands, (m, n), "linear_gelu", 2 * m * n * k, unit)
     for n, c, size, k, taps, stride, padding in (
         (64, 256, 56, 256, 3, 1, 1),
         (32, 128, 28, 128, 3, 1, 1),
@@ -214,35 +120,17 @@ def tensor_core_bound() -> Iterator[Workload]:
         base = f"conv {taps}x{taps}{step} {n}x{c}x{size}x{size}->{k}+bias+relu"
         operands = _conv_inputs(n, c, size, k, taps)
         torch = f"conv{taps}x{taps}s{stride}_bias_relu"
-        build = _conv_bias_relu(stride, padding)
-        yield Workload(f"{base} bf16", "bfloat16", operands, (n, k, out, out), torch, build, flops, "bf16")
+        variants = [("bf16", "bfloat16")]
         if (n, c, size) == (64, 256, 56) and stride == 1:
-            shape = (n, k, out, out)
-            yield Workload(f"{base} tf32", "float32", operands, shape, torch, build, flops, "tf32")
-            yield Workload(f"{base} fp32", "float32", operands, shape, torch, build, flops, "fp32")
+            variants += [("tf32", "float32"), ("fp32", "float32")]
+        for unit, dtype in variants:
+            yield Workload(f"{base} {unit}", dtype, operands, (n, k, out, out), torch, flops, unit)
     image, filters = (64, 256, 56, 56), (256, 256, 3, 3)
-    flops = 2 * 64 * 256 * 56 * 56 * 256 * 9
-    loss = Input("loss", image, "NHWC")
-    yield Workload(
-        "dgrad 3x3 64x256x56x56 256 filters bf16",
-        "bfloat16",
-        (loss, Input("w", filters, "NHWC")),
-        image,
-        "dgrad",
-        _dgrad,
-        flops,
-        "bf16",
-    )
-    yield Workload(
-        "wgrad 3x3 64x256x56x56 256 filters bf16",
-        "bfloat16",
-        (Input("x", image, "NHWC"), loss),
-        filters,
-        "wgrad",
-        _wgrad,
-        flops,
-        "bf16",
-    )
+    flops = 2 * prod(image) * 256 * 9
+    x, loss, w = Input("x", image, "NHWC"), Input("loss", image, "NHWC"), Input("w", filters, "NHWC")
+    for gradient, operands, output in (("dgrad", (loss, w), image), ("wgrad", (x, loss), filters)):
+        name = f"{gradient} 3x3 64x256x56x56 256 filters bf16"
+        yield Workload(name, "bfloat16", operands, output, gradient, flops, "bf16")
     yield from in_front()
     yield from on_the_result()
     yield from attention.board()
@@ -256,18 +144,18 @@ def in_front() -> Iterator[Workload]:
     for m, cols in ((n, n), (4 * n, 256)):  # two kernels cost less where there are many columns
         operands = (Input("a", (m, n)), *vectors, transposed("b", n, cols))
         name, flops = f"relu(a*scale+bias) @ b {m}x{cols}x{n} bf16", 2 * m * cols * n
-        yield Workload(name, "bfloat16", operands, (m, cols), "affine_matmul", _affine_matmul, flops, "bf16")
+        yield Workload(name, "bfloat16", operands, (m, cols), "affine_matmul", flops, "bf16")
     image = (64, 256, 56, 56)
     vectors = tuple(Input(name, (256, 1, 1), dtype="float32") for name in ("scale", "bias"))
     operands = (Input("x", image, "NHWC"), *vectors, Input("w", (256, 256, 3, 3), "NHWC"))
     name, flops = "scale+bias+relu+conv 3x3 64x256x56x56->256 bf16", 2 * prod(image) * 256 * 9
-    yield Workload(name, "bfloat16", operands, image, "affine_conv", _affine_conv, flops, "bf16")
+    yield Workload(name, "bfloat16", operands, image, "affine_conv", flops, "bf16")
     for m in (n, 16):
         weights = replace(transposed("b", n, n), dtype="int8")
         operands = (Input("a", (m, n)), weights, Input("scale", (n,), dtype="float32"))
         name = f"matmul {m}x{n}x{n} with int8 weights*scale bf16"
         torch, flops = "dequantised_matmul", 2 * m * n * n
-        yield Workload(name, "bfloat16", operands, (m, n), torch, _dequantised_matmul, flops, "bf16")
+        yield Workload(name, "bfloat16", operands, (m, n), torch, flops, "bf16")
 
 
 def on_the_result() -> Iterator[Workload]:
@@ -275,12 +163,12 @@ def on_the_result() -> Iterator[Workload]:
     m, k, n = 4096, 4096, 14336  # a layer of Llama-8B
     operands: tuple[Input, ...] = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
     name, flops = f"swiglu {m}x{k}->{n} bf16", 4 * m * k * n
-    yield Workload(name, "bfloat16", operands, (m, n), "swiglu", _swiglu, flops, "bf16")
+    yield Workload(name, "bfloat16", operands, (m, n), "swiglu", flops, "bf16")
     image = (64, 256, 56, 56)
     operands = _conv_inputs(64, 256, 56, 256, 3)
     name, flops = "conv 3x3 64x256x56x56->256+bias+relu+channel sums bf16", 2 * prod(image) * 256 * 9
     sums = ((1, 256, 1, 1),)
-    yield Workload(name, "bfloat16", operands, image, "conv_bias_relu_sums", _conv_sums, flops, "bf16", also=sums)
+    yield Workload(name, "bfloat16", operands, image, "conv_bias_relu_sums", flops, "bf16", also=sums)
 
 
 def board() -> list[Workload]:

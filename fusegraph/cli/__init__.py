@@ -43,7 +43,6 @@ File = Annotated[
         metavar="FILE[:NAME]",
         help="Python file: every module-level Graph and every public function that needs no arguments and returns "
         "one; or the one named. Or an ONNX model, with sizes that it leaves open: model.onnx:batch=8,x=1x3x224x224.",
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -115,15 +114,11 @@ def compile_command(
 def run_command(
     file: File,
     engine: Annotated[
-        Engine | None,
-        typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.", show_default=False),
+        Engine | None, typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the reference; exit 1 if one differs.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Save outputs as .npy files.", show_default=False),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Save outputs as .npy files.")] = None,
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
@@ -149,15 +144,9 @@ def run_command(
 @guarded
 def explain_command(
     file: File,
-    kernel: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show the source of this kernel.", show_default=False),
-    ] = None,
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Show the source of this kernel.")] = None,
     passes: Annotated[bool, typer.Option("--passes", help="Show what each pass rewrote, and why.")] = False,
-    dump: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Write the graph after each pass.", show_default=False),
-    ] = None,
+    dump: Annotated[str | None, typer.Option(metavar="DIR", help="Write the graph after each pass.")] = None,
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
@@ -188,9 +177,7 @@ def compare_command(
     engines: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[,NAME...]",
-            help="Of cuda, cudnn, torch (op by op), cpu, reference. Default: cuda,cudnn.",
-            show_default=False,
+            metavar="NAME[,NAME...]", help="Of cuda, cudnn, torch (op by op), cpu, reference. Default: cuda,cudnn."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
@@ -221,8 +208,7 @@ def compare_command(
 @guarded
 def bench_command(
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE[:NAME]", help="Python file or ONNX model to time.", show_default=False),
+        str | None, typer.Argument(metavar="FILE[:NAME]", help="Python file or ONNX model to time.")
     ] = None,
     suite: Annotated[
         str | None,
@@ -230,33 +216,23 @@ def bench_command(
             metavar="NAME",
             help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers, layouts, "
             "calls, refused, attention.",
-            show_default=False,
         ),
     ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Workloads whose name it is found in.", show_default=False)
-    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="REGEX", help="Workloads whose name it is found in.")] = None,
     peers: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[,NAME...]",
             help="Of cudnn, torch, compile, compile-max, cupy, plain, none. Default: all; for a file cudnn.",
-            show_default=False,
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, of which the median counts.")] = 15,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the rows to FILE.", show_default=False)
-    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the rows to FILE.")] = None,
     plot: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.svg", help="Draw the rows as bars against the floor.", show_default=False),
+        str | None, typer.Option(metavar="FILE.svg", help="Draw the rows as bars against the floor.")
     ] = None,
     commit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HASH", help="Commit to record. Default: that of the checkout this runs from.", show_default=False
-        ),
+        str | None, typer.Option(metavar="HASH", help="Commit to record. Default: that of the checkout this runs from.")
     ] = None,
     autotune: Annotated[bool, typer.Option("--autotune", help="Time several schedules of our kernels first.")] = False,
     update: Annotated[

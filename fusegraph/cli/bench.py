@@ -6,8 +6,9 @@ import json
 import re
 import shlex
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,139 +80,98 @@ def bench(
     facts["commit"] = commit or facts["commit"]
     options = _options(file, suite, only, rivals, repeats, autotune)
     if old is None or target is None:
-        book: _Book = _New(target, facts, options, repeats, ("cuda", *rivals))
+        rows = _earlier(target, facts, options, repeats, ("cuda", *rivals))
+        book = _Book(target, partial(results.document, facts, options, repeats), rows)
     else:
         results.check_same(old, facts, options, repeats, target.name)
-        book = _Update(target, facts, old, [w.name for w in every])
-    run = _Run(chosen, rivals, measuring, book)
+        order = [w.name for w in every]
+        book = _Book(target, lambda rows, complete: results.updated(old, facts, rows, order), [], whole=True)
     say(f"{facts['device']} ({facts['arch']}), medians of {repeats} runs, cold L2")
     try:
-        run.measure()
+        failed = _measure(chosen, rivals, measuring, book)
     except KeyboardInterrupt:
         if target is not None and book.kept:
             note(f"the rows measured so far ({book.kept}) are in {target}")
         raise
     if picture is not None:
-        artifacts.write_file(picture, plot.svg(book.document(complete=True)))
-    if run.failed:
-        note(f"{len(run.failed)} of {len(chosen)} workloads do not run: {', '.join(run.failed)}")
-    return NOT_OK if run.failed else 0
+        artifacts.write_file(picture, plot.svg(book.document(book.rows, complete=True)))
+    if failed:
+        note(f"{len(failed)} of {len(chosen)} workloads do not run: {', '.join(failed)}")
+    return NOT_OK if failed else 0
 
 
-class _Book(ABC):
-    """Where the rows of a run go: a JSON document, and its file if there is to be one."""
+@dataclass
+class _Book:
+    """Where the rows of a run go: a JSON document, and its file if there is to be one.
 
-    def __init__(self, target: Path | None, facts: Mapping[str, Any]) -> None:
-        self._target, self._facts = target, facts
-        self.rows: list[Row] = []
-        #: How many of the rows are in the file.
-        self.kept = 0
+    ``document`` makes it of rows, and of whether they are ``complete``.  It is saved row by row; where it is to be
+    ``whole``, as with rows of other runs in it, workload by workload.  ``kept`` counts the rows that are in the file.
+    """
 
-    @abstractmethod
-    def document(self, *, complete: bool) -> dict[str, Any]:
-        """What the file is to hold."""
+    target: Path | None
+    document: Callable[..., dict[str, Any]]
+    rows: list[Row]
+    whole: bool = False
 
-    def add(self, row: Row) -> None:
-        """Takes a row; the rows of a workload come one after the other."""
-        self.rows.append(row)
+    def __post_init__(self) -> None:
+        self.kept = len(self.rows)
 
-    @abstractmethod
-    def close(self, *, complete: bool) -> None:
-        """After the last row of a workload, or with ``complete`` of all."""
-
-    def _save(self, *, complete: bool) -> None:
-        if self._target is not None:
-            artifacts.write_file(self._target, artifacts.json_text(self.document(complete=complete)))
+    def save(self, *, complete: bool) -> None:
+        if self.target is not None:
+            artifacts.write_file(self.target, artifacts.json_text(self.document(self.rows, complete=complete)))
             self.kept = len(self.rows)
 
 
-class _New(_Book):
-    """A file that holds this run alone: saved row by row, and gone on with if it was cut short."""
-
-    def __init__(
-        self, target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
-    ) -> None:
-        super().__init__(target, facts)
-        self._options, self._repeats = options, repeats
-        self.rows = self._earlier(engines)
-        self.kept = len(self.rows)
-
-    def _earlier(self, engines: Sequence[str]) -> list[Row]:
-        """The rows that the same run, cut short, has left in the file."""
-        if self._target is None or not self._target.exists():
-            return []
-        try:
-            told = json.loads(self._target.read_text("utf-8"))
-        except (OSError, ValueError):
-            return []
-        rows = results.finished(told, self._facts, self._options, self._repeats, engines)
-        if rows:
-            note(f"going on from {self._target}: {len(rows) // len(engines)} workloads are measured already")
-        return rows
-
-    def document(self, *, complete: bool) -> dict[str, Any]:
-        return results.document(self._facts, self._options, self._repeats, self.rows, complete=complete)
-
-    def add(self, row: Row) -> None:
-        super().add(row)
-        self._save(complete=False)
-
-    def close(self, *, complete: bool) -> None:
-        if complete:
-            self._save(complete=True)
+def _earlier(
+    target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
+) -> list[Row]:
+    """The rows that the same run, cut short, has left in the file."""
+    if target is None or not target.exists():
+        return []
+    try:
+        told = json.loads(target.read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    rows = results.finished(told, facts, options, repeats, engines)
+    if rows:
+        note(f"going on from {target}: {len(rows) // len(engines)} workloads are measured already")
+    return rows
 
 
-class _Update(_Book):
-    """A file with rows of other runs, of which this one replaces some: saved workload by workload, always whole."""
+def _measure(workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: Bench, book: _Book) -> list[str]:
+    """Measures, prints and writes down what the book has no rows of; returns the workloads that do not run."""
+    width = max(len(w.name) for w in workloads)
+    _print(_HEADINGS, width)
+    for row in book.rows:
+        _print(_cells(row), width)
+    earlier = {row.workload for row in book.rows}
+    for workload in workloads:
+        if workload.name not in earlier:
+            for row in _rows(workload, peers, measuring):
+                book.rows.append(row)
+                if not book.whole:
+                    book.save(complete=False)
+                _print(_cells(row), width)
+            if book.whole:
+                book.save(complete=False)
+    book.save(complete=True)
+    ran = {row.workload for row in book.rows if row.engine == "cuda" and row.median_us is not None}
+    return [w.name for w in workloads if w.name not in ran]
 
-    def __init__(self, target: Path, facts: Mapping[str, Any], old: Mapping[str, Any], order: Sequence[str]) -> None:
-        super().__init__(target, facts)
-        self._old, self._order = old, order
 
-    def document(self, *, complete: bool) -> dict[str, Any]:
-        return results.updated(self._old, self._facts, self.rows, self._order)
-
-    def close(self, *, complete: bool) -> None:
-        self._save(complete=complete)
+def _rows(workload: AnyWorkload, peers: Sequence[str], measuring: Bench) -> Iterator[Row]:
+    try:
+        yield from measuring.rows(workload, peers)
+    except FusegraphError as error:  # its inputs or its floor: too large for the GPU
+        yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
 
 
-class _Run:
-    """One run: measures, prints, writes down."""
-
-    def __init__(self, workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: Bench, book: _Book) -> None:
-        self._workloads, self._peers, self._bench, self._book = workloads, peers, measuring, book
-        self._width = max(len(w.name) for w in workloads)
-        self.failed: list[str] = []
-
-    def measure(self) -> None:
-        self._line(_HEADINGS)
-        rows = self._book.rows
-        earlier = {row.workload for row in rows}
-        for row in rows:
-            self._line(_cells(row))
-        for workload in self._workloads:
-            if workload.name not in earlier:
-                for row in self._rows(workload):
-                    self._book.add(row)
-                    self._line(_cells(row))
-                self._book.close(complete=False)
-        # A workload that graphs cannot express yet has none: its rows are there for the peers.
-        ran = {row.workload for row in rows if row.engine == "cuda" and row.median_us is not None}
-        self.failed = [w.name for w in self._workloads if w.name not in ran and w.graph() is not None]
-        self._book.close(complete=True)
-
-    def _rows(self, workload: AnyWorkload) -> Iterator[Row]:
-        try:
-            yield from self._bench.rows(workload, self._peers)
-        except FusegraphError as error:  # its inputs or its floor: too large for the GPU
-            yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
-
-    def _line(self, cells: Sequence[str]) -> None:
-        name, engine, *numbers, last = cells
-        shown = [name.ljust(self._width), engine.ljust(_WIDTHS[1])]
-        shown += [cell.rjust(width) for cell, width in zip(numbers, _WIDTHS[2:])]
-        say("  ".join([*shown, last]).rstrip())
-        sys.stdout.flush()
+def _print(cells: Sequence[str], width: int) -> None:
+    name, engine, *numbers, last = cells
+    shown = [name.ljust(width), engine.ljust(_WIDTHS[1])]
+    shown += [cell.rjust(least) for cell, least in zip(numbers, _WIDTHS[2:])]
+    say("  ".join([*shown, last]).rstrip())
+    sys.stdout.flush()
 
 
 def _cells(row: Row) -> list[str]:

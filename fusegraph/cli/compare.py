@@ -10,27 +10,6 @@ from fusegraph.loader import load_graphs
 from fusegraph.report.compare import ENGINES, Comparison, EngineResult, compare_engines, plain
 from fusegraph.report.explain import size_text
 
-#: Keys of a graph in ``compare --json``.
-GRAPH_KEYS = ("name", "seed", "ok", "engines", "differences")
-#: Keys of an engine there.
-ENGINE_KEYS = (
-    "engine",
-    "status",
-    "ok",
-    "reason",
-    "us",
-    "timing",
-    "build_s",
-    "kernels",
-    "workspace_bytes",
-    "note",
-    "outputs",
-)
-#: Keys of an engine's output there.
-OUTPUT_KEYS = ("name", "max_abs_error", "rel_error", "undecided", "wrong", "worst", "ok")
-#: Keys of a difference between two engines there.
-DIFFERENCE_KEYS = ("output", "engines", "max_abs", "rel", "unequal")
-
 
 def compare_file(
     file: str,
@@ -77,7 +56,7 @@ def compare_file(
             )
             for_one.done()
     if as_json:
-        print_json({"graphs": [dict(plain(c)) for c in comparisons]})
+        print_json({"graphs": [plain(c) for c in comparisons]})
     else:
         for number, comparison in enumerate(comparisons):
             if number:

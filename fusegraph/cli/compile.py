@@ -18,7 +18,7 @@ from fusegraph.errors import FusegraphError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Kernel, Plan
+from fusegraph.plan import Plan
 from fusegraph.plan import plan as plan_graph
 from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
@@ -206,7 +206,7 @@ def _write(
 ) -> dict[str, Any]:
     facts = describe(plan, job.planned)
     for kernel, its_facts, more in zip(plan.kernels, facts["kernels"], built):
-        its_facts.update(source=_source_name(kernel), **more)
+        its_facts.update(source=f"{kernel.name}.cu", **more)
     return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.kernels]), **cubins}, versions)
 
 
@@ -222,10 +222,6 @@ def _finish(
     }
     artifacts.write_folder(job.folder, files, manifest)
     return {**manifest, "folder": str(job.folder)}
-
-
-def _source_name(kernel: Kernel) -> str:
-    return f"{kernel.name}.cu"
 
 
 def _json_entry(entry: Mapping[str, Any]) -> dict[str, Any]:

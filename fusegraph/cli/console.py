@@ -133,14 +133,13 @@ def _own_warnings_as_notes() -> Iterator[None]:
 
 def printable(text: str) -> str:
     """Text without control characters, which a terminal would obey: they are shown as escapes; lines and tabs stay."""
+    control = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else _escaped(c)
+        c.encode("unicode_escape", "surrogatepass").decode()
+        if c not in "\n\t" and unicodedata.category(c) in control
+        else c
         for c in text
     )
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def say(text: str = "") -> None:

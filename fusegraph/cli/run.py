@@ -16,13 +16,11 @@ from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
-from fusegraph.ops.convert import to_reference
+from fusegraph.ops.convert import Array, to_reference
 from fusegraph.report import artifacts
 from fusegraph.report.check import CheckResult, check_executable, random_inputs, run
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device
-
-Array = np.ndarray[Any, Any]
 
 _TIMED_CALLS = 10
 
@@ -127,24 +125,18 @@ def _entry(
 ) -> dict[str, Any]:
     """A graph in ``run --json``; what only ``--check`` knows is None without it."""
     checks = {c.name: c for c in result.outputs} if result else {}
-    entries = []
-    for tensor in graph.outputs:
-        check = checks.get(tensor.name)
-        entries.append(
-            {
-                "name": tensor.name,
-                "shape": list(tensor.shape),
-                "dtype": tensor.dtype.name,
-                **_summary(to_reference(outputs[tensor.name], tensor.dtype)),
-                "file": files.get(tensor.name),
-                "max_abs_error": check.max_abs_error if check else None,
-                "rel_error": check.rel_error if check else None,
-                "wrong": check.wrong if check else None,
-                "undecided": check.undecided if check else None,
-                "worst": check.worst if check else None,
-                "ok": check.ok if check else None,
-            }
-        )
+    verdict = ("max_abs_error", "rel_error", "wrong", "undecided", "worst", "ok")
+    entries = [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "dtype": tensor.dtype.name,
+            **_summary(to_reference(outputs[tensor.name], tensor.dtype)),
+            "file": files.get(tensor.name),
+            **{key: getattr(checks.get(tensor.name), key, None) for key in verdict},
+        }
+        for tensor in graph.outputs
+    ]
     return {
         "name": graph.name,
         "engine": engine,

@@ -33,7 +33,7 @@ from fusegraph.passes.partition import Group
 from fusegraph.plan import Choice, Chooser, by_cost_model
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import DiskCache, digest
-from fusegraph.runtime.launch import Launch, load_module
+from fusegraph.runtime.launch import Launch, Module
 from fusegraph.runtime.timing import ColdTimer
 
 #: Candidates that are timed at most.
@@ -239,7 +239,7 @@ class DeviceStopwatch:
 
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
         pointers = [array.pointer for array in self._arrays]
-        function = load_module(compiled.cubin, self._device).function(source.name)
+        function = Module(compiled.cubin, self._device).function(source.name)
         launch = Launch(
             function,
             source.grid,

@@ -21,7 +21,7 @@ from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
-from fusegraph.runtime.launch import Function, Launch, LaunchSequence, load_module
+from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module
 from fusegraph.runtime.replay import Replay, record
 
 Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
@@ -108,7 +108,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             if 0 in source.grid:
                 continue
             if source.name not in functions:
-                functions[source.name] = load_module(cubin.cubin, index).function(source.name)
+                functions[source.name] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
             launch = Launch(
                 functions[source.name],

@@ -14,7 +14,7 @@ from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.scratch import random_array
 from fusegraph.engines.slots import Slots
-from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError
+from fusegraph.errors import DeviceError, NotSupportedError, WorkspaceError, one_line
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import cudnn as lowering
 from fusegraph.lowering.base import GroupView, Lowered, Options
@@ -58,12 +58,8 @@ def device_handle(device: int) -> Handle:
         return Handle(lowering.frontend().create_handle(), threading.RLock())
 
 
-@dataclass(frozen=True)
-class _Built:
-    """One cuDNN graph, and which of its plans runs."""
-
-    described: lowering.Described
-    index: int
+#: One cuDNN graph, and which of its plans runs.
+_Built = tuple[lowering.Described, int]
 
 
 @dataclass
@@ -180,15 +176,15 @@ class CudnnExecutable(Executable):
                     graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
                 graph.check_support()
         except Exception as error:  # its kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
-            raise Declined(_one_line(error)) from None
+            raise Declined(one_line(error)) from None
         return described
 
     def _choose(self, group: Group, autotune: bool) -> _Built:
         described = self.planned(group.lowered.spec)
-        return _Built(described, self._autotuned(group, described) if autotune else self._first(group, described))
+        return described, self._autotuned(group, described) if autotune else self._first(group, described)
 
     def _segment(self, group: Group, built: _Built) -> _Segment:
-        described, index = built.described, built.index
+        described, index = built
         graph = described.pygraph
         uids = tuple(described.uids.values())
         positions = self._slots.positions(tuple(described.uids))
@@ -207,7 +203,7 @@ class CudnnExecutable(Executable):
             try:
                 graph.build_plan_at_index(index)
             except Exception as error:
-                reasons.append(_one_line(error))
+                reasons.append(one_line(error))
                 continue
             return index
         raise _nothing_works(group, reasons)
@@ -237,7 +233,7 @@ class CudnnExecutable(Executable):
                     continue
                 median = timer.median(run, repeats=_REPEATS, warmup=0)
             except Exception as error:
-                reasons.append(_one_line(error))
+                reasons.append(one_line(error))
                 continue
             if median < fastest:
                 best, fastest = index, median
@@ -249,13 +245,8 @@ class CudnnExecutable(Executable):
     # ---- running
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        with self._handle.lock:
-            self._execute(inputs, outputs, stream)
-
-    def _execute(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        pushed = driver.enter(self._ordinal)
-        try:
-            handle = self._handle.value
+        handle = self._handle.value
+        with self._handle.lock, driver.using(self._ordinal):
             self._cudnn.set_stream(handle, stream)
             base = self._workspace(stream)
             pointers = self._slots.pointers(inputs, outputs, self._constant_pointers, base)
@@ -266,10 +257,7 @@ class CudnnExecutable(Executable):
                 try:
                     segment.described.pygraph.execute_plan_at_index(pack, scratch, segment.index, handle=handle)
                 except Exception as error:
-                    raise DeviceError(f"cuDNN's plan {segment.plan.name} failed: {_one_line(error)}") from error
-        finally:
-            if pushed:
-                driver.leave()
+                    raise DeviceError(f"cuDNN's plan {segment.plan.name} failed: {one_line(error)}") from error
 
     def _workspace(self, stream: int) -> int:
         found = self._workspaces.get(stream)
@@ -324,7 +312,3 @@ def _nothing_works(group: Group, reasons: Sequence[str]) -> NotSupportedError:
 
 def _named(nodes: Sequence[Node]) -> str:
     return ", ".join(f"{n.op.name} {n.name!r}" for n in nodes[:12]) + (" ..." if len(nodes) > 12 else "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -5,7 +5,6 @@ equal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,11 @@ from fusegraph.engines.in_place import Pairs
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.ops import evaluate as ops
-from fusegraph.ops.convert import from_reference, round_to, to_reference
+from fusegraph.ops.convert import Array, from_reference, round_to, to_reference
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.packed import pack, unpack
 from fusegraph.runtime.strides import numpy_over
-
-Array = np.ndarray[Any, Any]
 
 
 def apply(node: Node, operands: Sequence[Array]) -> Array:

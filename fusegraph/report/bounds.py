@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -22,13 +21,11 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import TF32
-from fusegraph.ops.convert import round_to, to_reference
+from fusegraph.ops.convert import Array, round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
-
-Array = np.ndarray[Any, Any]
 
 #: Relative error of the approximate instructions, used where everything is stored in 16 bits or fewer.
 APPROXIMATE = 2.0**-15
@@ -94,15 +91,10 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
     """Constants and inputs, which are exact."""
-    result: dict[Tensor, tuple[Array, Array]] = {}
-    for tensor in graph.tensors.values():
-        if tensor.value is not None:
-            value = to_reference(tensor.value, tensor.dtype)
-            result[tensor] = value, np.zeros(value.shape)
-    for tensor in graph.inputs:
-        value = to_reference(inputs[tensor.name], tensor.dtype)
-        result[tensor] = value, np.zeros(value.shape)
-    return result
+    stored = {t: t.value for t in graph.tensors.values() if t.value is not None}
+    stored |= {t: inputs[t.name] for t in graph.inputs}
+    values = {t: to_reference(array, t.dtype) for t, array in stored.items()}
+    return {t: (value, np.zeros(value.shape)) for t, value in values.items()}
 
 
 def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rounding: Rounding) -> tuple[Array, Array]:
@@ -184,9 +176,7 @@ def _contraction(
     cut off of sums of fp8 products, of which at most ``coarse`` (0: all) follow one another.
     """
     if not node.output.dtype.is_float:
-        if all(not e.any() for _, e in operands):
-            return np.zeros(value.shape)
-        return np.full(value.shape, np.inf)
+        return np.full(value.shape, np.inf if any(e.any() for _, e in operands) else 0.0)
     (a, ea), (b, eb) = ((np.asarray(v, np.float64), e) for v, e in operands)
     attributes = {**node.attributes}
     types = tuple(t.type for t in node.inputs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,12 +14,11 @@ import numpy as np
 from codegen.combiners import ADD, LOGADDEXP, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node
+from fusegraph.ops.convert import Array
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import COMBINED
 from fusegraph.ops.scan import along as running
 from fusegraph.ops.scatter import REDUCTIONS
-
-Array = np.ndarray[Any, Any]
 
 
 def tiny(dtype: DType) -> float:

@@ -6,7 +6,6 @@ Their values are their own NumPy meaning; what the nodes' analysis (`report.boun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from fusegraph.dtypes import float32
 from fusegraph.engines.reference import apply_all
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.convert import Array
 
 #: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
 #: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.

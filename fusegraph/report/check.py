@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from codegen import coarse_products
-from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.arguments import as_bytes, as_values
 from fusegraph.engines.base import Executable
@@ -19,15 +18,13 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.attention_front import fronts_of
 from fusegraph.ops.base import Kind
-from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.ops.convert import Array, from_reference, to_reference
 from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import empty_numpy
-
-Array = np.ndarray[Any, Any]
 
 #: `compare`'s slack for libraries.  The bounds are proven of our own formulas; others may lose all digits of an element
 #: close to 0 (x / 2 * (1 + erf(x / sqrt(2))) does for negative x) though they are right in units of the largest.
@@ -98,14 +95,10 @@ def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0
         return rng.integers(low, high + 1, tensor.shape).astype(dtype.numpy)
     values = rng.standard_normal(tensor.shape)
     if special:
-        chosen = rng.choice(_specials(dtype), tensor.shape)
+        specials = [0.0, -0.0, 1.0, -1.0, float(dtype.max), float(dtype.min), np.nan, np.inf, -np.inf]
+        chosen = rng.choice(np.array(specials), tensor.shape)
         values = np.where(rng.random(tensor.shape) < special, chosen, values)
     return from_reference(values, dtype)
-
-
-def _specials(dtype: DType) -> Array:
-    values = [0.0, -0.0, 1.0, -1.0, float(dtype.max), float(dtype.min), np.nan, np.inf, -np.inf]
-    return np.array(values)
 
 
 def laid_out(values: Array, tensor: Tensor) -> Array:
@@ -131,14 +124,15 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
     kernels = [g for g in plan.partition.groups if g.family != "view"]
     programs = [(g, getattr(g.lowered.spec, "program", None)) for g in kernels]
-    inexact = [
-        g
+    approximate = {
+        t
         for g, program in programs
         if program is None or program.approximate or getattr(g.lowered.spec, "approximate", False)
-    ]
-    approximate = {t for g in inexact for n in g.nodes for t in n.outputs}
-    units = [g for g, program in programs if program is None]
-    coarse = {n.output: 0 for g in units for n in g.nodes if _is_fp8(n)}
+        for n in g.nodes
+        for t in n.outputs
+    }
+    ours, foreign = [n for g in kernels for n in g.nodes], [n for g, own in programs if own is None for n in g.nodes]
+    coarse = {n.output: 0 for n in foreign if _is_fp8(n)}
     for kernel in plan.kernels:
         spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
         if (most := coarse_products(spec, schedule)) is not None:
@@ -159,11 +153,10 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     tiles = {
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))
     }
-    sums |= dict.fromkeys(_parts(plan, [n for g in units for n in g.nodes], _SUMS), 0)
-    narrowed = frozenset(_narrowed(plan, [n for g in kernels for n in g.nodes], [n for g in units for n in g.nodes]))
+    sums |= dict.fromkeys(_parts(plan, foreign, _SUMS), 0)
+    narrowed = frozenset(_narrowed(plan, ours, foreign))
     # What attention computes in front is rounded as if it were stored.
-    attentions = [n for g in kernels for n in g.nodes if n.kind is Kind.ATTENTION]
-    fronts = [f.name for n in attentions for f in fronts_of(n) if f is not None]
+    fronts = [f.name for n in ours if n.kind is Kind.ATTENTION for f in fronts_of(n) if f is not None]
     kept = names(stored) | constants | {name for f in fronts for name in plan.namesakes.get(f, (f,))}
     return Rounding(kept, names(approximate), strict, sums, tiles, narrowed)
 
@@ -319,17 +312,3 @@ def check(
     """
     executable = compile_graph(graph, engine, **options)
     return check_executable(executable, inputs, seed=seed, strict=bool(options.get("strict")))
-
-
-__all__ = [
-    "CheckResult",
-    "OutputCheck",
-    "check",
-    "check_executable",
-    "compare",
-    "laid_out",
-    "placed",
-    "random_inputs",
-    "rounding_of",
-    "run",
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -14,9 +14,9 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
-from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError
+from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError, one_line
 from fusegraph.graph import Graph
-from fusegraph.ops.convert import to_reference
+from fusegraph.ops.convert import Array, to_reference
 from fusegraph.report.check import (
     LIBRARY_SLACK,
     CheckResult,
@@ -30,8 +30,6 @@ from fusegraph.report.check import (
 from fusegraph.report.eager import Eager
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.timing import ColdTimer
-
-Array = np.ndarray[Any, Any]
 
 #: What can be compared: every engine, and torch op by op.
 ENGINES = ("cuda", "cudnn", "torch", "cpu", "reference")
@@ -68,8 +66,8 @@ class EngineResult:
     build_s: float | None = None
     kernels: tuple[str, ...] = ()
     workspace_bytes: int | None = None
-    outputs: tuple[OutputCheck, ...] = ()
     note: str = ""
+    outputs: tuple[OutputCheck, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def _on(
         except GraphError:
             raise
         except REFUSALS as error:
-            return EngineResult(engine, "refused", None, _one_line(error)), None
+            return EngineResult(engine, "refused", None, one_line(error)), None
         except Exception as error:
             return _failed(engine, error, refused=engine in LIBRARIES or _out_of_memory(error)), None
         try:
@@ -197,7 +195,7 @@ def _on(
 
 
 def _failed(engine: str, error: Exception, *, refused: bool) -> EngineResult:
-    reason = f"{type(error).__name__}: {_one_line(error)}"
+    reason = f"{type(error).__name__}: {one_line(error)}"
     return EngineResult(engine, "refused" if refused else "failed", None if refused else False, reason)
 
 
@@ -272,10 +270,6 @@ def _gpu_text(repeats: int) -> str:
     return f"GPU, cold L2, median of {repeats}"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 # --- two engines
 
 
@@ -298,20 +292,12 @@ def _difference(
     )
 
 
-def plain(comparison: Comparison) -> Iterator[tuple[str, Any]]:
-    """A comparison as the items of a JSON object; see `fusegraph.cli.compare` for its keys."""
-    yield "name", comparison.graph
-    yield "seed", comparison.seed
-    yield "ok", comparison.ok
-    yield (
-        "engines",
-        [
-            {**{k: v for k, v in vars(e).items() if k != "outputs"}, "outputs": [_output(o) for o in e.outputs]}
-            for e in comparison.engines
-        ],
-    )
-    yield "differences", [vars(d) for d in comparison.differences]
-
-
-def _output(check: OutputCheck) -> dict[str, Any]:
-    return {**vars(check), "ok": check.ok}
+def plain(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as plain data, ready for JSON; see `fusegraph.cli.compare` for its keys."""
+    return {
+        "name": comparison.graph,
+        "seed": comparison.seed,
+        "ok": comparison.ok,
+        "engines": [{**vars(e), "outputs": [{**vars(o), "ok": o.ok} for o in e.outputs]} for e in comparison.engines],
+        "differences": [vars(d) for d in comparison.differences],
+    }

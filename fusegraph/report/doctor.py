@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _PROBE = KernelSource(
     block=(4, 1, 1),
 )
 _PIP_NVRTC = "pip install 'cuda-python>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'"
+_PIP_CUDNN = "optional: pip install 'fusegraph[cudnn]'"
+_FOR_BINDINGS, _FOR_CUDNN = "NVRTC and the CUDA driver", "comparing with cuDNN"
 _GET_COMPILER = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), or name one in FUSEGRAPH_CXX"
 
 
@@ -79,24 +82,19 @@ class Diagnosis:
 
     def plain(self) -> dict[str, Any]:
         """As plain data, ready for JSON."""
-        return {
-            "ok": self.ok,
-            "compiles": self.compiles,
-            "runs_on_gpu": self.runs_on_gpu,
-            "runs_on_cpu": self.runs_on_cpu,
-            "findings": [asdict(f) for f in self.findings],
-        }
+        verdicts = {name: getattr(self, name) for name in ("ok", "compiles", "runs_on_gpu", "runs_on_cpu")}
+        return {**verdicts, "findings": [asdict(f) for f in self.findings]}
 
 
 def diagnose() -> Diagnosis:
     """Looks at everything.  What fails is a finding; nothing is raised."""
     probes: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("Python", _python),
-        ("cuda-bindings", _cuda_bindings),
+        ("cuda-bindings", partial(_distribution, "cuda-bindings", "cuda-bindings", _FOR_BINDINGS, _PIP_NVRTC)),
         ("NVRTC", _nvrtc),
         ("CUDA driver", _driver),
         ("C++ compiler", _compiler),
-        ("cuDNN frontend", _cudnn_frontend),
+        ("cuDNN frontend", partial(_distribution, "cuDNN frontend", "nvidia-cudnn-frontend", _FOR_CUDNN, _PIP_CUDNN)),
         ("cuDNN library", _cudnn_library),
         ("cache folder", _cache),
     ]
@@ -117,10 +115,6 @@ def _python() -> list[Finding]:
     ]
 
 
-def _cuda_bindings() -> list[Finding]:
-    return [_distribution("cuda-bindings", "cuda-bindings", "NVRTC and the CUDA driver", _PIP_NVRTC)]
-
-
 def _nvrtc() -> list[Finding]:
     needed = "engine cuda and cubins for any GPU; needs no driver"
     try:
@@ -129,16 +123,7 @@ def _nvrtc() -> list[Finding]:
         nvrtc.compile_kernels([_PROBE], "sm_90a" if "sm_90a" in archs else archs[-1])
     except FusegraphError as error:
         return [Finding("NVRTC", False, detail=str(error), needed=needed, install=_PIP_NVRTC)]
-    return [Finding("NVRTC", True, version, _nvrtc_path(), f"compiles for {', '.join(archs)}", needed)]
-
-
-def _nvrtc_path() -> str:
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
-    except Exception:  # a system installation that only the loader finds: it works, its place is unknown
-        return ""
+    return [Finding("NVRTC", True, version, nvrtc.library_path(), f"compiles for {', '.join(archs)}", needed)]
 
 
 def _driver() -> list[Finding]:
@@ -173,14 +158,9 @@ def _compiler() -> list[Finding]:
     return [Finding("C++ compiler", True, result.stdout.partition("\n")[0], " ".join(compiler.command), "", needed)]
 
 
-def _cudnn_frontend() -> list[Finding]:
-    install = "optional: pip install 'fusegraph[cudnn]'"
-    return [_distribution("cuDNN frontend", "nvidia-cudnn-frontend", "comparing with cuDNN", install)]
-
-
 def _cudnn_library() -> list[Finding]:
     """The library of the PyPI package, else one that the system's loader finds."""
-    name, needed = "cuDNN library", "comparing with cuDNN"
+    name, needed = "cuDNN library", _FOR_CUDNN
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         package = importlib.metadata.distribution("nvidia-cudnn-cu13")
         library = next((f for f in package.files or () if f.name.startswith("libcudnn.so")), None)
@@ -189,18 +169,17 @@ def _cudnn_library() -> list[Finding]:
     try:
         version = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
     except (OSError, AttributeError) as error:
-        install = "optional: pip install 'fusegraph[cudnn]'"
-        return [Finding(name, False, detail=str(error), needed=needed, install=install)]
+        return [Finding(name, False, detail=str(error), needed=needed, install=_PIP_CUDNN)]
     return [Finding(name, True, f"{version // 10000}.{version // 100 % 100}.{version % 100}", needed=needed)]
 
 
-def _distribution(name: str, package: str, needed: str, install: str) -> Finding:
+def _distribution(name: str, package: str, needed: str, install: str) -> list[Finding]:
     """An installed Python distribution."""
     try:
         found = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, False, detail=f"{package} is not installed", needed=needed, install=install)
-    return Finding(name, True, found.version, needed=needed)
+        return [Finding(name, False, detail=f"{package} is not installed", needed=needed, install=install)]
+    return [Finding(name, True, found.version, needed=needed)]
 
 
 def _cache() -> list[Finding]:

@@ -14,32 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, float32, float64, promote
+from fusegraph.dtypes import DType, bfloat16, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.convert import Array
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import MODES
+from fusegraph.ops.sort import order_of
 from fusegraph.report.bounds import Rounding
 from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling, response_norm
 from fusegraph.report.eager_reductions import REDUCTIONS
-from fusegraph.report.eager_sorting import sorting
+from fusegraph.runtime.arrays import torch_dtype
 
-Array = np.ndarray[Any, Any]
-
-#: dtype name -> (torch's name, the NumPy type of as many bits through which values pass).
-DTYPES = {
-    "float64": ("float64", np.float64),
-    "float32": ("float32", np.float32),
-    "float16": ("float16", np.float16),
-    "bfloat16": ("bfloat16", np.int16),
-    "int8": ("int8", np.int8),
-    "uint8": ("uint8", np.uint8),
-    "int16": ("int16", np.int16),
-    "int32": ("int32", np.int32),
-    "int64": ("int64", np.int64),
-    "bool": ("bool", np.bool_),
-}
+#: Names, as torch has them too, of the dtypes that it computes in.
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
 #: Operands of norms that torch wants in the type in which it computes, whatever the others are.
 STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_var"})
 
@@ -169,12 +158,20 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
+def _known_to_torch(dtype: DType) -> np.dtype[Any]:
+    """NumPy's type of as many bits through which values of a dtype pass to and from torch."""
+    return np.dtype(np.int16) if dtype == bfloat16 else dtype.numpy
+
+
+def _weights(node: Node) -> list[Tensor]:
+    return [t for key, t in zip(node.op.operands, node.inputs) if key in ("scale", "bias")]
+
+
 def _check_last(node: Node) -> None:
     """Raises NotSupportedError unless a norm is along the last dimensions, with weights of their shape, as torch's."""
     x, axes = node.outputs[0], node.attributes["axes"]
     first = x.rank - len(axes)
-    weights = [t for key, t in zip(node.op.operands, node.inputs) if key in ("scale", "bias")]
-    if axes != tuple(range(first, x.rank)) or not axes or any(w.shape != x.shape[first:] for w in weights):
+    if axes != tuple(range(first, x.rank)) or not axes or any(w.shape != x.shape[first:] for w in _weights(node)):
         raise NotSupportedError(
             f"torch normalizes the last dimensions, with weights of their shape; {node.op.name} {node.name!r} is along "
             f"{list(axes)}"
@@ -184,8 +181,7 @@ def _check_last(node: Node) -> None:
 def _check_channels(node: Node) -> None:
     """Raises NotSupportedError unless a batchnorm has one weight a channel, as torch's."""
     channels = (node.outputs[0].shape[1], *(1 for _ in node.outputs[0].shape[2:]))
-    weights = [t for key, t in zip(node.op.operands, node.inputs) if key in ("scale", "bias")]
-    for weight in weights:
+    for weight in _weights(node):
         if weight.shape not in (channels, (1, *channels)):
             raise NotSupportedError(
                 f"torch has one weight a channel, {list(channels)}; {node.op.name} {node.name!r} has {weight.name!r} "
@@ -248,24 +244,6 @@ def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
     }
 
 
-class _Window:
-    """A convolution's attributes in torch's terms.
-
-    even     whether both sides of every dimension have the same padding, which torch can add by itself.
-    padding  what torch is told to add; around: what `torch.nn.functional.pad` adds before, if that is not enough.
-    dims     the spatial dimensions; flips: whether the filter is turned around in them.
-    """
-
-    def __init__(self, node: Node) -> None:
-        pads = node.attributes["padding"]
-        self.rank = len(pads)
-        self.even = all(before == after for before, after in pads)
-        self.padding = tuple(before if self.even else 0 for before, _ in pads)
-        self.around = [side for pair in reversed(pads) for side in pair]
-        self.dims = tuple(range(2, 2 + self.rank))
-        self.flips = node.attributes["mode"] == "convolution"
-
-
 class Eager:
     """A graph as calls of torch, on torch's GPU if it has one, else on the CPU.
 
@@ -285,7 +263,7 @@ class Eager:
             Kind.CONTRACTION: self._contraction,
             Kind.REDUCTION: self._reduction,
             Kind.SCAN: self._scan,
-            Kind.SORT: partial(sorting, torch),
+            Kind.SORT: self._sort,
             Kind.WINDOW: partial(pooling, torch),
             **dict.fromkeys(POOLING_COMPOSITES, partial(pooling, torch)),
             "local_response_norm": partial(response_norm, torch),
@@ -311,9 +289,8 @@ class Eager:
 
     def tensor(self, array: Array, dtype: DType) -> Any:
         """A NumPy array as a tensor on the device, its order in memory kept."""
-        name, through = DTYPES[dtype.name]
-        tensor = self._torch.from_numpy(np.array(array, order="K").view(through))
-        return tensor.view(getattr(self._torch, name)).to(self.device)
+        tensor = self._torch.from_numpy(np.array(array, order="K").view(_known_to_torch(dtype)))
+        return tensor.view(torch_dtype(self._torch, dtype)).to(self.device)
 
     def tensors(self, inputs: Mapping[str, Array]) -> list[Any]:
         """The graph's inputs, by name, as tensors in order."""
@@ -323,8 +300,7 @@ class Eager:
         """The outputs as NumPy arrays by name."""
         arrays = {}
         for tensor, result in zip(self.graph.outputs, results):
-            through = DTYPES[tensor.dtype.name][1]
-            bits = result.cpu().contiguous().view(getattr(self._torch, np.dtype(through).name))
+            bits = result.cpu().contiguous().view(getattr(self._torch, _known_to_torch(tensor.dtype).name))
             arrays[tensor.name] = bits.numpy().view(tensor.dtype.numpy)
         return arrays
 
@@ -333,7 +309,7 @@ class Eager:
     def _dtype(self, tensor: Tensor) -> Any:
         if tensor.dtype.name not in DTYPES:
             raise NotSupportedError(f"torch has no arithmetic in {tensor.dtype}, the dtype of {tensor.name!r}")
-        return getattr(self._torch, DTYPES[tensor.dtype.name][0])
+        return torch_dtype(self._torch, tensor.dtype)
 
     def _step(self, node: Node) -> Callable[..., Any]:
         of_node = self._of_node.get(node.kind) or self._of_node.get(node.op.name)
@@ -356,7 +332,7 @@ class Eager:
             wanted = [t.dtype if k in STATISTICS else reduce(promote, narrow) for k, t in zip(node.op.operands, types)]
         elif node.kind is Kind.COMPOSITE:  # as wide as the widest result, or torch would round that
             wanted = [reduce(promote, (t.dtype for t in node.outputs), promoted)] * len(types)
-        kinds = [getattr(self._torch, DTYPES[d.name][0]) for d in wanted]
+        kinds = [torch_dtype(self._torch, d) for d in wanted]
         results = [self._dtypes[t.dtype] for t in node.outputs]
 
         def run(*xs: Any) -> Any:
@@ -371,14 +347,8 @@ class Eager:
             raise NotSupportedError(f"torch has no {node.op.name} of {promoted} ({node.name!r})")
         # A result wider than the operands: torch would round it to their dtype first.
         wider = node.output.dtype if node.output.dtype.unit_roundoff < promoted.unit_roundoff else promoted
-        kind, result = getattr(self._torch, DTYPES[wider.name][0]), self._dtypes[node.output.dtype]
-        makers: dict[Role | None, Callable[[Node], Callable[..., Any]]] = {
-            Role.MATMUL: lambda _: self._torch.matmul,
-            Role.FPROP: self._convolution,
-            Role.DGRAD: self._input_gradient,
-            Role.WGRAD: self._filter_gradient,
-        }
-        function = makers[node.op.role](node)
+        kind, result = torch_dtype(self._torch, wider), self._dtypes[node.output.dtype]
+        function = self._torch.matmul if node.op.role is Role.MATMUL else self._convolution(node)
         return lambda *xs: function(*(x.to(kind) for x in xs)).to(result)
 
     def _reduction(self, node: Node) -> Callable[..., Any]:
@@ -391,12 +361,12 @@ class Eager:
         how = {"dim": axes[0] if mode.position else axes, "keepdim": at["keepdims"]}
         if mode.corrects:
             how["correction"] = at["correction"]
-        wide = result if not source.is_float else getattr(torch, DTYPES[compute_dtype(source, float32).name][0])
+        wide = result if not source.is_float else torch_dtype(torch, compute_dtype(source, float32))
         return lambda x: REDUCTIONS[mode.name](torch, x, wide, **how).to(result)
 
     def _scan(self, node: Node) -> Callable[..., Any]:
         axis, reverse, result = node.attributes["axis"], node.attributes["reverse"], node.output.dtype
-        wide = getattr(self._torch, DTYPES[compute_dtype(result, float32).name][0])
+        wide = torch_dtype(self._torch, compute_dtype(result, float32))
 
         def run(x: Any) -> Any:
             total = getattr(self._torch, node.op.name)((x.flip(axis) if reverse else x).to(wide), axis)
@@ -405,44 +375,43 @@ class Eager:
 
         return run
 
-    def _convolution(self, node: Node) -> Callable[..., Any]:
-        f, at = self._torch.nn.functional, node.attributes
-        window = _Window(node)
-        convolve = getattr(f, f"conv{window.rank}d")
+    def _sort(self, node: Node) -> Callable[..., Any]:
+        """The sorted elements, or where they come from.  (Of those that are equal torch's topk takes any.)"""
+        axis, descending, keep = order_of(node.inputs[0].type, node.attributes)
+        part, result = int(node.attributes.get("dtype") is not None), self._dtypes[node.output.dtype]
 
-        def run(x: Any, w: Any) -> Any:
-            w = w.flip(window.dims) if window.flips else w
-            x = x if window.even else f.pad(x, window.around)
-            return convolve(x, w, None, at["stride"], window.padding, at["dilation"], at["groups"])
+        def run(x: Any) -> Any:
+            found = self._torch.sort(x, dim=axis, descending=descending, stable=True)[part]
+            return found.narrow(axis, 0, keep).to(result)
 
         return run
 
-    def _input_gradient(self, node: Node) -> Callable[..., Any]:
-        at, window = node.attributes, _Window(node)
-        gradient = getattr(self._torch.nn.grad, f"conv{window.rank}d_input")
-        # torch pads both sides alike: else the gradient of the padded input, and of that the part inside.
-        ends = ((0, 0),) * window.rank if window.even else at["padding"]
+    def _convolution(self, node: Node) -> Callable[..., Any]:
+        f, gradients = self._torch.nn.functional, self._torch.nn.grad
+        at, pads = node.attributes, node.attributes["padding"]
+        rank = len(pads)
+        even = all(before == after for before, after in pads)  # torch adds the same on both sides by itself
+        how = at["stride"], tuple(before if even else 0 for before, _ in pads), at["dilation"], at["groups"]
+
+        def padded(x: Any) -> Any:
+            return x if even else f.pad(x, [side for pair in reversed(pads) for side in pair])
+
+        def turned(w: Any) -> Any:
+            return w.flip(tuple(range(2, 2 + rank))) if at["mode"] == "convolution" else w
+
+        if node.op.role is Role.FPROP:
+            convolve = getattr(f, f"conv{rank}d")
+            return lambda x, w: convolve(padded(x), turned(w), None, *how)
+        if node.op.role is Role.WGRAD:
+            of_filter = getattr(gradients, f"conv{rank}d_weight")
+            return lambda x, loss: turned(of_filter(padded(x), node.output.shape, loss, *how))
+        # Of other padding the gradient of the padded input, and of that the part inside.
+        ends = ((0, 0),) * rank if even else pads
         sizes = [size + before + after for size, (before, after) in zip(at["size"], ends)]
         shape = (*node.output.shape[:2], *sizes)
         inside = (..., *(slice(before, before + size) for size, (before, _) in zip(at["size"], ends)))
-
-        def run(loss: Any, w: Any) -> Any:
-            w = w.flip(window.dims) if window.flips else w
-            return gradient(shape, w, loss, at["stride"], window.padding, at["dilation"], at["groups"])[inside]
-
-        return run
-
-    def _filter_gradient(self, node: Node) -> Callable[..., Any]:
-        f, at, window = self._torch.nn.functional, node.attributes, _Window(node)
-        gradient = getattr(self._torch.nn.grad, f"conv{window.rank}d_weight")
-
-        def run(x: Any, loss: Any) -> Any:
-            x = x if window.even else f.pad(x, window.around)
-            shape = node.output.shape
-            w = gradient(x, shape, loss, at["stride"], window.padding, at["dilation"], at["groups"])
-            return w.flip(window.dims) if window.flips else w
-
-        return run
+        of_input = getattr(gradients, f"conv{rank}d_input")
+        return lambda loss, w: of_input(shape, turned(w), loss, *how)[inside]
 
     def _cast(self, x: Any, target: DType) -> Any:
         """Floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""

@@ -43,21 +43,23 @@ def pooling(torch: Any, node: Node) -> Callable[..., Any]:
     if node.op.operands[0] == "loss" and rank != 2:
         raise NotSupportedError(f"torch's gradient for {name} {node.name!r} is of two-dimensional windows")
     aten, ceil = torch.ops.aten, at.get("ceil_mode")
-    sizes = node.output.shape[2:]
+
+    def of_rank(kind: str) -> Any:
+        return getattr(f, f"{kind}{rank}d")
+
+    def whole(loss: Any) -> Any:
+        return loss.new_empty((*loss.shape[:2], *node.output.shape[2:]))
+
+    maxima = (*slides, at.get("dilation"), ceil)
     functions: dict[str, Callable[..., Any]] = {
-        "max_pool": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil),
-        "max_pool_index": lambda x: getattr(f, f"max_pool{rank}d")(x, *slides, at["dilation"], ceil, True)[1],
-        "avg_pool": lambda x: getattr(f, f"avg_pool{rank}d")(x, *slides, ceil, at["count_include_pad"]),
-        "adaptive_max_pool": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"]),
-        "adaptive_max_pool_index": lambda x: getattr(f, f"adaptive_max_pool{rank}d")(x, at["size"], True)[1],
-        "adaptive_avg_pool": lambda x: getattr(f, f"adaptive_avg_pool{rank}d")(x, at["size"]),
+        "max_pool": lambda x: of_rank("max_pool")(x, *maxima),
+        "max_pool_index": lambda x: of_rank("max_pool")(x, *maxima, True)[1],
+        "avg_pool": lambda x: of_rank("avg_pool")(x, *slides, ceil, at["count_include_pad"]),
+        "adaptive_max_pool": lambda x: of_rank("adaptive_max_pool")(x, at["size"]),
+        "adaptive_max_pool_index": lambda x: of_rank("adaptive_max_pool")(x, at["size"], True)[1],
+        "adaptive_avg_pool": lambda x: of_rank("adaptive_avg_pool")(x, at["size"]),
         "max_pool_backward": lambda loss, x: aten.max_pool2d_with_indices_backward(
-            loss,
-            x.to(loss.dtype),
-            *slides,
-            at["dilation"],
-            ceil,
-            f.max_pool2d(x, *slides, at["dilation"], ceil, True)[1],
+            loss, x.to(loss.dtype), *maxima, f.max_pool2d(x, *maxima, True)[1]
         ),
         "adaptive_max_pool_backward": lambda loss, x: aten.adaptive_max_pool2d_backward(
             loss, x.to(loss.dtype), f.adaptive_max_pool2d(x, loss.shape[2:], True)[1]
@@ -65,17 +67,15 @@ def pooling(torch: Any, node: Node) -> Callable[..., Any]:
         "global_max_pool": lambda x: x.amax(dim=axes, keepdim=True),
         "global_avg_pool": lambda x: x.mean(dim=axes, keepdim=True),
         "max_pool_backward_index": lambda loss, index: aten.max_pool2d_with_indices_backward(
-            loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, at["dilation"], ceil, index.long()
+            loss, whole(loss), *maxima, index.long()
         ),
         "avg_pool_backward": lambda loss: aten.avg_pool2d_backward(
-            loss, loss.new_empty((*loss.shape[:2], *sizes)), *slides, ceil, at["count_include_pad"], None
+            loss, whole(loss), *slides, ceil, at["count_include_pad"], None
         ),
         "adaptive_max_pool_backward_index": lambda loss, index: aten.adaptive_max_pool2d_backward(
-            loss, loss.new_empty((*loss.shape[:2], *sizes)), index.long()
+            loss, whole(loss), index.long()
         ),
-        "adaptive_avg_pool_backward": lambda loss: aten._adaptive_avg_pool2d_backward(
-            loss, loss.new_empty((*loss.shape[:2], *sizes))
-        ),
+        "adaptive_avg_pool_backward": lambda loss: aten._adaptive_avg_pool2d_backward(loss, whole(loss)),
     }
     function = functions.get(name)
     if function is None:

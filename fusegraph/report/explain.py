@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from codegen import PORTABLE, declined, schedule_data, schedule_from_data, schedule_text
@@ -103,14 +104,7 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
     """A decision: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
-    return {
-        "producer": decision.producer,
-        "consumer": decision.consumer,
-        "fused": decision.fused,
-        "reason": decision.reason,
-        "bytes_saved": decision.bytes_saved,
-        "shared_input": decision.shared_input,
-    }
+    return asdict(decision)
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
@@ -137,11 +131,7 @@ def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:
 
 def traffic(plan: Plan) -> int:
     """Bytes of device memory that a plan's kernels read and write."""
-    return sum(_moved(kernel) for kernel in plan.kernels)
-
-
-def _moved(kernel: Kernel) -> int:
-    return sum(t.nbytes for t in kernel.arguments)
+    return sum(t.nbytes for kernel in plan.kernels for t in kernel.arguments)
 
 
 def _unfused_bytes(graph: Graph) -> int:
@@ -193,7 +183,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
         lines.append(f"    saves   {size_text(kernel['bytes_saved'])}")
         if same:
             continue
-        schedule = f"{_schedule(kernel['schedule'])} ({kernel['chosen_by']})"
+        schedule = f"{schedule_text(schedule_from_data(kernel['schedule']))} ({kernel['chosen_by']})"
         lines += wrapped(f"schedule {schedule}", width, "    ", " " * 12)
         for reason, forms in _by_reason(kernel["declined_forms"]).items():
             lines += wrapped(f"no {' or '.join(forms)}: {reason}", width, "    ", " " * 12)
@@ -238,10 +228,6 @@ def decision_lines(decision: Mapping[str, Any], width: int) -> list[str]:
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
     return wrapped(head, width, "    ") + wrapped(decision["reason"], width, "        ")
-
-
-def _schedule(data: Mapping[str, Any]) -> str:
-    return schedule_text(schedule_from_data(data))
 
 
 def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:

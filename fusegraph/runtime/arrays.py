@@ -1,6 +1,6 @@
 """The arrays a graph is run on: those of any framework, seen without copying, and new ones in the caller's framework.
 
-``view`` (see ``views``) reads what the caller gives; ``allocator`` and ``empty_like_framework`` make what it gets back.
+``view`` (see ``views``) reads what the caller gives; ``allocator`` makes what it gets back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusegraph.runtime.device_array import DeviceArray
 from fusegraph.runtime.packed import pack
 from fusegraph.runtime.streams import as_stream, current_stream
 from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, numpy_over, span
-from fusegraph.runtime.views import ArrayView, from_dlpack, refuse_gradient, torch_dtype, view
+from fusegraph.runtime.views import ArrayView, refuse_gradient, torch_dtype, view
 
 __all__ = [
     "CPU",
@@ -30,8 +30,6 @@ __all__ = [
     "as_stream",
     "cuda_device",
     "current_stream",
-    "empty_like_framework",
-    "from_dlpack",
     "hand_over",
     "refuse_gradient",
     "to_device",
@@ -75,22 +73,8 @@ def allocator(
     return lambda: DeviceArray.empty(shape, dtype, strides=strides, device=device.index, stream=stream)
 
 
-def empty_like_framework(
-    example: ArrayView | str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: DType,
-    device: Device,
-    *,
-    stream: int = 0,
-) -> Any:
-    """One array as ``allocator`` makes it, for the framework of ``example`` (a view or its ``framework``)."""
-    framework = example if isinstance(example, str) else example.framework
-    return allocator(framework, shape, strides, dtype, device, stream=stream)()
-
-
 def hand_over(array: Any, framework: str) -> Any:
-    """``array``, made by ``empty_like_framework`` and now written or queued to be, as the caller's framework has it.
+    """``array``, made by an ``allocator`` and now written or queued to be, as the caller's framework has it.
 
     Only JAX needs this: its arrays are complete when made, so one cannot be made first and written later.  A JAX array
     takes over the memory of a DeviceArray and waits for its ``stream``; a layout or dtype that JAX refuses stays a

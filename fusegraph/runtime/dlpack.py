@@ -13,26 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fusegraph.dtypes import (
-    DType,
-    bfloat16,
-    bool_,
-    float8_e4m3,
-    float8_e4m3fnuz,
-    float8_e5m2,
-    float8_e5m2fnuz,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
+from codegen.dtypes import ALL, DType
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.strides import contiguous_strides, numpy_over
 
@@ -40,27 +21,11 @@ VERSION = (1, 1)  # the first with 8-bit floats
 K_CPU, K_CUDA, K_CUDA_HOST, K_CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY = 1
 
-# (type code, bits) of DLDataType; codes 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool, 10 to 13 float8_e4m3fn,
-# float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz.
-CODES: dict[DType, tuple[int, int]] = {
-    float64: (2, 64),
-    float32: (2, 32),
-    float16: (2, 16),
-    bfloat16: (4, 16),
-    float8_e4m3: (10, 8),
-    float8_e4m3fnuz: (11, 8),
-    float8_e5m2: (12, 8),
-    float8_e5m2fnuz: (13, 8),
-    int8: (0, 8),
-    uint8: (1, 8),
-    int16: (0, 16),
-    uint16: (1, 16),
-    int32: (0, 32),
-    uint32: (1, 32),
-    int64: (0, 64),
-    uint64: (1, 64),
-    bool_: (6, 8),
-}
+# Type codes of DLDataType: those of NumPy's kinds of dtypes, and of the dtypes that have one of their own.
+_OF_KINDS = {"i": 0, "u": 1, "f": 2}
+_OWN = {"bfloat16": 4, "bool": 6, "float8_e4m3": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13}
+#: dtype -> (type code, bits)
+CODES = {t: (_OWN[t.name] if t.name in _OWN else _OF_KINDS[t.numpy.kind], t.bits) for t in ALL if not t.is_packed}
 DTYPES: dict[tuple[int, int], DType] = {code: dtype for dtype, code in CODES.items()}
 
 

@@ -15,7 +15,6 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any, Self
 
 from codegen.target import Target, of_device
@@ -307,9 +306,7 @@ class relaxed_capture:
         self._mode = call("cuThreadExchangeStreamCaptureMode", mode, doing="relax the stream capture mode")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         call("cuThreadExchangeStreamCaptureMode", self._mode, doing="restore the stream capture mode")
 
 

@@ -10,6 +10,7 @@ depend on the processor).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -22,17 +23,17 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
 from codegen.spec import KernelSource, TensorMap
 from fusegraph.errors import CompileError, KernelError, ToolchainError, listed, shown
 from fusegraph.runtime import temporary
-from fusegraph.runtime.cache import digest
+from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
 
 Order = Literal["forward", "reverse", "late"]
@@ -70,13 +71,6 @@ _MOST_SHARED_BYTES = 227 * 1024
 _MOST_CLUSTER = 16
 
 _FAILED, _INTERRUPTED = 1, 2
-
-
-class Cache(Protocol):
-    """Bytes by key; ``fusegraph.runtime.cache.DiskCache`` is one."""
-
-    def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
-        """The bytes under ``key``, made by ``build`` where absent, and whether they were there."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +142,7 @@ def host_threads() -> int:
     return int(value)
 
 
-def build(kernels: Sequence[KernelSource], *, cache: Cache, ucontext: bool = False) -> CpuModule:
+def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool = False) -> CpuModule:
     """Compile ``kernels`` by one call of the compiler, or take them from ``cache``, and load them.
 
     ucontext    switch stacks by ucontext, as on processors that the runtime has no code of its own for: several times
@@ -183,22 +177,21 @@ def _optimization(kernels: Sequence[KernelSource]) -> str:
     return "-O2" if work > 2**18 * len(kernels) else "-Og"
 
 
+@contextlib.contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Turns errors of the file system into a ToolchainError that names the temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ToolchainError(
+            f"no file can be written to the temporary folder: {reason}; name another one in TMPDIR"
+        ) from None
+
+
+@_temporary_files()
 def _compile(compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str) -> bytes:
     """The shared library that ``source`` compiles to."""
-    try:
-        return _compile_in_folder(compiler, source, flags, libraries, what)
-    except OSError as error:
-        raise _no_room(error) from None
-
-
-def _no_room(error: OSError) -> ToolchainError:
-    reason = error.strerror or error
-    return ToolchainError(f"no file can be written to the temporary folder: {reason}; name another one in TMPDIR")
-
-
-def _compile_in_folder(
-    compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str
-) -> bytes:
     with temporary.folder() as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
@@ -224,11 +217,8 @@ class _Library:
     """A loaded shared library; unloaded when nothing refers to this object any more."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        try:
-            with temporary.file(data) as path:  # the mapping keeps its contents
-                self.cdll = _loaded(path, what)
-        except OSError as error:
-            raise _no_room(error) from None
+        with _temporary_files(), temporary.file(data) as path:  # the mapping keeps its contents
+            self.cdll = _loaded(path, what)
         weakref.finalize(self, _dlclose, self.cdll._handle).atexit = False
 
 
@@ -322,7 +312,7 @@ _runtimes: dict[str, Runtime] = {}
 _runtimes_lock = threading.Lock()
 
 
-def _runtime(compiler: Compiler, ucontext: bool, cache: Cache) -> Runtime:
+def _runtime(compiler: Compiler, ucontext: bool, cache: DiskCache) -> Runtime:
     """The runtime, built once a compiler and loaded once a process: its handlers and stacks are the process's."""
     source = (CPU_DIR / "runtime.cpp").read_text(encoding="utf-8")
     flags = [*_RUNTIME_FLAGS, *(["-DFUSEGRAPH_CPU_UCONTEXT"] if ucontext else [])]
@@ -395,7 +385,9 @@ class CpuModule:
         for argument, nbytes in source.zeroed:
             ctypes.memset(args[argument], 0, nbytes)
         args = _parameters(source, args)
-        values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(self._pair(index, args))]
+        if len(args) != len(sizes := self._sizes[index]):
+            raise KernelError(f"kernel {source.name} takes {len(sizes)} arguments; {len(args)} were given")
+        values = [_value(source.name, i, arg, size) for i, (arg, size) in enumerate(zip(args, sizes))]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         request = _Request(
             ctypes.addressof(self._module.kernels[index]),
@@ -428,12 +420,6 @@ class CpuModule:
         if not 0 <= kernel < len(self.kernels):
             raise KernelError(f"kernel {kernel} of a module of {len(self.kernels)}")
         return kernel
-
-    def _pair(self, index: int, args: Sequence[Any]) -> list[tuple[Any, int]]:
-        sizes = self._sizes[index]
-        if len(args) != len(sizes):
-            raise KernelError(f"kernel {self.kernels[index].name} takes {len(sizes)} arguments; {len(args)} were given")
-        return list(zip(args, sizes))
 
 
 def _check_dimensions(source: KernelSource, grid: Dim3, block: Dim3, shared_bytes: int) -> None:

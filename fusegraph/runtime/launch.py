@@ -23,7 +23,10 @@ _PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can ho
 
 
 class Module:
-    """A cubin loaded into the primary context of a device; unloaded when it and its functions are collected."""
+    """A cubin loaded into the primary context of a device; unloaded when it and its functions are collected.
+
+    Made also while a stream is being captured.  Raises DeviceError if it does not fit.
+    """
 
     __slots__ = ("__weakref__", "device", "handle")
 
@@ -39,31 +42,14 @@ class Module:
         return Function(self, name)
 
 
-def load_module(cubin: bytes, device: int = 0) -> Module:
-    """Load ``cubin`` on ``device``; legal while a stream is being captured.  Raises DeviceError if it does not fit."""
-    return Module(cubin, device)
-
-
 class Function:
-    """One kernel of a Module, with what the compiler gave it: sizes in bytes a block (shared) or a thread (local)."""
-
-    __slots__ = (
-        "_dynamic_shared",
-        "handle",
-        "local_bytes",
-        "max_threads",
-        "module",
-        "name",
-        "registers",
-        "shared_bytes",
-    )
+    """One kernel of a Module, with what the compiler gave it; ``shared_bytes`` are those of a block."""
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.name = module, name
         with driver.using(module.device):
             self.handle = driver.call("cuModuleGetFunction", module.handle, name.encode(), doing=f"find kernel {name}")
             self.registers = self._attribute("NUM_REGS")
-            self.local_bytes = self._attribute("LOCAL_SIZE_BYTES")
             self.shared_bytes = self._attribute("SHARED_SIZE_BYTES")
             self.max_threads = self._attribute("MAX_THREADS_PER_BLOCK")
         self._dynamic_shared = max(_DEFAULT_SHARED - self.shared_bytes, 0)
@@ -111,19 +97,6 @@ class Launch:
 
     Raises DeviceError if the GPU cannot run it.
     """
-
-    __slots__ = (
-        "_alone",
-        "block",
-        "cluster",
-        "dependent",
-        "function",
-        "grid",
-        "n_pointers",
-        "parameters",
-        "shared_bytes",
-        "zeroed",
-    )
 
     def __init__(
         self,
@@ -242,21 +215,6 @@ class _Slot:
     of entries of the table, so that each address is written once however many kernels take it.
     """
 
-    __slots__ = (
-        "_keep",
-        "_maps",
-        "_n_arrays",
-        "_offsets",
-        "_start",
-        "_table",
-        "_views",
-        "addresses",
-        "configs",
-        "launches",
-        "stream",
-        "workspace",
-    )
-
     def __init__(self, sequence: LaunchSequence) -> None:
         self._n_arrays, self._offsets = sequence.n_arrays, sequence.offsets
         self._views = sequence.views
@@ -276,10 +234,11 @@ class _Slot:
 
     def _prepared(self, config: Any, launch: Launch, positions: tuple[int, ...]) -> Callable[[], tuple[Any]]:
         """What queues a kernel, after its arguments that are to be zero are set to that."""
-        kernel = _prepared(config, launch.function.handle, self._parameters(launch, positions))
+        cuda, parameters = driver.bindings(), self._parameters(launch, positions)
+        kernel: Callable[[], tuple[Any]] = partial(cuda.cuLaunchKernelEx, config, launch.function.handle, parameters, 0)
         if not launch.zeroed:
             return kernel
-        memset, table = driver.bindings().cuMemsetD8Async, self._table
+        memset, table = cuda.cuMemsetD8Async, self._table
         places = [(positions[argument], nbytes) for argument, nbytes in launch.zeroed]
 
         def both() -> tuple[Any]:
@@ -360,14 +319,6 @@ class _Map:
         else:
             tensor_map.encode(self.block, self._described, address, self._kernel)
         self._address = address
-
-
-def _prepared(config: Any, function: Any, parameters: int) -> Callable[[], tuple[Any]]:
-    """The launch of a function, to be called without arguments: the road that every launch takes into the driver.
-
-    parameters   the address of an array with the address of every parameter.
-    """
-    return partial(driver.bindings().cuLaunchKernelEx, config, function, parameters, 0)
 
 
 def _config(launch: Launch) -> Any:

@@ -195,14 +195,12 @@ def _compile(unit: _Unit, cache: DiskCache | None) -> CompiledKernel:
             f'the source of kernel {unit.source.name!r} defines no extern "C" __global__ function of that name'
         )
     resources = in_cubin | _resources_in_log(log, unit.source.name)
+    resources.setdefault("spill_bytes", resources["stack_bytes"])
     kernel = CompiledKernel(
         name=unit.source.name,
         arch=unit.arch,
         cubin=cubin,
-        registers=resources["registers"],
-        spill_bytes=resources.get("spill_bytes", resources["stack_bytes"]),
-        shared_bytes=resources["shared_bytes"],
-        stack_bytes=resources["stack_bytes"],
+        **resources,
         compile_ms=(time.perf_counter() - start) * 1e3,
         cached=False,
         log=log,
@@ -410,11 +408,8 @@ def _failure(unit: _Unit, log: str) -> str:
         lines.append(
             f"device headers that can be included: {', '.join(sorted(p.name for p in HEADER_FOLDER.glob('*.cuh')))}"
         )
-    lines.append(
-        f"the source and its headers are kept in {folder}"
-        if folder
-        else "the source could not be kept: no temporary folder"
-    )
+    kept = f"the source and its headers are kept in {folder}"
+    lines.append(kept if folder else "the source could not be kept: no temporary folder")
     return "\n".join(lines)
 
 
@@ -489,11 +484,15 @@ def _reason(nvrtc: Any, status: int) -> str:
 @functools.cache
 def _build() -> tuple[str, ...]:
     """What tells one NVRTC build from another: updates of a release differ in ptxas, so the library's size is added."""
-    version = ".".join(map(str, nvrtc_version()))
+    version, path = ".".join(map(str, nvrtc_version())), library_path()
+    return version, str(os.stat(path).st_size) if os.path.isfile(path) else ""
+
+
+def library_path() -> str:
+    """Where NVRTC's library lies; empty for a system installation that only the loader finds."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        path = load_nvidia_dynamic_lib("nvrtc").abs_path
-        return (version, str(os.stat(path).st_size))
-    except Exception:
-        return (version, "")
+        return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except Exception:  # its place is unknown, but it may work
+        return ""

@@ -315,17 +315,11 @@ def _device_array_viewer(_: Any) -> _Viewer:
 # --- protocols -----------------------------------------------------------------------------------------------------
 
 
-def from_dlpack(x: Any, *, name: str = "x", stream: int = 0) -> ArrayView:
-    """``x``, an object with ``__dlpack__`` and ``__dlpack_device__``, as an ArrayView on its memory.
-
-    The producer's deleter is called when the view's ``owner`` is collected.  ``stream`` will use the array (see
-    ``view``).  Raises ArgumentError as ``view`` does.
-    """
-    return from_dlpack_viewer("dlpack")(x, name, stream)
-
-
 def from_dlpack_viewer(framework: str) -> _Viewer:
-    """A viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view` does."""
+    """A viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view` does.
+
+    The producer's deleter is called when a view's ``owner`` is collected.
+    """
 
     def view_dlpack(x: Any, name: str, stream: int) -> ArrayView:
         try:
