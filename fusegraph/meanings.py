@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.ops.base import TensorType
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import Array, TensorType
 
 
 def where(result: TensorType, mask: Array, x: Any, y: Any) -> Array:

@@ -14,10 +14,9 @@ from fusegraph import composed
 from fusegraph.dtypes import float32, float64, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.operations import Operations
+from fusegraph.ops.base import Array
 from fusegraph.ops.reduction import normal_axes
 from fusegraph.tensor import Tensor
-
-Array = np.ndarray[Any, Any]
 
 #: Elements of the largest table of positions and weights.
 MAX_TABLE = 1 << 22

@@ -19,12 +19,10 @@ from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops import attention_softmax as softmaxes
 from fusegraph.ops.attention_band import multiplications
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
 from fusegraph.ops.random import kept_scale, threshold, uniform
-
-Array = np.ndarray[Any, Any]
 
 WORDS = {"diagonal_alignment": ("TOP_LEFT", "BOTTOM_RIGHT")}
 LENGTHS = ("seq_len_q", "seq_len_kv")
@@ -56,7 +54,7 @@ SCORES: dict[str, Any] = {
 }
 
 
-def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def normalize(types: Types, values: Attributes) -> dict[str, Any]:
     q = types[0]
     result = dict(values)
     for key, t in zip(OPERANDS, types):
@@ -84,7 +82,7 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     return result
 
 
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     result = normalize(types, values)
     probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
     if not 0 <= probability <= 1:
@@ -101,7 +99,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     }
 
 
-def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+def infer(types: Types, values: Attributes) -> TensorType | Types:
     given = dict(zip(OPERANDS[3:], types[3:]))
     q = types[0].shape
     k, v = paged.sizes(types, given, values.get("paged_attention_max_seq_len_kv"))
@@ -372,7 +370,7 @@ def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dro
 
 
 def scores_reference(
-    q: Array, k: Array, given: Mapping[str, Array], attributes: Mapping[str, Any]
+    q: Array, k: Array, given: Mapping[str, Array], attributes: Attributes
 ) -> tuple[Array, Array | float, Array]:
     """The scores, what the products times the scale are multiplied with in their gradients, and whether there is a
     query; k has q's heads.

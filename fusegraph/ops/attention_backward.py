@@ -6,7 +6,6 @@ With p the probabilities, that is the exponentials of the scores less ``stats``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -30,12 +29,10 @@ from fusegraph.ops.attention import (
     scores_reference,
 )
 from fusegraph.ops.attention_band import multiplications
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
 from fusegraph.ops.random import kept_scale, threshold, uniform
-
-Array = np.ndarray[Any, Any]
 
 OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
@@ -49,7 +46,7 @@ ABSENT = {
 }
 
 
-def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
+def _forward(types: Types, values: Attributes) -> tuple[Types, dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
     given = dict(zip(OPTIONAL, types[FIRST:]))
     rest = [given.get(key, TensorType((), _kind(key))) for key in forward.OPERANDS[3:]]
@@ -61,7 +58,7 @@ def _kind(key: str) -> DType:
     return int32 if key in forward.INTEGERS else bool_ if key == "mask" else float32
 
 
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     for key, t in zip(OPERANDS[3:6], types[3:6]):
         if not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
@@ -78,7 +75,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     return {**result, "dropout_probability": probability}
 
 
-def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _infer(types: Types, values: Attributes) -> Types:
     made = infer(*_forward(types, values))
     assert isinstance(made, tuple)
     out, stats = made

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Attributes, Kind, Op, TensorType, Types
 
 
 class Score:
@@ -43,7 +42,7 @@ class Weight:
         return f"{len(self.graph.nodes) - 1} nodes"
 
 
-def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+def _no_shape(types: Types, _: Attributes) -> TensorType:
     raise NotImplementedError("attention nodes are made by a pass")
 
 

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import TensorType
+from fusegraph.ops.base import Array, TensorType
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 #: Of queries, and of keys and values: one number more than sequences.
 OFFSETS = ("ragged_offset_q", "ragged_offset_kv")

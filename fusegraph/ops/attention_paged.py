@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import TensorType
+from fusegraph.ops.base import Array, TensorType, Types
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 #: Of keys and of values: (batches, pages), the number of the block that is a page.
 TABLES = ("page_table_k", "page_table_v")
@@ -26,7 +24,7 @@ def table_shape(t: TensorType) -> tuple[int, int] | None:
 
 
 def sizes(
-    types: tuple[TensorType, ...], given: Mapping[str, TensorType], longest: int | None
+    types: Types, given: Mapping[str, TensorType], longest: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of keys and values as they are in order.  Raises ShapeError or AttributeValueError."""
     k, v = (t.shape for t in types[1:3])

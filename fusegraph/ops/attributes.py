@@ -5,10 +5,10 @@ An attribute is of the same kind in every op that has it.  What of the kind an o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fusegraph.errors import AttributeValueError, shown
+from fusegraph.ops.base import Attributes
 from fusegraph.values import (
     Kind,
     Unfit,
@@ -94,6 +94,6 @@ def of_kind(name: str, kind: Kind, value: Any) -> Any:
         raise AttributeValueError(f"{name} is {wanted}, got {shown(value)}") from None
 
 
-def checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def checked(attributes: Attributes) -> dict[str, Any]:
     """Attributes of an op as plain values.  Raises AttributeValueError or DTypeError."""
     return {name: of_kind(name, KINDS.get(name, plain), value) for name, value in attributes.items()}

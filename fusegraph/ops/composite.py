@@ -6,7 +6,7 @@ dtype; the result alone is rounded to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf, prod
 from typing import Any, Protocol
 
@@ -14,11 +14,9 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.reduction import normal_axes
-
-Array = np.ndarray[Any, Any]
 
 
 class Writing(Protocol):
@@ -44,10 +42,10 @@ def not_negative(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) ->
 
 
 #: (operand types, attributes in canonical form) -> the types of the results.
-Infer = Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
+Infer = Callable[[Types, Attributes], TensorType | Types]
 
 
-def like_first(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+def like_first(types: Types, _: Attributes) -> TensorType:
     """The result has the first operand's shape and dtype."""
     return types[0]
 
@@ -64,7 +62,7 @@ def averaged(x: Array, axes: tuple[int, ...]) -> Array:
     return np.asarray(x.sum(axis=axes, keepdims=True) / np.float64(prod(x.shape[d] for d in axes)))
 
 
-def check_integers(op: Op, types: tuple[TensorType, ...]) -> None:
+def check_integers(op: Op, types: Types) -> None:
     """Raises DTypeError or ShapeError unless those of an op's operands that are integers are one number each."""
     for key, t in zip(op.operands, types):
         if key in op.integers and not t.dtype.is_int:
@@ -89,7 +87,7 @@ def _checked(name: str, value: Any, x: TensorType) -> Any:
 def composite(
     name: str,
     operands: tuple[str, ...],
-    attributes: Mapping[str, Any],
+    attributes: Attributes,
     reference: Callable[..., Any],
     expand: Expand,
     doc: str,
@@ -108,13 +106,13 @@ def composite(
     The other arguments are `Op`'s; NumPy's floating-point warnings are off while the reference runs.
     """
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         accepted_kinds(name, op.promoted(types), ("float",))
         accepted_kinds(name, types[0].dtype, ("float",))
         check_integers(op, types)
         return {key: _checked(key, value, types[0]) for key, value in values.items()}
 
-    def inferred(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+    def inferred(types: Types, values: Attributes) -> TensorType | Types:
         x, normal = types[0], normalize(types, values)
         for key, other in zip(operands[1:], types[1:]):
             if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):

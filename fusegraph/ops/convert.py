@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from fusegraph.dtypes import DType, float4_e2m1, float16, float32, float64
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import Array
 
 
 def to_reference(array: Array, dtype: DType) -> Array:

@@ -6,18 +6,17 @@ loss y (N, K, positions...), tap r of the window at position p lies over x at p 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
-Array = np.ndarray[Any, Any]
 Sizes = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]
 
@@ -42,7 +41,7 @@ def spread_padding(value: Any, rank: int) -> Pads:
     return tuple((p, p) for p in spread(value, rank, "padding", 0))
 
 
-def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], first: str) -> dict[str, Any]:
+def _normalized(types: Types, attributes: Attributes, first: str) -> dict[str, Any]:
     """The attributes that all convolutions have, in canonical form; ``first`` describes the first operand."""
     rank = len(types[0].shape) - 2
     if rank not in (1, 2, 3):
@@ -60,7 +59,7 @@ def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], fi
     }
 
 
-def _same_rank(types: tuple[TensorType, ...], names: tuple[str, str]) -> None:
+def _same_rank(types: Types, names: tuple[str, str]) -> None:
     first, second = (len(t.shape) for t in types)
     if first != second:
         raise ShapeError(f"{names[0]} and {names[1]} have the same number of dimensions, got {first} and {second}")
@@ -71,7 +70,7 @@ def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
     return tuple((count - 1) * step + 1 for count, step in zip(taps, dilation))
 
 
-def _positions(size: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
     """Positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
     return room // attributes["stride"][axis] + 1 if room >= 0 else 0
@@ -97,7 +96,7 @@ _WORDS = {"mode": ("cross_correlation", "convolution"), "compute_dtype": PRECISI
 _ALGORITHMS = (None, "direct", *TILES)
 
 
-def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
+def _check_algorithm(role: Role, types: Types, attributes: Attributes) -> None:
     """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
     if algorithm in TILES:
@@ -109,14 +108,14 @@ def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapp
 # ---- conv_fprop
 
 
-def _fprop_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _fprop_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     groups, x, w = attributes["groups"], types[0].shape, types[1].shape
     if groups is None:
         groups = max(x[1] // w[1], 1) if len(x) == len(w) > 2 and w[1] else 1
     return _normalized(types, {**attributes, "groups": groups}, "x (N, C, spatial...)")
 
 
-def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _fprop_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("x", "w"))
     x, w = types[0].shape, types[1].shape
     groups = attributes["groups"]
@@ -206,14 +205,14 @@ register(
 # ---- conv_dgrad
 
 
-def _smallest(positions: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+def _smallest(positions: int, reach: int, attributes: Attributes, axis: int) -> int:
     """The smallest size over which a window has so many positions, negative if none has."""
     step = attributes["stride"][axis]
     smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
     return 0 if -step < smallest < 0 else smallest
 
 
-def _dgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _dgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     values = _normalized(types, attributes, "loss (N, K, positions...)")
     loss, w = types[0].shape, types[1].shape
     rank = len(loss) - 2
@@ -232,7 +231,7 @@ def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, p
     return tuple(_smallest(positions[d], reach[d], how, d) for d in range(rank))
 
 
-def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _dgrad_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("loss", "filter"))
     loss, w = types[0].shape, types[1].shape
     groups, size = attributes["groups"], attributes["size"]
@@ -310,7 +309,7 @@ def _dgrad_reference(
     return wrapped(total.reshape(n, groups * channels, *size), loss, w, dtype)
 
 
-def _dgrad_products(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> int:
+def _dgrad_products(types: Types, attributes: Attributes) -> int:
     """Only every (stride / gcd(stride, dilation))-th tap lies over an element at some position."""
     w, groups = types[1].shape, int(attributes["groups"])
     apart = [int(s // gcd(s, d)) for s, d in zip(attributes["stride"], attributes["dilation"])]
@@ -346,7 +345,7 @@ register(
 # ---- conv_wgrad
 
 
-def _wgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _wgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     values = _normalized(types, attributes, "image (N, C, spatial...)")
     image, loss = types[0].shape, types[1].shape
     rank = len(image) - 2
@@ -359,7 +358,7 @@ def _wgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any
     return values
 
 
-def _taps(size: int, positions: int, attributes: Mapping[str, Any], axis: int) -> range:
+def _taps(size: int, positions: int, attributes: Attributes, axis: int) -> range:
     """How many taps a filter may have whose window has so many positions over a size."""
     longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
     shortest = longest - attributes["stride"][axis] + 1
@@ -369,7 +368,7 @@ def _taps(size: int, positions: int, attributes: Mapping[str, Any], axis: int) -
     return range(-(-(max(shortest, 1) - 1) // step) + 1, (longest - 1) // step + 2)
 
 
-def _wgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _wgrad_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("image", "loss"))
     image, loss = types[0].shape, types[1].shape
     groups, taps = attributes["groups"], attributes["taps"]

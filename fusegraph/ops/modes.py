@@ -14,8 +14,8 @@ import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype
+from fusegraph.ops.base import Array
 
-Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...]
 
 

@@ -7,15 +7,14 @@ that share an element of scale.  (rmsnorm has h = x * inv_variance and no avg(g)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import ShapeError
-from fusegraph.ops.base import REQUIRED, TensorType
-from fusegraph.ops.composite import Array, Writing, averaged, composite
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Types
+from fusegraph.ops.composite import Writing, averaged, composite
 from fusegraph.ops.norm import (
     Along,
     batch_axes,
@@ -89,12 +88,12 @@ def _gradients(
     return dx, _sum_to(write, "dscale", by_scale, scale.shape), _sum_to(write, "dbias", by_bias, scale.shape)
 
 
-def _types(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _types(types: Types, _: Attributes) -> Types:
     x, scale = types[1:3]
     return x, scale, scale
 
 
-def _layernorm_backward(name: str, forward: str, along: Along, attributes: Mapping[str, Any], more: str = "") -> None:
+def _layernorm_backward(name: str, forward: str, along: Along, attributes: Attributes, more: str = "") -> None:
     """Registers the gradient of a norm with mean and variance along some axes."""
 
     def reference(loss: Array, x: Array, scale: Array, mean: Array, inv_variance: Array, **at: Any) -> Any:
@@ -154,7 +153,7 @@ def _groupnorm_backward(
     return tuple(write("reshape", name, t, shape=shape) for name, t, shape in zip(names, found, shapes))
 
 
-def _groupnorm_backward_types(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _groupnorm_backward_types(types: Types, attributes: Attributes) -> Types:
     x, groups = types[1], attributes["groups"]
     check_groups(x, groups)
     wanted = group_statistic(x, groups).shape

@@ -5,17 +5,13 @@ It is not in the op table: users write reductions, `passes.split_reductions` wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types
 from fusegraph.ops.modes import PARTS
-
-Array = np.ndarray[Any, Any]
 
 
 def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
@@ -23,7 +19,7 @@ def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
     return -(-prod(shape[d] for d in axes) // chunk)
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     shape, axes, keepdims = types[0].shape, attributes["axes"], attributes["keepdims"]
     kept = (1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
     return TensorType((parts_of(shape, axes, attributes["chunk"]), *kept), attributes["dtype"])

@@ -11,12 +11,11 @@ import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Cost, Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, Role, TensorType, Types, register
 
-Array: TypeAlias = np.ndarray[Any, Any]
 #: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
 Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
-Template: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+Template: TypeAlias = str | Callable[[Attributes], str]
 ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
@@ -138,7 +137,7 @@ def pointwise(
     if not cuda and not shapes:
         cuda = dict.fromkeys(kinds, f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})")
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         dtype, shape = op.promoted(types), broadcast([t.shape for t in types])
         accepted_kinds(name, dtype, kinds)
         normal = {key: check(key, values[key], dtype, shape) for key, check in checks.items()}
@@ -146,7 +145,7 @@ def pointwise(
             validate(normal, dtype)
         return normal
 
-    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
+    def infer(types: Types, values: Attributes) -> TensorType:
         shape = broadcast([t.shape for t in types])
         normal = normalize(types, values)
         return TensorType(shape, result or normal.get("dtype") or op.promoted(types))

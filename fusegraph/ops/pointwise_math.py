@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError
-from fusegraph.ops.base import REQUIRED, Role
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Role
 from fusegraph.ops.pointwise import (
     FUNCTION,
     PAIR,
     ROUNDING,
     SIMPLE,
-    Array,
     axis,
     flag,
     optional_dtype,
@@ -132,7 +130,7 @@ def _check_clamp(values: dict[str, Any], _: DType) -> None:
         raise AttributeValueError(f"min is at most max, got min = {low} and max = {high}")
 
 
-def _clamp(values: Mapping[str, Any]) -> str:
+def _clamp(values: Attributes) -> str:
     if values["max"] is None:
         return "math::maximum({x}, {min})"
     return "math::minimum({x}, {max})" if values["min"] is None else "math::clamp({x}, {min}, {max})"

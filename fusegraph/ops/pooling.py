@@ -7,7 +7,7 @@ image are folded along one axis after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -17,13 +17,10 @@ from codegen.combiners import ADD, MAX
 from codegen.windows import Adaptive, Covering, Sliding, Window
 from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.convolution import spread, spread_padding
 from fusegraph.ops.reduction import normal_axes
 
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Attributes = Mapping[str, Any]
 #: The window along each axis that has one.
 Windows = dict[int, Window]
 

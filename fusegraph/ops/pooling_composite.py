@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, TABLE, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Expand, Writing, not_negative, reduced, single_axis
 from fusegraph.ops.convolution import spread
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, check_window, forward_windows, normal
-
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Attributes = Mapping[str, Any]
 
 
 def _register(

@@ -9,7 +9,7 @@ dimensions whose sizes multiply to less, and the position before these is part o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from fusegraph.dtypes import as_dtype, int32
 from fusegraph.errors import ShapeError
-from fusegraph.ops.base import Cost, Kind, Op, TensorType, register
-from fusegraph.ops.composite import Array, Writing, check_integers, composite
+from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, TensorType, Types, register
+from fusegraph.ops.composite import Writing, check_integers, composite
 from fusegraph.ops.pointwise import accepted_kinds
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -86,7 +86,7 @@ def _radius(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
 def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> None:
     """Registers an op of random numbers."""
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         accepted_kinds(name, types[0].dtype, ("float",))
         check_integers(op, types)
         dtype = None if values["dtype"] is None else as_dtype(values["dtype"])
@@ -94,7 +94,7 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
             accepted_kinds(name, dtype, ("float",))
         return {"dtype": dtype}
 
-    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
+    def infer(types: Types, values: Attributes) -> TensorType:
         shape, dtype = types[0].shape, normalize(types, values)["dtype"]
         if any(n > int32.max for n in shape):
             raise ShapeError(f"a dimension of {list(shape)} is too long for an int32 index")

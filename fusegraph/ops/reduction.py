@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -10,10 +9,8 @@ import numpy as np
 
 from fusegraph.dtypes import DType, bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.modes import COMPOSED, MODES, Mode
-
-Array = np.ndarray[Any, Any]
 
 
 def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
@@ -35,7 +32,7 @@ def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(result))
 
 
-def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     x, mode = types[0], MODES[attributes["mode"]]
     correction = attributes["correction"]
     if not isfinite(correction):
@@ -90,7 +87,7 @@ def summed(dtype: DType) -> DType:
     return dtype if dtype.bits >= 32 else int32
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     x, normal = types[0], _normalize(types, attributes)
     axes, mode = normal["axes"], MODES[normal["mode"]]
     if (mode.selects or mode.position) and any(x.shape[d] == 0 for d in axes):

@@ -6,21 +6,18 @@ element of the first half and one of the second, as in GPT-NeoX.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import accepted_kinds, number
 
-Array = np.ndarray[Any, Any]
 
-
-def _normalize(name: str, types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(name: str, types: Types, values: Attributes) -> dict[str, Any]:
     x, freqs = types
     for t in types:
         accepted_kinds(name, t.dtype, ("float",))
@@ -37,7 +34,7 @@ def _normalize(name: str, types: tuple[TensorType, ...], values: Mapping[str, An
     return {"rope_dim": width, "output_scale": float(number("output_scale", values["output_scale"], x.dtype, x.shape))}
 
 
-def _infer(name: str, types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
+def _infer(name: str, types: Types, values: Attributes) -> TensorType:
     _normalize(name, types, values)
     return types[0]
 

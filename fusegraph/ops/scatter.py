@@ -10,7 +10,6 @@ that is left is the product, whose updates a thread walks, one for all that shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -20,11 +19,9 @@ from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import packed_strides
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing, single_axis
 from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, ORDER, ORDERED
-
-Array = np.ndarray[Any, Any]
 
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: reduction -> how updates are combined; None: the last one stays.
@@ -40,7 +37,7 @@ REDUCTIONS: dict[str, Combiner | None] = {
 FEW_UPDATES = 4
 
 
-def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     reduction, include = attributes["reduction"], attributes["include_self"]
     if not isinstance(include, (bool, np.bool_)):
         raise AttributeValueError(f"include_self is True or False, got {include!r}")
@@ -50,7 +47,7 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     return {"axis": axis, "reduction": reduction, "include_self": bool(include)}
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     x, index, updates = types
     axis = _normalize(types, attributes)["axis"]
     if not index.dtype.is_int:
