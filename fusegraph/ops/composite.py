@@ -15,6 +15,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
+from fusegraph.ops.modes import reduced_shape
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.reduction import normal_axes
 
@@ -52,9 +53,7 @@ def like_first(types: Types, _: Attributes) -> TensorType:
 
 def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> TensorType:
     """The type of a result of which there is one for all elements along axes."""
-    kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
-    dropped = tuple(n for d, n in enumerate(x.shape) if d not in axes)
-    return TensorType(kept if keepdims else dropped, x.dtype)
+    return TensorType(reduced_shape(x.shape, axes, keepdims), x.dtype)
 
 
 def averaged(x: Array, axes: tuple[int, ...]) -> Array:
@@ -113,15 +112,19 @@ def composite(
         return {key: _checked(key, value, types[0]) for key, value in values.items()}
 
     def inferred(types: Types, values: Attributes) -> TensorType | Types:
-        x, normal = types[0], normalize(types, values)
+        x = types[0]
         for key, other in zip(operands[1:], types[1:]):
             if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):
                 continue
-            if np.broadcast_shapes(*_padded(x.shape, other.shape)) != x.shape:
+            try:
+                wide = np.broadcast_shapes(x.shape, other.shape)
+            except ValueError:
+                raise ShapeError(f"shapes {list(x.shape)} and {list(other.shape)} do not broadcast") from None
+            if wide != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} does not broadcast to {operands[0]} {list(x.shape)}")
             if key in ("x", "y", "loss") and other.shape != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} has not the shape of {operands[0]} {list(x.shape)}")
-        found = infer(types, normal)
+        found = infer(types, values)
         for result in found if isinstance(found, tuple) else (found,):  # some have the dtype of another operand
             accepted_kinds(name, result.dtype, ("float",))
         return found
@@ -149,15 +152,6 @@ def composite(
             doc=doc,
         )
     )
-
-
-def _padded(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes for NumPy to broadcast; raises ShapeError if it cannot."""
-    try:
-        np.broadcast_shapes(shape, other)
-    except ValueError:
-        raise ShapeError(f"shapes {list(shape)} and {list(other)} do not broadcast") from None
-    return shape, other
 
 
 # ---- softmax and its logarithm

@@ -146,9 +146,7 @@ def pointwise(
         return normal
 
     def infer(types: Types, values: Attributes) -> TensorType:
-        shape = broadcast([t.shape for t in types])
-        normal = normalize(types, values)
-        return TensorType(shape, result or normal.get("dtype") or op.promoted(types))
+        return TensorType(broadcast([t.shape for t in types]), result or values.get("dtype") or op.promoted(types))
 
     def quiet_reference(*arrays: Array, **values: Any) -> Array:
         with np.errstate(all="ignore"):

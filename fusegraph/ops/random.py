@@ -95,10 +95,10 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
         return {"dtype": dtype}
 
     def infer(types: Types, values: Attributes) -> TensorType:
-        shape, dtype = types[0].shape, normalize(types, values)["dtype"]
+        shape = types[0].shape
         if any(n > int32.max for n in shape):
             raise ShapeError(f"a dimension of {list(shape)} is too long for an int32 index")
-        return TensorType(shape, dtype or types[0].dtype)
+        return TensorType(shape, values["dtype"] or types[0].dtype)
 
     op = register(
         Op(

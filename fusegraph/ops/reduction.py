@@ -10,7 +10,7 @@ import numpy as np
 from fusegraph.dtypes import DType, bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
-from fusegraph.ops.modes import COMPOSED, MODES, Mode
+from fusegraph.ops.modes import COMPOSED, MODES, Mode, reduced_shape
 
 
 def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
@@ -42,13 +42,7 @@ def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     axes = normal_axes(attributes["axes"], len(x.shape))
     if mode.position and not axes:
         raise AttributeValueError(f"{mode.name} needs an axis")
-    return {
-        "mode": mode.name,
-        "axes": axes,
-        "keepdims": attributes["keepdims"],
-        "dtype": attributes["dtype"],
-        "correction": float(correction),
-    }
+    return {**attributes, "axes": axes, "correction": float(correction)}
 
 
 def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
@@ -88,13 +82,11 @@ def summed(dtype: DType) -> DType:
 
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
-    x, normal = types[0], _normalize(types, attributes)
-    axes, mode = normal["axes"], MODES[normal["mode"]]
+    x, axes, mode = types[0], attributes["axes"], MODES[attributes["mode"]]
     if (mode.selects or mode.position) and any(x.shape[d] == 0 for d in axes):
         raise ShapeError(f"{mode.name} of no elements: axis {next(d for d in axes if x.shape[d] == 0)} has size 0")
-    kept = (1 if d in axes else size for d, size in enumerate(x.shape))
-    dropped = (size for d, size in enumerate(x.shape) if d not in axes)
-    return TensorType(tuple(kept if normal["keepdims"] else dropped), result_dtype(x, mode, normal["dtype"]))
+    shape = reduced_shape(x.shape, axes, attributes["keepdims"])
+    return TensorType(shape, result_dtype(x, mode, attributes["dtype"]))
 
 
 def _reference(

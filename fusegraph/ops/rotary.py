@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
-from fusegraph.ops.composite import Writing
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Types, register
+from fusegraph.ops.composite import Writing, like_first
 from fusegraph.ops.pointwise import accepted_kinds, number
 
 
@@ -32,11 +32,6 @@ def _normalize(name: str, types: Types, values: Attributes) -> dict[str, Any]:
             f"{[x.shape[2], 1, 1, width]}"
         )
     return {"rope_dim": width, "output_scale": float(number("output_scale", values["output_scale"], x.dtype, x.shape))}
-
-
-def _infer(name: str, types: Types, values: Attributes) -> TensorType:
-    _normalize(name, types, values)
-    return types[0]
 
 
 def _reference(sign: int, x: Array, freqs: Array, rope_dim: int, output_scale: float) -> Array:
@@ -79,7 +74,7 @@ def _rope(name: str, operand: str, sign: int, doc: str) -> None:
             name=name,
             kind=Kind.COMPOSITE,
             operands=(operand, "freqs"),
-            infer=partial(_infer, name),
+            infer=like_first,
             reference=partial(_reference, sign),
             attributes={"rope_dim": 0, "output_scale": 1.0},
             normalize=partial(_normalize, name),

@@ -35,8 +35,7 @@ def _register(name: str, mode: Combined, makes: str, doc: str) -> None:
         (x,) = types
         if mode.floats and not x.dtype.is_float:
             raise DTypeError(f"{name} takes floats, got {x.dtype}")
-        dtype = _normalize(types, attributes).get("dtype")
-        return TensorType(x.shape, result_dtype(x, mode, dtype))
+        return TensorType(x.shape, result_dtype(x, mode, attributes.get("dtype")))
 
     def reference(x: Array, axis: int, reverse: bool, dtype: DType | None = None) -> Array:
         whole = x.dtype.kind in "iu" and typed
@@ -124,7 +123,7 @@ def _register_index(name: str, down: bool) -> None:
     def infer(types: Types, attributes: Attributes) -> TensorType:
         if types[0].dtype.is_bool:
             raise DTypeError(f"{name} does not take bool; cast to int32")
-        return TensorType(types[0].shape, normalize(types, attributes)["dtype"])
+        return TensorType(types[0].shape, attributes["dtype"])
 
     kind, value = ("smallest", "cummin") if down else ("largest", "cummax")
     register(

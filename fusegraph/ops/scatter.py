@@ -49,7 +49,7 @@ def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
     x, index, updates = types
-    axis = _normalize(types, attributes)["axis"]
+    axis = attributes["axis"]
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, got {index.dtype}")
     if updates.dtype != x.dtype:
