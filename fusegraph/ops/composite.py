@@ -92,12 +92,9 @@ def composite(
     doc: str,
     *,
     infer: Infer = like_first,
-    results: tuple[str, ...] = ("",),
-    optional: int = 0,
-    integers: tuple[str, ...] = (),
     broadcasts: tuple[str, ...] | None = None,
     keeps_layout: bool = True,
-    cudnn: str | None = None,
+    **rest: Any,
 ) -> None:
     """Registers a composite of floats; all operands (or those called broadcasts, and x, y and loss) broadcast to the
     first; those called x, y or loss have its shape.
@@ -144,12 +141,9 @@ def composite(
             words={"norm_forward_phase": PHASES} if "norm_forward_phase" in attributes else {},
             normalize=normalize,
             expand=expand,
-            cudnn=cudnn,
-            results=results,
-            optional=optional,
-            integers=integers,
             keeps_layout=keeps_layout,
             doc=doc,
+            **rest,
         )
     )
 

@@ -23,14 +23,10 @@ Pads = tuple[tuple[int, int], ...]
 
 def spread(value: Any, rank: int, what: str, lowest: int) -> tuple[int, ...]:
     """One number for every spatial dimension, given one number or a sequence of ``rank``."""
-    values = [value] * rank if hasattr(value, "__index__") else list(value) if isinstance(value, Sequence) else None
-    if (
-        values is None
-        or len(values) != rank
-        or any(isinstance(v, bool) or not hasattr(v, "__index__") or v.__index__() < lowest for v in values)
-    ):
+    values = (value,) * rank if isinstance(value, int) else tuple(value or ())
+    if len(values) != rank or not all(isinstance(v, int) and v >= lowest for v in values):
         raise AttributeValueError(f"{what} is an integer of at least {lowest}, or {rank} of them, got {value!r}")
-    return tuple(v.__index__() for v in values)
+    return values
 
 
 def spread_padding(value: Any, rank: int) -> Pads:
@@ -47,14 +43,14 @@ def _normalized(types: Types, attributes: Attributes, first: str) -> dict[str, A
     if rank not in (1, 2, 3):
         raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
     groups = attributes["groups"]
-    if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1:
+    if groups is None or groups < 1:
         raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
     return {
         **attributes,
         "stride": spread(attributes["stride"], rank, "stride", 1),
         "dilation": spread(attributes["dilation"], rank, "dilation", 1),
         "padding": spread_padding(attributes["padding"], rank),
-        "groups": groups.__index__(),
+        "groups": groups,
         "compute_dtype": factor_precision(types, attributes["compute_dtype"]),
     }
 

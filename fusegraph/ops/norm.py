@@ -183,7 +183,7 @@ def group_statistic(x: TensorType, groups: int) -> TensorType:
 def check_groups(x: TensorType, groups: Any) -> None:
     """Raises AttributeValueError or ShapeError unless the channels can be divided."""
     batch_axes(len(x.shape))
-    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 1:
+    if groups is None or groups < 1:
         raise AttributeValueError(f"groups is a number of groups, got {groups!r}")
     if x.shape[1] % groups:
         raise ShapeError(f"{x.shape[1]} channels are not {groups} groups of as many each")

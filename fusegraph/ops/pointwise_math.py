@@ -16,12 +16,11 @@ from fusegraph.ops.pointwise import (
     ROUNDING,
     SIMPLE,
     axis,
-    flag,
-    optional_dtype,
     optional_number,
     pointwise,
     predicate,
     unary,
+    unchecked,
 )
 
 # NumPy's integer arithmetic wraps around, as math::wrapping_* do.
@@ -187,7 +186,7 @@ unary(
     saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
     ROUNDING,
     Role.CAST,
-    attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
+    attributes={"dtype": (None, unchecked), "saturate": (True, unchecked)},
     validate=_only_where_it_matters,
     float="{x}",
     int="{x}",

@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
-from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing, single_axis
@@ -38,13 +38,9 @@ FEW_UPDATES = 4
 
 
 def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
-    reduction, include = attributes["reduction"], attributes["include_self"]
-    if not isinstance(include, (bool, np.bool_)):
-        raise AttributeValueError(f"include_self is True or False, got {include!r}")
     if not types[0].shape:
         raise ShapeError("a tensor of rank 0 has no axis")
-    axis = single_axis(attributes["axis"], types[0].shape)
-    return {"axis": axis, "reduction": reduction, "include_self": bool(include)}
+    return {**attributes, "axis": single_axis(attributes["axis"], types[0].shape)}
 
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
@@ -222,11 +218,8 @@ class _Put:
 
     def _combined(self, part: str, values: Any, combine: str) -> Any:
         """The values that are put into each slot, combined."""
-        return self._accumulated(part, *self._slots_with(values), combine)
-
-    def _slots_with(self, values: Any) -> tuple[Any, Any, int]:
         index, size = self._slots
-        return index, values, size
+        return self._accumulated(part, index, values, size, combine)
 
     def _at_places(self, combined: Any, none: float) -> Any:
         """What is combined, at every place of x: ``none`` where nothing is."""

@@ -39,22 +39,13 @@ def positions(x: Array, axis: int, descending: bool) -> Array:
     return np.asarray(x.shape[axis] - 1 - np.flip(turned, axis))
 
 
-def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise AttributeValueError(f"{key} is an integer, got {value!r}")
-    return int(value)
-
-
 def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     shape, result = types[0].shape, dict(attributes)
-    (axis,) = normal_axes(_whole("axis", attributes["axis"]), len(shape))
+    (axis,) = normal_axes(attributes["axis"], len(shape))
     result["axis"] = axis
-    for key in {"descending", "largest"} & set(attributes):
-        if not isinstance(attributes[key], (bool, np.bool_)):
-            raise AttributeValueError(f"{key} is True or False, got {attributes[key]!r}")
-        result[key] = bool(attributes[key])
     if "k" in attributes:
-        result["k"] = _whole("k", attributes["k"])
+        if not isinstance(result["k"], int):
+            raise AttributeValueError(f"k is an integer, got {result['k']!r}")
         if not 0 <= result["k"] <= shape[axis]:
             raise AttributeValueError(f"k is from 0 to the {shape[axis]} elements of axis {axis}, got {result['k']}")
     if "dtype" in attributes:
