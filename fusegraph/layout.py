@@ -12,18 +12,16 @@ from fusegraph.values import Unfit, integer, several
 
 #: Layout name -> dimensions from the slowest to the fastest in memory, by rank.
 _LAYOUTS: dict[str, tuple[int, ...]] = {
-    "NCW": (0, 1, 2),
-    "NWC": (0, 2, 1),
-    "NCHW": (0, 1, 2, 3),
-    "NHWC": (0, 2, 3, 1),
-    "NCDHW": (0, 1, 2, 3, 4),
-    "NDHWC": (0, 2, 3, 4, 1),
-    "KCS": (0, 1, 2),
-    "KSC": (0, 2, 1),
-    "KCRS": (0, 1, 2, 3),
-    "KRSC": (0, 2, 3, 1),
-    "KCTRS": (0, 1, 2, 3, 4),
-    "KTRSC": (0, 2, 3, 4, 1),
+    name: tuple(map(logical.index, name))
+    for logical, last in (
+        ("NCW", "NWC"),
+        ("NCHW", "NHWC"),
+        ("NCDHW", "NDHWC"),
+        ("KCS", "KSC"),
+        ("KCRS", "KRSC"),
+        ("KCTRS", "KTRSC"),
+    )
+    for name in (logical, last)
 }
 MAX_ELEMENTS = 2**62
 #: Dimensions of a tensor: NumPy has no arrays of more, nor has torch.
