@@ -91,8 +91,7 @@ def one_hot(
     and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
     range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis).
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     (axis,) = normal_axes(axis, index.rank + 1)
     kind = index.dtype if dtype is None else as_dtype(dtype)
     shape = [1] * (index.rank + 1)
@@ -110,8 +109,7 @@ def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, 
     larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError.
     """
     (axis,) = normal_axes(axis, x.rank)
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if index.rank != x.rank or any(a > b for d, (a, b) in enumerate(zip(index.shape, x.shape)) if d != axis):
         raise ShapeError(f"index {list(index.shape)} does not fit {list(x.shape)} along axis {axis}")
     if not index.size:
@@ -175,6 +173,11 @@ def searchsorted(
     return self.identity(position, dtype=kind, name=name)
 
 
+def _check_integers(index: Tensor) -> None:
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+
+
 def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tensor:
     """An index within an axis, wide enough for positions among so many elements."""
     if size == 0:
@@ -191,8 +194,7 @@ def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, nam
     x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
     GatherND.  Raises DTypeError, ShapeError.
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if index.rank < batch + 1 or index.shape[:batch] != x.shape[:batch]:
         raise ShapeError(f"x {list(x.shape)} and index {list(index.shape)} have not {batch} batch dimensions in common")
     count = index.shape[-1]
@@ -237,8 +239,7 @@ def scatter_nd(
     x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
     Raises DTypeError, ShapeError, AttributeValueError.
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if not index.rank or not 0 < index.shape[-1] <= x.rank:
         raise ShapeError(f"index {list(index.shape)} has no positions along the dimensions of {list(x.shape)}")
     count = index.shape[-1]

@@ -84,19 +84,21 @@ def normalize(types: Types, values: Attributes) -> dict[str, Any]:
 
 def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     result = normalize(types, values)
-    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
-    if not 0 <= probability <= 1:
-        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
-    if probability and len(types) <= OPERANDS.index("offset"):
-        raise AttributeValueError("dropout needs a seed and an offset")
+    probability = checked_dropout(types, values, OPERANDS)
     longest = values["paged_attention_max_seq_len_kv"]
     if longest is not None and longest < 1:
         raise AttributeValueError(f"paged_attention_max_seq_len_kv is a positive integer, got {longest!r}")
-    return {
-        **result,
-        "dropout_probability": probability,
-        "paged_attention_max_seq_len_kv": longest,
-    }
+    return {**result, "dropout_probability": probability, "paged_attention_max_seq_len_kv": longest}
+
+
+def checked_dropout(types: Types, values: Attributes, operands: Sequence[str]) -> float:
+    """The probability of dropout.  Raises AttributeValueError if it is none, or operands lack a seed and an offset."""
+    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
+    if not 0 <= probability <= 1:
+        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
+    if probability and len(types) <= operands.index("offset"):
+        raise AttributeValueError("dropout needs a seed and an offset")
+    return probability
 
 
 def infer(types: Types, values: Attributes) -> TensorType | Types:
@@ -411,6 +413,13 @@ def scores_reference(
     return np.where(admitted, scores, -inf), slope, exists
 
 
+def kept_reference(p: Array, group: int, given: Mapping[str, Array], probability: float) -> Array:
+    """Which of the probabilities dropout keeps, counted along the heads as so many share their keys."""
+    shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
+    seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
+    return uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
+
+
 def _reference(*arrays: Array, **attributes: Any) -> Any:
     """In float64, whatever the scores' size."""
     q, k, v, *others = (np.asarray(x) for x in arrays)
@@ -421,13 +430,8 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
     with np.errstate(all="ignore"):
         scores, _, exists = scores_reference(q, k, given, attributes)
         p, stats = softmaxes.reference(scores, given.get("sink_token"), exists)
-        probability = attributes["dropout_probability"]
-        if probability:  # counted along the heads as they share their keys
-            shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
-            random = uniform(
-                np.empty(p.size).reshape(shape), given["seed"].reshape(-1)[0], given["offset"].reshape(-1)[0]
-            )
-            p = np.where(random.reshape(p.shape) >= threshold(probability), p * kept_scale(probability), 0.0)
+        if probability := attributes["dropout_probability"]:
+            p = np.where(kept_reference(p, group, given, probability), p * kept_scale(probability), 0.0)
         out = np.matmul(p, v)
         return (out, stats) if attributes["generate_stats"] else out
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType, bool_, float32, float64, int32
-from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops import attention as forward
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
@@ -31,8 +31,7 @@ from fusegraph.ops.attention import (
 from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
-from fusegraph.ops.pointwise import number
-from fusegraph.ops.random import kept_scale, threshold, uniform
+from fusegraph.ops.random import kept_scale
 
 OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
@@ -67,12 +66,7 @@ def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
             raise DTypeError(f"{key} is {t.dtype}: {ABSENT[DESCALES[0]]}")
     result = normalize(*_forward(types, values))
     del result["generate_stats"]
-    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
-    if not 0 <= probability <= 1:
-        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
-    if probability and len(types) <= OPERANDS.index("offset"):
-        raise AttributeValueError("dropout needs a seed and an offset")
-    return {**result, "dropout_probability": probability}
+    return {**result, "dropout_probability": forward.checked_dropout(types, values, OPERANDS)}
 
 
 def _infer(types: Types, values: Attributes) -> Types:
@@ -199,13 +193,8 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
         delta = (o * loss).sum(axis=-1, keepdims=True)
         kept: Array | float = 1.0
-        if attributes["dropout_probability"]:
-            probability = attributes["dropout_probability"]
-            # Counted along the heads as they share their keys.
-            shape = p.shape if group == 1 else (batch, -1, group, *p.shape[2:])
-            seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
-            keep = uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
-            kept = kept_scale(probability) * keep
+        if probability := attributes["dropout_probability"]:
+            kept = kept_scale(probability) * forward.kept_reference(p, group, given, probability)
         by_score = p * (kept * np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
         by_product = by_score * slope * (1 / np.sqrt(depth) if scale is None else scale)
         by_q = np.matmul(by_product, wide_k)
@@ -231,10 +220,7 @@ register(
         operands=OPERANDS,
         infer=_infer,
         reference=_reference,
-        attributes={
-            **SCORES,
-            "dropout_probability": 0.0,
-        },
+        attributes={**SCORES, "dropout_probability": 0.0},
         words=forward.WORDS,
         normalize=_normalize,
         multiplications=lambda types, at: multiplications(types, 3, 2, at),

@@ -101,11 +101,7 @@ register(
         operands=OPERANDS,
         infer=_infer,
         reference=_reference,
-        attributes={
-            **SCORES,
-            "generate_stats": False,
-            "dtype": None,
-        },
+        attributes={**SCORES, "generate_stats": False, "dtype": None},
         words=wide.WORDS,
         normalize=_normalize,
         expand=_expand,

@@ -93,7 +93,7 @@ def _types(types: Types, _: Attributes) -> Types:
     return x, scale, scale
 
 
-def _layernorm_backward(name: str, forward: str, along: Along, attributes: Attributes, more: str = "") -> None:
+def _layernorm_backward(forward: str, along: Along, attributes: Attributes) -> None:
     """Registers the gradient of a norm with mean and variance along some axes."""
 
     def reference(loss: Array, x: Array, scale: Array, mean: Array, inv_variance: Array, **at: Any) -> Any:
@@ -105,23 +105,23 @@ def _layernorm_backward(name: str, forward: str, along: Along, attributes: Attri
         return _gradients(write, loss, normal, scale, inv_variance, along(x.rank, at), centred=True)
 
     composite(
-        name,
+        f"{forward}_backward",
         ("loss", "x", "scale", "mean", "inv_variance"),
         attributes,
         reference,
         expand,
         f"""The gradients of {forward}: (dx, dscale, dbias).  loss is that of the result, mean and inv_variance are the
-    statistics that training kept; dscale and dbias have the shape of scale.{more}""",
+    statistics that training kept; dscale and dbias have the shape of scale.""",
         infer=_types,
         results=("", "dscale", "dbias"),
-        cudnn=name,
+        cudnn=f"{forward}_backward",
     )
 
 
-_layernorm_backward("layernorm_backward", "layernorm", given_axes, {"axes": -1})
-_layernorm_backward("adalayernorm_backward", "adalayernorm", given_axes, {"axes": -1})
-_layernorm_backward("instancenorm_backward", "instancenorm", instance_axes, {})
-_layernorm_backward("batchnorm_backward", "batchnorm", batch_axes, {})
+_layernorm_backward("layernorm", given_axes, {"axes": -1})
+_layernorm_backward("adalayernorm", given_axes, {"axes": -1})
+_layernorm_backward("instancenorm", instance_axes, {})
+_layernorm_backward("batchnorm", batch_axes, {})
 
 
 def _groupnorm_backward_reference(
