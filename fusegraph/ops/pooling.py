@@ -181,16 +181,20 @@ def _lowest(x: Array) -> Any:
     return -inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
 
 
-def _max_reference(x: Array, **values: Any) -> Array:
-    windows, shape = forward_windows(x.shape, values)
+def _folded(x: Array, windows: Windows, shape: Sequence[int], combine: np.ufunc, start: Any) -> Array:
+    """The elements of windows combined, along one axis after the other."""
     for axis, window in windows.items():
         at, exists = _places(window, shape[axis])
-        best: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), _lowest(x), x.dtype)
+        found: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), start, x.dtype)
         for t in range(window.count):
             inside = _column(exists[:, t], axis, x.ndim)
-            best = np.where(inside, np.maximum(best, np.take(x, at[:, t], axis)), best)
-        x = best
+            found = np.where(inside, combine(found, np.take(x, at[:, t], axis)), found)
+        x = found
     return x
+
+
+def _max_reference(x: Array, **values: Any) -> Array:
+    return _folded(x, *forward_windows(x.shape, values), np.maximum, _lowest(x))
 
 
 def _index_reference(x: Array, *, dtype: DType, **values: Any) -> Array:
@@ -226,16 +230,8 @@ def _divisor(windows: Windows, image: Sequence[int], pooled: Sequence[int], valu
 
 def _mean_reference(x: Array, **values: Any) -> Array:
     windows, shape = forward_windows(x.shape, values)
-    total = x
-    for axis, window in windows.items():
-        at, exists = _places(window, shape[axis])
-        some: Array = np.zeros((*total.shape[:axis], shape[axis], *total.shape[axis + 1 :]))
-        for t in range(window.count):
-            inside = _column(exists[:, t], axis, x.ndim)
-            some = np.where(inside, some + np.take(total, at[:, t], axis), some)
-        total = some
     with np.errstate(all="ignore"):
-        return np.asarray(total / _divisor(windows, x.shape, shape, values))
+        return np.asarray(_folded(x, windows, shape, np.add, 0.0) / _divisor(windows, x.shape, shape, values))
 
 
 def _mean_backward_reference(loss: Array, **values: Any) -> Array:

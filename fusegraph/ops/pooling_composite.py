@@ -65,22 +65,23 @@ def _gradient(name: str, attributes: Attributes, doc: str) -> None:
             raise ShapeError(f"the loss of an image {list(x.shape)} has as many dimensions, got {list(loss.shape)}")
         return normal(x, values)
 
+    def of_image(loss: Any, values: Attributes) -> dict[str, Any]:
+        """The attributes of the forward op."""
+        return dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
+
     def infer(types: Types, values: Attributes) -> TensorType:
         loss, x = types
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        _, shape = forward_windows(x.shape, known)
+        _, shape = forward_windows(x.shape, of_image(loss, values))
         if loss.shape != shape:
             raise ShapeError(f"the loss of an image {list(x.shape)} is {list(shape)}, got {list(loss.shape)}")
-        return TensorType(types[1].shape, types[0].dtype)
+        return TensorType(x.shape, loss.dtype)
 
     def reference(loss: Array, x: Array, **values: Any) -> Array:
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        found = index.reference(x, **known, dtype=int32)
+        found = index.reference(x, **of_image(loss, values), dtype=int32)
         return np.asarray(backward.reference(loss, found, **{**values, "size": _sizes(x, values["axes"])}))
 
     def expand(write: Writing, loss: Any, x: Any, **values: Any) -> Any:
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        found = write(index.name, "index", x, **known)
+        found = write(index.name, "index", x, **of_image(loss, values))
         return write(backward.name, "", loss, found, **{**values, "size": _sizes(x, values["axes"])})
 
     _register(f"{name}_backward", ("loss", "x"), {**attributes, "axes": None}, normalize, infer, reference, expand, doc)

@@ -25,14 +25,7 @@ from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, O
 
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: reduction -> how updates are combined; None: the last one stays.
-REDUCTIONS: dict[str, Combiner | None] = {
-    "none": None,
-    "add": ADD,
-    "mul": MUL,
-    "max": MAX,
-    "min": MIN,
-    "mean": ADD,
-}
+REDUCTIONS: dict[str, Combiner | None] = {"none": None, "add": ADD, "mul": MUL, "max": MAX, "min": MIN, "mean": ADD}
 #: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 

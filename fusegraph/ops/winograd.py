@@ -171,30 +171,18 @@ def _output_infer(_: Types, attributes: Attributes) -> TensorType:
     return TensorType(attributes["shape"], attributes["dtype"])
 
 
-FILTER = Op(
-    name="winograd_filter",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_FILTER,
-    operands=("w",),
-    attributes={"tile": REQUIRED, "flip": REQUIRED, "exchange": REQUIRED},
-    infer=_filter_infer,
-    reference=filter_transform,
-)
-INPUT = Op(
-    name="winograd_input",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_INPUT,
-    operands=("x",),
-    attributes={"tile": REQUIRED, "before": REQUIRED, "results": REQUIRED},
-    infer=_input_infer,
-    reference=input_transform,
-)
-OUTPUT = Op(
-    name="winograd_output",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_OUTPUT,
-    operands=("m",),
-    attributes={"tile": REQUIRED, "shape": REQUIRED, "dtype": REQUIRED},
-    infer=_output_infer,
-    reference=output_transform,
-)
+def _transform(role: Role, operand: str, infer: Any, reference: Any, *attributes: str) -> Op:
+    return Op(
+        name=f"winograd_{role.value}",
+        kind=Kind.TRANSFORM,
+        role=role,
+        operands=(operand,),
+        attributes=dict.fromkeys(attributes, REQUIRED),
+        infer=infer,
+        reference=reference,
+    )
+
+
+FILTER = _transform(Role.WINOGRAD_FILTER, "w", _filter_infer, filter_transform, "tile", "flip", "exchange")
+INPUT = _transform(Role.WINOGRAD_INPUT, "x", _input_infer, input_transform, "tile", "before", "results")
+OUTPUT = _transform(Role.WINOGRAD_OUTPUT, "m", _output_infer, output_transform, "tile", "shape", "dtype")
