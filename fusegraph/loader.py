@@ -78,20 +78,16 @@ def load_graphs(file: str) -> list[Graph]:
     with _stdout_to_stderr(), _first_on_path(path.parent), _blamed_on(path):
         exec(code, vars(module))
         candidates = _candidates(module) if name is None else [_selected(path, module, name)]
-        graphs = [(label, graph) for label, value in candidates for graph in _graphs_of(path, label, value)]
-    found: list[Graph] = []
-    seen: set[Any] = set()
-    for _, graph in graphs:
-        fingerprint = _fingerprint(graph)
-        if fingerprint not in seen:
-            seen.add(fingerprint)
-            found.append(graph)
+        graphs = [graph for label, value in candidates for graph in _graphs_of(path, label, value)]
+    found: dict[Any, Graph] = {}
+    for graph in graphs:
+        found.setdefault(_fingerprint(graph), graph)
     if not found and candidates:
         labels = ", ".join(label for label, _ in candidates)
         raise FileError(f"{path}: torch has to compute all of {labels}; there is nothing to compile")
     if not found:
         raise FileError(f"{path} holds no graph: {_LOOKED_FOR}{_near_misses(module)}")
-    return found
+    return list(found.values())
 
 
 # --- reading

@@ -16,24 +16,12 @@ from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops import attention as forward
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
-from fusegraph.ops.attention import (
-    LENGTHS,
-    NEUTRAL,
-    NUMBERS,
-    SCORES,
-    Scored,
-    infer,
-    normalize,
-    present,
-    scored,
-    scores_reference,
-)
 from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.random import kept_scale
 
-OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS, "sink_token")
+OPTIONAL = ("bias", "mask", *forward.LENGTHS, *forward.NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
 #: Operands that there always are.
 FIRST = len(OPERANDS) - len(OPTIONAL)
@@ -64,13 +52,13 @@ def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     for key, t in zip(OPERANDS[:5], types[:5]):
         if t.dtype.itemsize == 1:
             raise DTypeError(f"{key} is {t.dtype}: {ABSENT[DESCALES[0]]}")
-    result = normalize(*_forward(types, values))
+    result = forward.normalize(*_forward(types, values))
     del result["generate_stats"]
     return {**result, "dropout_probability": forward.checked_dropout(types, values, OPERANDS)}
 
 
 def _infer(types: Types, values: Attributes) -> Types:
-    made = infer(*_forward(types, values))
+    made = forward.infer(*_forward(types, values))
     assert isinstance(made, tuple)
     out, stats = made
     for key, t, wanted in zip(OPERANDS[3:6], types[3:6], (out, out, stats)):
@@ -96,8 +84,8 @@ def _expand(
     dropout_probability: float,
     **attributes: Any,
 ) -> tuple[Any, ...]:
-    given = present(others, OPTIONAL)
-    made = scored(write, q, k, v, given, **attributes)
+    given = forward.present(others, OPTIONAL)
+    made = forward.scored(write, q, k, v, given, **attributes)
     wide = "float64" if q.dtype == float64 else "float32"
     grouped, rank = q.shape[1] != k.shape[1], len(made.q.shape)
 
@@ -124,12 +112,12 @@ def _expand(
     shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
     by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
 
-    def weights(made: Scored) -> tuple[Any, Any, Any]:
+    def weights(made: forward.Scored) -> tuple[Any, Any, Any]:
         """What the loss is multiplied with, and the gradients by scores and by products, rounded."""
         p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
         dropped, by_dropped = p, by_p
         if dropout_probability:
-            seed, offset = (others[OPTIONAL.index(key)] for key in NUMBERS)
+            seed, offset = (others[OPTIONAL.index(key)] for key in forward.NUMBERS)
             keep = forward.kept(write, p, seed, offset, dropout_probability)
             dropped, by_dropped = (
                 forward.drop(write, x, keep, dropout_probability, part)
@@ -152,7 +140,7 @@ def _expand(
     if grouped:
         by_q = write("reshape", "by q", by_q, shape=q.shape)
     if packed.OFFSETS[0] in given:  # of each key it is an interval of queries that matters
-        dropped, _, by_product = weights(scored(write, q, k, v, given, of_keys=True, **attributes))
+        dropped, _, by_product = weights(forward.scored(write, q, k, v, given, of_keys=True, **attributes))
     results: tuple[Any, ...] = (
         by_q,
         shared("by keys", by_product, made.q, k),
@@ -189,7 +177,7 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
     scale = attributes["attn_scale"]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
-        scores, slope, _ = scores_reference(q, wide_k, given, attributes)
+        scores, slope, _ = forward.scores_reference(q, wide_k, given, attributes)
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
         delta = (o * loss).sum(axis=-1, keepdims=True)
         kept: Array | float = 1.0
@@ -220,19 +208,19 @@ register(
         operands=OPERANDS,
         infer=_infer,
         reference=_reference,
-        attributes={**SCORES, "dropout_probability": 0.0},
+        attributes={**forward.SCORES, "dropout_probability": 0.0},
         words=forward.WORDS,
         normalize=_normalize,
         multiplications=lambda types, at: multiplications(types, 3, 2, at),
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),
-        neutral={key: NEUTRAL[key] for key in OPTIONAL},
+        neutral={key: forward.NEUTRAL[key] for key in OPTIONAL},
         absent=ABSENT,
         as_stored=True,
         weighs=True,
         masks=("mask",),
-        integers=("stats", "bias", "sink_token", *LENGTHS, *NUMBERS, *packed.OFFSETS),
+        integers=("stats", "bias", "sink_token", *forward.LENGTHS, *forward.NUMBERS, *packed.OFFSETS),
         keeps_layout=True,
         cudnn="sdpa_backward",
         doc="""The gradients of sdpa by q, k and v, by a bias if any operand follows stats, and by a sink_token.

@@ -126,17 +126,13 @@ def composite(
             accepted_kinds(name, result.dtype, ("float",))
         return found
 
-    def quiet(*arrays: Array, **values: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return reference(*arrays, **values)
-
     op = register(
         Op(
             name=name,
             kind=Kind.COMPOSITE,
             operands=operands,
             infer=inferred,
-            reference=quiet,
+            reference=np.errstate(all="ignore")(reference),
             attributes=attributes,
             words={"norm_forward_phase": PHASES} if "norm_forward_phase" in attributes else {},
             normalize=normalize,

@@ -20,18 +20,6 @@ def evaluate(
     op: Op,
     types: Types,
     attributes: Attributes,
-    result: DType,
-    operands: Sequence[Array],
-    real: DType = float32,
-) -> Array:
-    """The result of an op that has one, as `evaluate_all` gives it."""
-    return evaluate_all(op, types, attributes, (result,), operands, real)[0]
-
-
-def evaluate_all(
-    op: Op,
-    types: Types,
-    attributes: Attributes,
     results: Sequence[DType],
     operands: Sequence[Array],
     real: DType = float32,

@@ -111,8 +111,7 @@ unary(
     np.sign,
     "-1, 0 or 1; NaN stays NaN.",
     SIMPLE,
-    float="math::sign({x})",
-    int="math::sign({x})",
+    kinds=("float", "int"),
     ulps=0,
     cudnn=False,
 )
