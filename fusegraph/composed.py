@@ -155,9 +155,8 @@ def searchsorted(
     if not shared:
         rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
         before = self.sub(self.mul(rows, count), 1)
-    flat, missing = self.reshape(sequence, [-1]), None
-    if values.dtype.is_float:
-        missing = self.isnan(values)
+    flat = self.reshape(sequence, [-1])
+    missing = self.isnan(values) if values.dtype.is_float else None
     first = step = 1 << (count.bit_length() - 1)
     while step:
         probe = self.add(position, step)

@@ -62,12 +62,11 @@ def normalize(types: Types, values: Attributes) -> dict[str, Any]:
             raise DTypeError(f"{key} is an integer, got {t.dtype}")
         if key not in (*INTEGERS, "mask") and not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
-    if values["attn_scale"] is not None:
-        result["attn_scale"] = float(number("attn_scale", values["attn_scale"], float64, q.shape))
-    if values["soft_cap"] is not None:
-        result["soft_cap"] = float(number("soft_cap", values["soft_cap"], float64, q.shape))
-        if not 0 < result["soft_cap"] < inf:
-            raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
+    for key in ("attn_scale", "soft_cap"):
+        if values[key] is not None:
+            result[key] = float(number(key, values[key], float64, q.shape))
+    if result["soft_cap"] is not None and not 0 < result["soft_cap"] < inf:
+        raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
     # A band reaches as many keys to the left as its bound, the one on the diagonal among them.
     for key, least in (("diagonal_band_left_bound", 1), ("diagonal_band_right_bound", 0)):
         bound = values[key]

@@ -77,6 +77,11 @@ def _columns(x: Array) -> Array:
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
+def _turned(filters: Array, mode: str) -> Array:
+    """Filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial dimensions."""
+    return np.flip(filters, tuple(range(2, filters.ndim))) if mode == "convolution" else filters
+
+
 _COMMON = {
     "stride": 1,
     "padding": 0,
@@ -137,19 +142,16 @@ def _fprop_reference(
     x: Array,
     w: Array,
     *,
-    stride: tuple[int, ...],
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
-    algorithm: str | None = None,
+    **_: Any,
 ) -> Array:
     rank = x.ndim - 2
-    taps = widen(w)
-    if mode == "convolution":
-        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    taps = _turned(widen(w), mode)
     padded = np.pad(widen(x), ((0, 0), (0, 0), *padding))
     reach = _reach(w.shape[2:], dilation)
     out = tuple((padded.shape[2 + d] - reach[d]) // stride[d] + 1 for d in range(rank))
@@ -260,21 +262,18 @@ def _dgrad_reference(
     loss: Array,
     w: Array,
     *,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
+    size: Sizes,
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
-    algorithm: str | None = None,
+    **_: Any,
 ) -> Array:
     """Every tap adds to the elements that it lies over at some position, the loss being zero beyond its positions."""
     rank = loss.ndim - 2
-    taps = widen(w)
-    if mode == "convolution":
-        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    taps = _turned(widen(w), mode)
     n, k, channels = loss.shape[0], w.shape[0], w.shape[1]
     # Wide enough that the positions of all taps over all elements are inside.
     around = [
@@ -396,16 +395,15 @@ def _wgrad_reference(
     image: Array,
     loss: Array,
     *,
-    taps: tuple[int, ...],
-    stride: tuple[int, ...],
+    taps: Sizes,
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
+    **_: Any,
 ) -> Array:
-    rank = image.ndim - 2
     padded = np.pad(widen(image), ((0, 0), (0, 0), *padding))
     n, c, k, out = image.shape[0], image.shape[1], loss.shape[1], loss.shape[2:]
     grouped_x = padded.reshape(n, groups, c // groups, *padded.shape[2:])
@@ -415,9 +413,7 @@ def _wgrad_reference(
         for tap in np.ndindex(*taps):
             over = _columns(grouped_x[_window(tap, out, stride, dilation)]).swapaxes(2, 3)
             total[(..., *tap)] = np.matmul(grouped_loss, over).sum(axis=0)
-    if mode == "convolution":
-        total = np.flip(total, axis=tuple(range(3, 3 + rank)))
-    return wrapped(total.reshape(k, c // groups, *taps), image, loss, dtype)
+    return wrapped(_turned(total.reshape(k, c // groups, *taps), mode), image, loss, dtype)
 
 
 register(

@@ -247,41 +247,20 @@ def _unbiased(shape: tuple[int, ...]) -> float:
 
 
 def _batchnorm_reference(
-    x: Array,
-    scale: Array,
-    bias: Array,
-    running_mean: Array | None = None,
-    running_var: Array | None = None,
-    *,
-    epsilon: float,
-    momentum: float,
+    x: Array, scale: Array, bias: Array, *running: Array, epsilon: float, momentum: float
 ) -> tuple[Array, ...]:
     normal, mean, variance, inverse = _centred_reference(x, batch_axes(x.ndim), epsilon)
-    results = (normal * scale + bias, mean, inverse)
-    if running_mean is None or running_var is None:
-        return results
-    fresh = variance * _unbiased(x.shape)
-    return (
-        *results,
-        (1 - momentum) * running_mean + momentum * mean,
-        (1 - momentum) * running_var + momentum * fresh,
-    )
+    fresh = (mean, variance * _unbiased(x.shape))
+    moved = ((1 - momentum) * old + momentum * new for old, new in zip(running, fresh))
+    return normal * scale + bias, mean, inverse, *moved
 
 
 def _batchnorm(
-    write: Writing,
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    *,
-    epsilon: float,
-    momentum: float,
+    write: Writing, x: Any, scale: Any, bias: Any, *running: Any, epsilon: float, momentum: float
 ) -> tuple[Any, ...]:
     normal, mean, variance, inverse = _centred(write, x, batch_axes(x.rank), epsilon)
     results = (write("add", "", write("mul", "scaled", normal, scale), bias), mean, inverse)
-    if running_mean is None:
+    if not running:
         return results
 
     def moved(part: str, old: Any, new: Any) -> Any:
@@ -289,7 +268,7 @@ def _batchnorm(
         return write("add", part, kept, write("mul", f"{part} added", new, momentum))
 
     fresh = write("mul", "unbiased", variance, _unbiased(x.shape))
-    return *results, moved("next mean", running_mean, mean), moved("next var", running_var, fresh)
+    return *results, moved("next mean", running[0], mean), moved("next var", running[1], fresh)
 
 
 def _batchnorm_types(types: Types, _: Attributes) -> Types:

@@ -315,9 +315,7 @@ def _register(
             positions = prod(image[a] for a in values["axes"])
             if positions > int32.max:  # the type in which kernels count positions
                 raise ShapeError(f"windows are over {int32.max} positions at most, not {positions}")
-        if fold == "index":
-            return TensorType(shape, values["dtype"])
-        return TensorType(shape, types[0].dtype)
+        return TensorType(shape, values.get("dtype", types[0].dtype))
 
     register(
         Op(
