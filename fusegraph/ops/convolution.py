@@ -100,10 +100,8 @@ _ALGORITHMS = (None, "direct", *TILES)
 def _check_algorithm(role: Role, types: Types, attributes: Attributes) -> None:
     """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
-    if algorithm in TILES:
-        reason = unsuitable(role, types, attributes)
-        if reason is not None:
-            raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
+    if algorithm in TILES and (reason := unsuitable(role, types, attributes)) is not None:
+        raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
 
 
 # ---- conv_fprop

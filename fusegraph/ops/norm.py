@@ -31,8 +31,7 @@ def statistic(x: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 def given_axes(_: int, attributes: Attributes) -> tuple[int, ...]:
     """The axes of a norm that has them as an attribute."""
-    axes: tuple[int, ...] = attributes["axes"]
-    return axes
+    return tuple(attributes["axes"])
 
 
 def batch_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:

@@ -294,10 +294,9 @@ def _register(
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         x = types[0]
-        if most:
-            if x.dtype.is_bool:
-                raise DTypeError(f"{name} does not take bool; cast to int8")
-        elif not x.dtype.is_float:
+        if most and x.dtype.is_bool:
+            raise DTypeError(f"{name} does not take bool; cast to int8")
+        if not most and not x.dtype.is_float:
             raise DTypeError(f"{name} of {x.dtype} is not exact; cast to a float")
         if fold == "chosen" and not types[1].dtype.is_int:
             raise DTypeError(f"{name} takes positions of integers, got {types[1].dtype}")

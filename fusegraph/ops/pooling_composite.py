@@ -26,10 +26,6 @@ def _register(
     expand: Expand,
     doc: str,
 ) -> None:
-    def quiet(*arrays: Array, **values: Any) -> Array:
-        with np.errstate(all="ignore"):
-            return np.asarray(reference(*arrays, **values))
-
     register(
         Op(
             name=name,
@@ -38,7 +34,7 @@ def _register(
             attributes=attributes,
             normalize=normalize,
             infer=infer,
-            reference=quiet,
+            reference=np.errstate(all="ignore")(reference),
             expand=expand,
             keeps_layout=True,
             doc=doc,
@@ -144,11 +140,6 @@ _global(
 # ---- local normalisations
 
 
-def _same(window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Padding with which a result has the size of x, as torch pads for local_response_norm."""
-    return tuple((size // 2, (size - 1) // 2) for size in window)
-
-
 def _local(
     name: str, attributes: Attributes, reference: Callable[..., Array], expand: Expand, doc: str, *, axis: bool
 ) -> None:
@@ -194,7 +185,8 @@ def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> di
     return {
         "window": window,
         "stride": (1,) * len(window),
-        "padding": _same(window),
+        # with which a result has the size of x, as torch pads for local_response_norm
+        "padding": tuple((size // 2, (size - 1) // 2) for size in window),
         "ceil_mode": False,
         "count_include_pad": include,
         "axes": axes,

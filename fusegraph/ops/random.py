@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import as_dtype, int32
+from fusegraph.dtypes import int32
 from fusegraph.errors import ShapeError
 from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing, check_integers, composite
@@ -89,10 +89,8 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         accepted_kinds(name, types[0].dtype, ("float",))
         check_integers(op, types)
-        dtype = None if values["dtype"] is None else as_dtype(values["dtype"])
-        if dtype is not None:
-            accepted_kinds(name, dtype, ("float",))
-        return {"dtype": dtype}
+        accepted_kinds(name, values["dtype"] or types[0].dtype, ("float",))
+        return dict(values)
 
     def infer(types: Types, values: Attributes) -> TensorType:
         shape = types[0].shape
@@ -163,22 +161,19 @@ def _dropout(write: Writing, x: Any, seed: Any, offset: Any, probability: float)
     return write("binary_select", "", write("mul", "scaled", x, kept_scale(probability)), 0.0, keep)
 
 
-composite(
+def _register_dropout(name: str, operand: str, doc: str) -> None:
+    operands, attributes, integers = (operand, "seed", "offset"), {"probability": 0.5}, ("seed", "offset")
+    composite(name, operands, attributes, _dropout_reference, _dropout, doc, integers=integers)
+
+
+_register_dropout(
     "dropout",
-    ("x", "seed", "offset"),
-    {"probability": 0.5},
-    _dropout_reference,
-    _dropout,
+    "x",
     """x / (1 - probability) where the element of rng_uniform(x, seed, offset) is at least probability, else 0 (also for
     an x that is infinite or NaN).  Give every dropout of a run another seed or offset.""",
-    integers=("seed", "offset"),
 )
-composite(
+_register_dropout(
     "dropout_backward",
-    ("loss", "seed", "offset"),
-    {"probability": 0.5},
-    _dropout_reference,
-    _dropout,
+    "loss",
     """The gradient of dropout with that seed, offset and probability: the mask is computed again, not kept.""",
-    integers=("seed", "offset"),
 )

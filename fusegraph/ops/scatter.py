@@ -201,12 +201,8 @@ class _Put:
             return self.index, self.size
         write = self.write
         own = write("sub", "slot", self._taken("last there", self._last_inside, self.index), 1)
-        inside = write(
-            "logical_and",
-            "inside",
-            write("cmp_ge", "not before", self.index, 0),
-            write("cmp_lt", "not behind", self.index, self.size),
-        )
+        begun = write("cmp_ge", "not before", self.index, 0)
+        inside = write("logical_and", "inside", begun, write("cmp_lt", "not behind", self.index, self.size))
         return write("binary_select", "slot inside", own, -1, inside), self.count
 
     def _combined(self, part: str, values: Any, combine: str) -> Any:
