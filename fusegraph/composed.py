@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -278,9 +279,7 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
     Raises AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
-    dtype = operands[0].dtype
-    for x in operands[1:]:
-        dtype = promote(dtype, x.dtype)
+    dtype = reduce(promote, (x.dtype for x in operands))
     sizes: dict[str, int] = {}
     for x, term in zip(operands, terms):
         for letter, size in zip(term, x.shape):
@@ -288,9 +287,8 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
             if size != known and 1 not in (size, known):
                 raise ShapeError(f"einsum {equation!r}: {letter!r} has sizes {known} and {size}")
             sizes[letter] = size if known == 1 else known
-    for letter in output:
-        if letter not in sizes:
-            raise AttributeValueError(f"einsum {equation!r}: {letter!r} of the result is in no operand")
+    if unknown := [letter for letter in output if letter not in sizes]:
+        raise AttributeValueError(f"einsum {equation!r}: {unknown[0]!r} of the result is in no operand")
     total: Tensor | None = None
     labels = ""
     for number, (x, term) in enumerate(zip(operands, terms)):

@@ -6,6 +6,7 @@ Shapes are always logical (N, C, H, W for images, as in cuDNN); only the strides
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fusegraph.errors import LayoutError, ShapeError, shown
 from fusegraph.values import Unfit, integer, several
@@ -42,11 +43,9 @@ def check_shape(shape: object) -> tuple[int, ...]:
         raise ShapeError(
             f"a shape has at most {MAX_RANK} dimensions, as NumPy's arrays have; this one has {len(result)}"
         )
-    total = 1
-    for value in result:
-        if value < 0:
-            raise ShapeError(f"sizes are not negative, got {value} in shape {result}")
-        total *= max(value, 1)
+    if negative := [size for size in result if size < 0]:
+        raise ShapeError(f"sizes are not negative, got {negative[0]} in shape {result}")
+    total = prod(max(size, 1) for size in result)
     if total > MAX_ELEMENTS:
         raise ShapeError(f"shape {result} overflows: {total} elements, the limit is 2**62")
     return result

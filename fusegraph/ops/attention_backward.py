@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, bool_, float32, float64, int32
+from fusegraph.dtypes import bool_, float32, float64, int32
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops import attention as forward
 from fusegraph.ops import attention_packed as packed
@@ -36,13 +36,10 @@ ABSENT = {
 def _forward(types: Types, values: Attributes) -> tuple[Types, dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
     given = dict(zip(OPTIONAL, types[FIRST:]))
-    rest = [given.get(key, TensorType((), _kind(key))) for key in forward.OPERANDS[3:]]
+    # of what adds nothing
+    kinds = {**dict.fromkeys(forward.INTEGERS, int32), "mask": bool_}
+    rest = [given.get(key, TensorType((), kinds.get(key, float32))) for key in forward.OPERANDS[3:]]
     return (*types[:3], *rest), {**values, "generate_stats": True}
-
-
-def _kind(key: str) -> DType:
-    """The dtype of an operand that adds nothing."""
-    return int32 if key in forward.INTEGERS else bool_ if key == "mask" else float32
 
 
 def _normalize(types: Types, values: Attributes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ COMPUTE_DTYPES = (TF32, FAST_FP8)
 PRECISIONS = (None, "float32", *COMPUTE_DTYPES)
 
 
-def accumulator_result(types: Types, dtype: Any) -> DType:
+def accumulator_result(types: Types, dtype: DType | None) -> DType:
     """Result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits and
     integers of 16.
 
@@ -27,10 +27,9 @@ def accumulator_result(types: Types, dtype: Any) -> DType:
     """
     common = promote(types[0].dtype, types[1].dtype)
     if dtype is not None:
-        wanted = as_dtype(dtype)
-        if common.is_float and not wanted.is_float:
-            raise DTypeError(f"a sum of {common} products cannot be stored as {wanted}; cast the result")
-        return wanted
+        if common.is_float and not dtype.is_float:
+            raise DTypeError(f"a sum of {common} products cannot be stored as {dtype}; cast the result")
+        return dtype
     return summed(common)
 
 

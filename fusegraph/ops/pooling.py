@@ -165,11 +165,10 @@ def _places(window: Window, positions: int) -> tuple[Array, Array]:
     if isinstance(window, Adaptive):
         at = window.start(p) + t
         exists = at < window.end(p)
-    elif isinstance(window, Sliding):
+    else:
+        assert isinstance(window, Sliding)
         at = p * window.stride + t * window.dilation - window.before
         exists = (at >= 0) & (at < window.size)
-    else:
-        raise TypeError(window)
     return np.clip(at, 0, window.size - 1), exists
 
 

@@ -115,10 +115,9 @@ def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -
 
 def _register_index(name: str, down: bool) -> None:
     def normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
-        dtype = attributes["dtype"]
-        if dtype not in (int32, int64):
-            raise DTypeError(f"{name} is an int32 or int64; cast the result to {dtype}")
-        return {**_normalize(types, {"axis": attributes["axis"]}), "dtype": dtype}
+        if attributes["dtype"] not in (int32, int64):
+            raise DTypeError(f"{name} is an int32 or int64; cast the result to {attributes['dtype']}")
+        return _normalize(types, attributes)
 
     def infer(types: Types, attributes: Attributes) -> TensorType:
         if types[0].dtype.is_bool:
