@@ -266,9 +266,8 @@ def around(
         index = graph.cast(graph.add(whole, k), int32)
         if padding == "zeros":
             inside = graph.logical_and(graph.cmp_ge(index, 0), graph.cmp_lt(index, size))
-            weight = graph.binary_select(
-                1.0 if weight is None else weight, graph.constant(0, dtype=coordinate.dtype), inside
-            )
+            zero = graph.constant(0, dtype=coordinate.dtype)
+            weight = graph.binary_select(1.0 if weight is None else weight, zero, inside)
         elif padding == "reflection":
             index = _reflected(graph, index, size, align_corners)
         found.append((graph.clamp(index, 0, size - 1), weight))

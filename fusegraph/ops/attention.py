@@ -87,7 +87,7 @@ def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     longest = values["paged_attention_max_seq_len_kv"]
     if longest is not None and longest < 1:
         raise AttributeValueError(f"paged_attention_max_seq_len_kv is a positive integer, got {longest!r}")
-    return {**result, "dropout_probability": probability, "paged_attention_max_seq_len_kv": longest}
+    return {**result, "dropout_probability": probability}
 
 
 def checked_dropout(types: Types, values: Attributes, operands: Sequence[str]) -> float:
@@ -226,10 +226,8 @@ def scored(
         scores = write("add", "biased", scores, headed(given["bias"], "bias"))
     # Positions, of which the rows' are moved so that the diagonal is where they are equal.
     i, j = (write("gen_index", n, scores, axis=a) for n, a in (("row", rank - 2), ("key", rank - 1)))
-    lengths = {}
-    for key in LENGTHS:
-        if key in given:
-            lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
+    ones = (1,) * (rank - 1)
+    lengths = {k: write("reshape", k, given[k], shape=(given[k].size, *ones)) for k in LENGTHS if k in given}
     diagonal, bottom = i, diagonal_alignment == "BOTTOM_RIGHT"
     sequences = packed.written(write, given, keys if of_keys else rows, rank, of_keys=of_keys)
     if sequences is not None:

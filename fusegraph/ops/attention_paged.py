@@ -78,7 +78,6 @@ def reference(given: Mapping[str, Array], k: Array, v: Array, longest: int | Non
             return k, v
         numbers = np.clip(table.astype(np.int64).reshape(table.shape[0], prod(table.shape[1:])), 0, x.shape[0] - 1)
         taken = x[numbers].swapaxes(1, 2)
-        found.append(
-            taken.reshape(taken.shape[0], x.shape[1], taken.shape[2] * taken.shape[3], x.shape[3])[:, :, :longest]
-        )
+        joined = taken.reshape(taken.shape[0], x.shape[1], taken.shape[2] * taken.shape[3], x.shape[3])
+        found.append(joined[:, :, :longest])
     return found[0], found[1]

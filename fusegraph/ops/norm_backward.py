@@ -131,9 +131,8 @@ def _groupnorm_backward_reference(
     parts = [t.reshape(in_groups(t.shape, x.ndim, groups)) for t in (loss, x, wide)]
     own = (x.shape[0], groups, *(1 for _ in range(x.ndim - 1)))
     mean, inverse = mean.reshape(own), inv_variance.reshape(own)
-    found = _gradients_reference(
-        parts[0], (parts[1] - mean) * inverse, parts[2], inverse, group_axes(x.ndim), centred=True
-    )
+    normal = (parts[1] - mean) * inverse
+    found = _gradients_reference(parts[0], normal, parts[2], inverse, group_axes(x.ndim), centred=True)
     return found[0].reshape(x.shape), found[1].reshape(scale.shape), found[2].reshape(scale.shape)
 
 

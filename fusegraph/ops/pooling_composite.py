@@ -306,9 +306,8 @@ def _contrast_backward(
     root = write("sqrt", "root", write("avg_pool", "variance", write("mul", "square", centred, centred), **around))
     deviation = write("max", "deviation", root, epsilon)
     direct = write("div", "direct", loss, deviation)
-    ratio = write(
-        "div", "ratio", write("div", "normal", write("mul", "weighted", direct, centred), deviation), deviation
-    )
+    normalised = write("div", "normal", write("mul", "weighted", direct, centred), deviation)
+    ratio = write("div", "ratio", normalised, deviation)
     product = write("binary_select", "product", ratio, 0.0, write("cmp_gt", "varies", root, epsilon))
     along = write("mul", "along", centred, write("avg_pool_backward", "spread", product, **shares))
     by_centred = write("sub", "by centred", direct, along)
