@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fusegraph.operations import Operations
+from fusegraph.ops.base import Array
 from fusegraph.tensor import Node, Tensor
 
-Array = np.ndarray[Any, Any]
 #: (type of the result, the function's arguments with arrays for tensors) -> the result, or a list of several.
 #: Arrays of floats are float64, unrounded; those of integers and bool have their own type.
 Meaning = Callable[..., Any]

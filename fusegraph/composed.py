@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -91,8 +92,7 @@ def one_hot(
     and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
     range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis).
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     (axis,) = normal_axes(axis, index.rank + 1)
     kind = index.dtype if dtype is None else as_dtype(dtype)
     shape = [1] * (index.rank + 1)
@@ -110,8 +110,7 @@ def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, 
     larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError.
     """
     (axis,) = normal_axes(axis, x.rank)
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if index.rank != x.rank or any(a > b for d, (a, b) in enumerate(zip(index.shape, x.shape)) if d != axis):
         raise ShapeError(f"index {list(index.shape)} does not fit {list(x.shape)} along axis {axis}")
     if not index.size:
@@ -157,9 +156,8 @@ def searchsorted(
     if not shared:
         rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
         before = self.sub(self.mul(rows, count), 1)
-    flat, missing = self.reshape(sequence, [-1]), None
-    if values.dtype.is_float:
-        missing = self.isnan(values)
+    flat = self.reshape(sequence, [-1])
+    missing = self.isnan(values) if values.dtype.is_float else None
     first = step = 1 << (count.bit_length() - 1)
     while step:
         probe = self.add(position, step)
@@ -173,6 +171,11 @@ def searchsorted(
         position = self.binary_select(count - step + 1 if step == first else probe, position, passed)
         step //= 2
     return self.identity(position, dtype=kind, name=name)
+
+
+def _check_integers(index: Tensor) -> None:
+    if not index.dtype.is_int:
+        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
 
 
 def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tensor:
@@ -191,8 +194,7 @@ def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, nam
     x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
     GatherND.  Raises DTypeError, ShapeError.
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if index.rank < batch + 1 or index.shape[:batch] != x.shape[:batch]:
         raise ShapeError(f"x {list(x.shape)} and index {list(index.shape)} have not {batch} batch dimensions in common")
     count = index.shape[-1]
@@ -237,8 +239,7 @@ def scatter_nd(
     x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
     Raises DTypeError, ShapeError, AttributeValueError.
     """
-    if not index.dtype.is_int:
-        raise DTypeError(f"index holds integers, {index.name!r} is {index.dtype}")
+    _check_integers(index)
     if not index.rank or not 0 < index.shape[-1] <= x.rank:
         raise ShapeError(f"index {list(index.shape)} has no positions along the dimensions of {list(x.shape)}")
     count = index.shape[-1]
@@ -278,9 +279,7 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
     Raises AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
-    dtype = operands[0].dtype
-    for x in operands[1:]:
-        dtype = promote(dtype, x.dtype)
+    dtype = reduce(promote, (x.dtype for x in operands))
     sizes: dict[str, int] = {}
     for x, term in zip(operands, terms):
         for letter, size in zip(term, x.shape):
@@ -288,9 +287,8 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
             if size != known and 1 not in (size, known):
                 raise ShapeError(f"einsum {equation!r}: {letter!r} has sizes {known} and {size}")
             sizes[letter] = size if known == 1 else known
-    for letter in output:
-        if letter not in sizes:
-            raise AttributeValueError(f"einsum {equation!r}: {letter!r} of the result is in no operand")
+    if unknown := [letter for letter in output if letter not in sizes]:
+        raise AttributeValueError(f"einsum {equation!r}: {unknown[0]!r} of the result is in no operand")
     total: Tensor | None = None
     labels = ""
     for number, (x, term) in enumerate(zip(operands, terms)):

@@ -21,69 +21,34 @@ from typing import Any
 
 import numpy as np
 
-from codegen.dtypes import (
-    ALL,
-    BY_NAME,
-    BY_NUMPY,
-    PACKED,
-    DType,
-    bfloat16,
-    bool_,
-    float4_e2m1,
-    float8_e4m3,
-    float8_e4m3fnuz,
-    float8_e5m2,
-    float8_e5m2fnuz,
-    float16,
-    float32,
-    float64,
-    int2,
-    int4,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint2,
-    uint4,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
+from codegen.dtypes import ALL as ALL
+from codegen.dtypes import BY_NAME as BY_NAME
+from codegen.dtypes import BY_NUMPY as BY_NUMPY
+from codegen.dtypes import PACKED as PACKED
+from codegen.dtypes import DType as DType
+from codegen.dtypes import bfloat16 as bfloat16
+from codegen.dtypes import bool_ as bool_
+from codegen.dtypes import float4_e2m1 as float4_e2m1
+from codegen.dtypes import float8_e4m3 as float8_e4m3
+from codegen.dtypes import float8_e4m3fnuz as float8_e4m3fnuz
+from codegen.dtypes import float8_e5m2 as float8_e5m2
+from codegen.dtypes import float8_e5m2fnuz as float8_e5m2fnuz
+from codegen.dtypes import float16 as float16
+from codegen.dtypes import float32 as float32
+from codegen.dtypes import float64 as float64
+from codegen.dtypes import int2 as int2
+from codegen.dtypes import int4 as int4
+from codegen.dtypes import int8 as int8
+from codegen.dtypes import int16 as int16
+from codegen.dtypes import int32 as int32
+from codegen.dtypes import int64 as int64
+from codegen.dtypes import uint2 as uint2
+from codegen.dtypes import uint4 as uint4
+from codegen.dtypes import uint8 as uint8
+from codegen.dtypes import uint16 as uint16
+from codegen.dtypes import uint32 as uint32
+from codegen.dtypes import uint64 as uint64
 from fusegraph.errors import DTypeError, shown
-
-__all__ = [
-    "ALL",
-    "BY_NAME",
-    "BY_NUMPY",
-    "PACKED",
-    "DType",
-    "as_dtype",
-    "bfloat16",
-    "bool_",
-    "float4_e2m1",
-    "float8_e4m3",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float16",
-    "float32",
-    "float64",
-    "int2",
-    "int4",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "promote",
-    "sum_dtype",
-    "uint2",
-    "uint4",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
 
 _ALIASES = {
     "half": float16,

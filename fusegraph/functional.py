@@ -58,7 +58,8 @@ class Form(NamedTuple):
 
 Forms = tuple[tuple[str, Form], ...]
 Attributes = tuple[tuple[str, Any], ...]
-Builder = Callable[[Forms, Attributes], Graph]
+#: (graph, its inputs and attributes by name) -> the graph with the rest of it.
+Builder = Callable[..., Graph]
 
 
 def conv2d(
@@ -87,7 +88,7 @@ def conv2d(
     Raises ArgumentError for what is not an array or wants a gradient, ShapeError, DTypeError, AttributeValueError,
     DeviceError for arrays on different devices, ToolchainError if there is no compiler.
     """
-    attributes = _conv_attributes("conv2d", stride, padding, dilation, groups, activation)
+    attributes = _conv_attributes("conv2d", stride, padding, dilation, groups) + _activation("conv2d", activation)
     return _call(_conv2d, _conv_arrays("conv2d", x, w, bias), attributes, stream)
 
 
@@ -104,7 +105,8 @@ def conv2d_graph(
 ) -> Graph:
     """The graph that `conv2d` runs for these arrays, to look at its kernels.  Raises as `conv2d` does."""
     forms, _ = _forms(_conv_arrays("conv2d", x, w, bias), 0)
-    return _conv2d(forms, _conv_attributes("conv2d", stride, padding, dilation, groups, activation))
+    attributes = _conv_attributes("conv2d", stride, padding, dilation, groups) + _activation("conv2d", activation)
+    return _graph(_conv2d, forms, attributes)
 
 
 def conv_transpose2d(
@@ -127,7 +129,8 @@ def conv_transpose2d(
     errors are otherwise those of `conv2d`.
     """
     name = "conv_transpose2d"
-    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, activation)
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
+    attributes += _activation(name, activation)
     attributes += (("output_padding", _integers(name, "output_padding", output_padding)),)
     return _call(_conv_transpose2d, _conv_arrays(name, x, w, bias), attributes, stream)
 
@@ -149,7 +152,7 @@ def conv2d_input(
     dtypes and errors are otherwise those of `conv2d`.
     """
     name = "conv2d_input"
-    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, None)
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
     attributes += (("size", _integers(name, "size", size)),)
     return _call(_conv2d_input, {"loss": loss, "w": w}, attributes, stream)
 
@@ -171,7 +174,7 @@ def conv2d_weight(
     of `conv2d`.
     """
     name = "conv2d_weight"
-    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups, None)
+    attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
     attributes += (("taps", _integers(name, "taps", taps)),)
     return _call(_conv2d_weight, {"x": x, "loss": loss}, attributes, stream)
 
@@ -182,7 +185,7 @@ def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, s
     Batch dimensions broadcast as in NumPy.  Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
     arrays = {"a": a, "b": b} | ({} if bias is None else {"bias": bias})
-    return _call(_matmul, arrays, (("activation", _activation("matmul", activation)),), stream)
+    return _call(_matmul, arrays, _activation("matmul", activation), stream)
 
 
 def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, stream: Any = None) -> Any:
@@ -194,7 +197,7 @@ def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, s
         raise ShapeError(f"linear takes w (N, K), got {list(view(w, name='w').shape)}")
     refuse_gradient(w, "w")
     arrays = {"x": x, "w": _transposed(w)} | ({} if bias is None else {"bias": bias})
-    return _call(_linear, arrays, (("activation", _activation("linear", activation)),), stream)
+    return _call(_linear, arrays, _activation("linear", activation), stream)
 
 
 def max_pool2d(
@@ -244,11 +247,13 @@ def clear_cache() -> None:
 # ---- graphs
 
 
-def _tensors(graph: Graph, forms: Forms) -> dict[str, Tensor]:
-    return {name: graph.tensor(name, f.shape, f.dtype, strides=f.strides) for name, f in forms}
+def _graph(build: Builder, forms: Forms, attributes: Attributes) -> Graph:
+    graph = Graph(build.__name__.strip("_"))
+    tensors = {name: graph.tensor(name, f.shape, f.dtype, strides=f.strides) for name, f in forms}
+    return build(graph, **tensors, **dict(attributes))
 
 
-def _finish(graph: Graph, result: Tensor, bias: Tensor | None, activation: str | None) -> Graph:
+def _finish(graph: Graph, result: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Graph:
     """Adds bias and activation.  The result keeps its dtype; rounding to it comes last."""
     dtype = result.dtype
     if bias is not None:
@@ -265,74 +270,60 @@ def _finish(graph: Graph, result: Tensor, bias: Tensor | None, activation: str |
     return graph
 
 
-def _conv2d(forms: Forms, attributes: Attributes) -> Graph:
-    values = dict(attributes)
-    activation = values.pop("activation")
-    graph = Graph("conv2d")
-    tensors = _tensors(graph, forms)
-    x, w = tensors["x"], tensors["w"]
-    if x.rank != 4 or w.rank != 4:
-        raise ShapeError(
-            f"conv2d takes x (N, C, H, W) and w (K, C / groups, R, S), got x {list(x.shape)} and w {list(w.shape)}"
-        )
-    if values["padding"] == "valid":
-        values["padding"] = 0
-    elif values["padding"] == "same":
-        values["padding"] = _same_padding(w.shape[2:], values["stride"], values["dilation"])
-    return _finish(graph, graph.conv_fprop(x, w, **values), tensors.get("bias"), activation)
+def _check_images(graph: Graph, wanted: str, *tensors: Tensor) -> None:
+    """Raises ShapeError unless all tensors have 4 dimensions."""
+    if any(x.rank != 4 for x in tensors):
+        shapes = [f"{x.name} {list(x.shape)}" for x in tensors] if len(tensors) > 1 else [str(list(tensors[0].shape))]
+        raise ShapeError(f"{graph.name} takes {wanted}, got {' and '.join(shapes)}")
 
 
-def _conv_transpose2d(forms: Forms, attributes: Attributes) -> Graph:
-    values = dict(attributes)
-    activation, more = values.pop("activation"), values.pop("output_padding")
-    graph = Graph("conv_transpose2d")
-    tensors = _tensors(graph, forms)
-    x, w = tensors["x"], tensors["w"]
-    if x.rank != 4 or w.rank != 4:
-        raise ShapeError(
-            f"conv_transpose2d takes x (N, C, H, W) and w (C, K / groups, R, S), got x {list(x.shape)} and w "
-            f"{list(w.shape)}"
-        )
-    smallest = smallest_sizes(x.shape[2:], w.shape[2:], values["stride"], values["padding"], values["dilation"])
-    size = [a + b for a, b in zip(smallest, spread(more, 2, "output_padding", 0))]
-    result = graph.conv_dgrad(x, w, size=size if min(size) >= 0 else None, **values)
-    return _finish(graph, result, tensors.get("bias"), activation)
+def _conv2d(graph: Graph, x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: Any, **how: Any) -> Graph:
+    _check_images(graph, "x (N, C, H, W) and w (K, C / groups, R, S)", x, w)
+    if how["padding"] == "valid":
+        how["padding"] = 0
+    elif how["padding"] == "same":
+        how["padding"] = _same_padding(w.shape[2:], how["stride"], how["dilation"])
+    return _finish(graph, graph.conv_fprop(x, w, **how), bias, activation)
 
 
-def _conv2d_input(forms: Forms, attributes: Attributes) -> Graph:
-    graph, values = Graph("conv2d_input"), dict(attributes)
-    del values["activation"]
-    tensors = _tensors(graph, forms)
-    loss, w = tensors["loss"], tensors["w"]
-    if loss.rank != 4:
-        raise ShapeError(f"conv2d_input takes loss (N, K, P, Q), got {list(loss.shape)}")
-    return _finish(graph, graph.conv_dgrad(loss, w, **values), None, None)
+def _conv_transpose2d(
+    graph: Graph, x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: Any, output_padding: Any, **how: Any
+) -> Graph:
+    _check_images(graph, "x (N, C, H, W) and w (C, K / groups, R, S)", x, w)
+    smallest = smallest_sizes(x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"])
+    size = [a + b for a, b in zip(smallest, spread(output_padding, 2, "output_padding", 0))]
+    result = graph.conv_dgrad(x, w, size=size if min(size) >= 0 else None, **how)
+    return _finish(graph, result, bias, activation)
 
 
-def _conv2d_weight(forms: Forms, attributes: Attributes) -> Graph:
-    graph, values = Graph("conv2d_weight"), dict(attributes)
-    del values["activation"]
-    tensors = _tensors(graph, forms)
-    x, loss = tensors["x"], tensors["loss"]
-    if x.rank != 4:
-        raise ShapeError(f"conv2d_weight takes x (N, C, H, W), got {list(x.shape)}")
-    return _finish(graph, graph.conv_wgrad(x, loss, **values), None, None)
+def _conv2d_input(graph: Graph, loss: Tensor, w: Tensor, **how: Any) -> Graph:
+    _check_images(graph, "loss (N, K, P, Q)", loss)
+    return _finish(graph, graph.conv_dgrad(loss, w, **how))
 
 
-def _max_pool2d(forms: Forms, attributes: Attributes) -> Graph:
-    return _pool2d("max_pool2d", "max_pool", forms, attributes)
+def _conv2d_weight(graph: Graph, x: Tensor, loss: Tensor, **how: Any) -> Graph:
+    _check_images(graph, "x (N, C, H, W)", x)
+    return _finish(graph, graph.conv_wgrad(x, loss, **how))
 
 
-def _avg_pool2d(forms: Forms, attributes: Attributes) -> Graph:
-    return _pool2d("avg_pool2d", "avg_pool", forms, attributes)
+def _max_pool2d(graph: Graph, x: Tensor, **how: Any) -> Graph:
+    _check_images(graph, "x (N, C, H, W)", x)
+    return _finish(graph, graph.max_pool(x, **how))
 
 
-def _pool2d(name: str, op: str, forms: Forms, attributes: Attributes) -> Graph:
-    graph = Graph(name)
-    x = _tensors(graph, forms)["x"]
-    if x.rank != 4:
-        raise ShapeError(f"{name} takes x (N, C, H, W), got {list(x.shape)}")
-    return _finish(graph, getattr(graph, op)(x, **dict(attributes)), None, None)
+def _avg_pool2d(graph: Graph, x: Tensor, **how: Any) -> Graph:
+    _check_images(graph, "x (N, C, H, W)", x)
+    return _finish(graph, graph.avg_pool(x, **how))
+
+
+def _matmul(graph: Graph, a: Tensor, b: Tensor, bias: Tensor | None = None, *, activation: str | None) -> Graph:
+    if bias is not None and b.rank >= 2 and bias.shape != b.shape[-1:]:
+        raise ShapeError(f"{graph.name}: bias has shape {list(bias.shape)}, the result has {b.shape[-1]} columns")
+    return _finish(graph, graph.matmul(a, b), bias, activation)
+
+
+def _linear(graph: Graph, x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str | None) -> Graph:
+    return _matmul(graph, x, w, bias, activation=activation)
 
 
 def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
@@ -342,24 +333,6 @@ def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tupl
     steps = dilation if isinstance(dilation, tuple) else (dilation,) * len(taps)
     reach = [step * (count - 1) for step, count in zip(steps, taps)]
     return tuple((total // 2, total - total // 2) for total in reach)
-
-
-def _matmul(forms: Forms, attributes: Attributes) -> Graph:
-    graph = Graph("matmul")
-    tensors = _tensors(graph, forms)
-    return _product(graph, tensors["a"], tensors["b"], tensors.get("bias"), attributes)
-
-
-def _linear(forms: Forms, attributes: Attributes) -> Graph:
-    graph = Graph("linear")
-    tensors = _tensors(graph, forms)
-    return _product(graph, tensors["x"], tensors["w"], tensors.get("bias"), attributes)
-
-
-def _product(graph: Graph, a: Tensor, b: Tensor, bias: Tensor | None, attributes: Attributes) -> Graph:
-    if bias is not None and b.rank >= 2 and bias.shape != b.shape[-1:]:
-        raise ShapeError(f"{graph.name}: bias has shape {list(bias.shape)}, the result has {b.shape[-1]} columns")
-    return _finish(graph, graph.matmul(a, b), bias, dict(attributes)["activation"])
 
 
 # ---- arrays and attributes
@@ -409,13 +382,11 @@ def _call(build: Builder, arrays: Mapping[str, Any], attributes: Attributes, str
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _executable(build: Builder, forms: Forms, attributes: Attributes, device: Device) -> Executable:
-    graph = build(forms, attributes)
+    graph = _graph(build, forms, attributes)
     return compile_graph(graph, "cuda", device=device.index) if device.is_cuda else compile_graph(graph, "cpu")
 
 
-def _conv_attributes(
-    function: str, stride: Any, padding: Any, dilation: Any, groups: Any, activation: Any
-) -> Attributes:
+def _conv_attributes(function: str, stride: Any, padding: Any, dilation: Any, groups: Any) -> Attributes:
     """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
@@ -427,7 +398,6 @@ def _conv_attributes(
         ("padding", padding),
         ("dilation", _integers(function, "dilation", dilation)),
         ("groups", _integers(function, "groups", groups)),
-        ("activation", _activation(function, activation)),
     )
 
 
@@ -452,7 +422,7 @@ def _integers(function: str, what: str, value: Any) -> Any:
         ) from None
 
 
-def _activation(function: str, name: Any) -> str | None:
+def _activation(function: str, name: Any) -> Attributes:
     if name is None or (isinstance(name, str) and name in ACTIVATIONS):
-        return name
+        return (("activation", name),)
     raise AttributeValueError(f"{function}: activation is None or one of {', '.join(ACTIVATIONS)}, got {shown(name)}")

@@ -84,13 +84,8 @@ class Graph(Operations):
         """
         check_name("tensor", name)
         sizes = check_shape(shape)
-        if layout is not None and strides is not None:
-            raise LayoutError(f"tensor {name!r}: give a layout or strides, not both")
         try:
-            if strides is not None:
-                steps = check_strides(sizes, strides)
-            else:
-                steps = layout_strides(sizes, layout if layout is not None else "contiguous")
+            steps = _strides(sizes, layout, strides) or packed_strides(sizes)
         except LayoutError as error:
             raise LayoutError(f"tensor {name!r}: {error}") from None
         result = self._add_tensor(name, sizes, steps, as_dtype(dtype) if dtype is not None else self.io_dtype)
@@ -153,13 +148,8 @@ class Graph(Operations):
             tensor = self.apply(TABLE["identity"], (tensor,), {})
         if tensor in self.outputs:
             raise GraphError(f"tensor {tensor.name!r} is an output already; use identity to return it twice")
-        if layout is not None and strides is not None:
-            raise LayoutError(f"output {tensor.name!r}: give a layout or strides, not both")
         try:
-            if strides is not None:
-                tensor.strides = check_strides(tensor.shape, strides)
-            elif layout is not None:
-                tensor.strides = layout_strides(tensor.shape, layout)
+            tensor.strides = _strides(tensor.shape, layout, strides) or tensor.strides
             if overlaps(tensor.shape, tensor.strides):
                 raise LayoutError(f"strides {tensor.strides} of shape {tensor.shape} make elements share an address")
         except LayoutError as error:
@@ -389,6 +379,15 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
             return next((d for d in (int32, int64, uint64) if d.min <= value <= d.max), int64 if value < 0 else uint64)
         return like
     return like if like.is_float else float32
+
+
+def _strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] | None) -> tuple[int, ...] | None:
+    """The strides that a layout or strides say, None without either.  Raises LayoutError, for both, too."""
+    if layout is not None and strides is not None:
+        raise LayoutError("give a layout or strides, not both")
+    if strides is not None:
+        return check_strides(shape, strides)
+    return None if layout is None else layout_strides(shape, layout)
 
 
 def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> tuple[int, ...]:

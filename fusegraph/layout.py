@@ -6,24 +6,23 @@ Shapes are always logical (N, C, H, W for images, as in cuDNN); only the strides
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fusegraph.errors import LayoutError, ShapeError, shown
 from fusegraph.values import Unfit, integer, several
 
 #: Layout name -> dimensions from the slowest to the fastest in memory, by rank.
 _LAYOUTS: dict[str, tuple[int, ...]] = {
-    "NCW": (0, 1, 2),
-    "NWC": (0, 2, 1),
-    "NCHW": (0, 1, 2, 3),
-    "NHWC": (0, 2, 3, 1),
-    "NCDHW": (0, 1, 2, 3, 4),
-    "NDHWC": (0, 2, 3, 4, 1),
-    "KCS": (0, 1, 2),
-    "KSC": (0, 2, 1),
-    "KCRS": (0, 1, 2, 3),
-    "KRSC": (0, 2, 3, 1),
-    "KCTRS": (0, 1, 2, 3, 4),
-    "KTRSC": (0, 2, 3, 4, 1),
+    name: tuple(map(logical.index, name))
+    for logical, last in (
+        ("NCW", "NWC"),
+        ("NCHW", "NHWC"),
+        ("NCDHW", "NDHWC"),
+        ("KCS", "KSC"),
+        ("KCRS", "KRSC"),
+        ("KCTRS", "KTRSC"),
+    )
+    for name in (logical, last)
 }
 MAX_ELEMENTS = 2**62
 #: Dimensions of a tensor: NumPy has no arrays of more, nor has torch.
@@ -44,11 +43,9 @@ def check_shape(shape: object) -> tuple[int, ...]:
         raise ShapeError(
             f"a shape has at most {MAX_RANK} dimensions, as NumPy's arrays have; this one has {len(result)}"
         )
-    total = 1
-    for value in result:
-        if value < 0:
-            raise ShapeError(f"sizes are not negative, got {value} in shape {result}")
-        total *= max(value, 1)
+    if negative := [size for size in result if size < 0]:
+        raise ShapeError(f"sizes are not negative, got {negative[0]} in shape {result}")
+    total = prod(max(size, 1) for size in result)
     if total > MAX_ELEMENTS:
         raise ShapeError(f"shape {result} overflows: {total} elements, the limit is 2**62")
     return result

@@ -78,20 +78,16 @@ def load_graphs(file: str) -> list[Graph]:
     with _stdout_to_stderr(), _first_on_path(path.parent), _blamed_on(path):
         exec(code, vars(module))
         candidates = _candidates(module) if name is None else [_selected(path, module, name)]
-        graphs = [(label, graph) for label, value in candidates for graph in _graphs_of(path, label, value)]
-    found: list[Graph] = []
-    seen: set[Any] = set()
-    for _, graph in graphs:
-        fingerprint = _fingerprint(graph)
-        if fingerprint not in seen:
-            seen.add(fingerprint)
-            found.append(graph)
+        graphs = [graph for label, value in candidates for graph in _graphs_of(path, label, value)]
+    found: dict[Any, Graph] = {}
+    for graph in graphs:
+        found.setdefault(_fingerprint(graph), graph)
     if not found and candidates:
         labels = ", ".join(label for label, _ in candidates)
         raise FileError(f"{path}: torch has to compute all of {labels}; there is nothing to compile")
     if not found:
         raise FileError(f"{path} holds no graph: {_LOOKED_FOR}{_near_misses(module)}")
-    return found
+    return list(found.values())
 
 
 # --- reading
@@ -198,7 +194,9 @@ def _blamed_on(path: Path) -> Iterator[None]:
     except FusegraphError as error:
         frames = _own_frames(error.__traceback__, path)
         place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-        raise _placed(error, place) from None
+        # A class of the user's may take anything.
+        kind = type(error) if type(error).__module__ == FusegraphError.__module__ else FileError
+        raise kind(f"{place}{error}") from None
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
@@ -216,12 +214,6 @@ def _blamed_on(path: Path) -> Iterator[None]:
             what += f"; install it with: pip install 'fusegraph[{_EXTRAS[error.name]}]'"
         lines = [f"{path} raised {type(error).__name__}", trace, what]
         raise FileError("\n".join(line for line in lines if line)) from None
-
-
-def _placed(error: FusegraphError, place: str) -> FusegraphError:
-    """The error with the place in front of its text; a FileError for a class of the user's, which may take anything."""
-    kind = type(error) if type(error).__module__ == FusegraphError.__module__ else FileError
-    return kind(f"{place}{error}")
 
 
 def _own_frames(trace: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:
@@ -306,11 +298,9 @@ def _returns_what_it_makes(function: Any, module: ModuleType) -> bool:
     """Whether a function's text returns ``Graph(...)``, or a name that it binds to that.  Nothing is called."""
     tree = ast.parse(Path(str(module.__file__)).read_bytes())
     line, name = function.__code__.co_firstlineno, function.__name__
-    for node in tree.body:
-        first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=getattr(node, "lineno", 0))
-        if isinstance(node, ast.FunctionDef) and node.name == name and first == line:
-            break
-    else:
+    named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    node = next((n for n in named if line == min([n.lineno, *(d.lineno for d in n.decorator_list)])), None)
+    if node is None:
         return False
 
     def makes(value: ast.expr | None) -> bool:
@@ -356,11 +346,10 @@ def _required(value: Any) -> list[str]:
 def _near_misses(module: ModuleType) -> str:
     """What to change, if a function of the file comes close."""
     for name, value in vars(module).items():
-        if _is_function(value) and getattr(value, "__module__", None) == module.__name__:
-            if _returns_graph(value, module) and (required := _required(value)):
+        if _returns_graph(value, module):
+            if required := _required(value):
                 return f"; function {name!r} needs a default for {', '.join(map(repr, required))}"
-            if _returns_graph(value, module):
-                return f"; function {name!r} is private: rename it, or select it with FILE:{name}"
+            return f"; function {name!r} is private: rename it, or select it with FILE:{name}"
     return ""
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.ops.base import TensorType
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import Array, TensorType
 
 
 def where(result: TensorType, mask: Array, x: Any, y: Any) -> Array:
@@ -161,12 +159,7 @@ def interpolate(result: TensorType, x: Array, size: Any, mode: str = "nearest", 
 
 
 def grid_sample(
-    result: TensorType,
-    x: Array,
-    grid: Array,
-    mode: str = "linear",
-    padding: str = "zeros",
-    align_corners: bool = False,
+    result: TensorType, x: Array, grid: Array, mode: str = "linear", padding: str = "zeros", align_corners: bool = False
 ) -> Array:
     sizes = x.shape[2:]
     reach = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}[mode]

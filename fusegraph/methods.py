@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fusegraph import composed, meanings, rearranging, resampling
@@ -17,10 +17,6 @@ from fusegraph.ops.attributes import of_kind
 from fusegraph.ops.base import REQUIRED, Op
 from fusegraph.tensor import Tensor
 from fusegraph.values import Kind, array, dtype, flag, integer, number, one_or_several, optional, word
-
-
-def _named(op: Op, operands: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    return zip(op.names(len(operands)), operands)
 
 
 def _method(op: Op) -> Callable[..., Any]:
@@ -57,9 +53,8 @@ def _method(op: Op) -> Callable[..., Any]:
                 (operands,) = operands
         while op.optional and len(operands) > least and operands[-1] is None:
             operands.pop()
-        operands = [
-            op.neutral.get(n) if x is None and k >= least else x for k, (n, x) in enumerate(_named(op, operands))
-        ]
+        named = enumerate(zip(op.names(len(operands)), operands))
+        operands = [op.neutral.get(n) if x is None and k >= least else x for k, (n, x) in named]
         outputs = self.apply_node(op, operands, given, name).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 

@@ -37,8 +37,7 @@ def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0
 def flip(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """The elements in reverse along axes (None: all)."""
     chosen = normal_axes(axes, x.rank)
-    result: Tensor = self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
-    return result
+    return self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
 
 
 def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
@@ -47,16 +46,14 @@ def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None
     for d in chosen:
         if x.shape[d] != 1:
             raise ShapeError(f"axis {d} of {x.name!r} {list(x.shape)} has size {x.shape[d]}, not 1")
-    result: Tensor = self.reshape(x, [size for d, size in enumerate(x.shape) if d not in chosen], name=name)
-    return result
+    return self.reshape(x, [size for d, size in enumerate(x.shape) if d not in chosen], name=name)
 
 
 def unsqueeze(self: Operations, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
     """With new dimensions of size 1, which are the axes of these numbers in the result."""
     count = 1 if isinstance(axes, int) else len(axes)
     chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
-    result: Tensor = self.reshape(x, [1 if d in chosen else next(rest) for d in range(x.rank + count)], name=name)
-    return result
+    return self.reshape(x, [1 if d in chosen else next(rest) for d in range(x.rank + count)], name=name)
 
 
 def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
@@ -71,8 +68,7 @@ def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None 
     n = len(sizes)
     parts = self.reshape(x, [images, channels, *(part for size in sizes for part in (size // block, block))])
     moved = self.transpose(parts, [0, 1, *range(3, 3 + 2 * n, 2), *range(2, 2 + 2 * n, 2)])
-    result: Tensor = self.reshape(moved, [images, channels * block**n, *(size // block for size in sizes)], name=name)
-    return result
+    return self.reshape(moved, [images, channels * block**n, *(size // block for size in sizes)], name=name)
 
 
 def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
@@ -87,8 +83,7 @@ def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None 
         raise ShapeError(f"{channels} channels of {x.name!r} are no whole number of blocks of {block}^{n}")
     parts = self.reshape(x, [images, channels // block**n, *(block,) * n, *sizes])
     moved = self.transpose(parts, [0, 1, *(d for k in range(n) for d in (2 + n + k, 2 + k))])
-    result: Tensor = self.reshape(moved, [images, channels // block**n, *(size * block for size in sizes)], name=name)
-    return result
+    return self.reshape(moved, [images, channels // block**n, *(size * block for size in sizes)], name=name)
 
 
 def _image(x: Tensor, block: int) -> tuple[int, ...]:

@@ -14,10 +14,9 @@ from fusegraph import composed
 from fusegraph.dtypes import float32, float64, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.operations import Operations
+from fusegraph.ops.base import Array
 from fusegraph.ops.reduction import normal_axes
 from fusegraph.tensor import Tensor
-
-Array = np.ndarray[Any, Any]
 
 #: Elements of the largest table of positions and weights.
 MAX_TABLE = 1 << 22
@@ -75,22 +74,18 @@ def _taken(graph: Operations, x: Tensor, axis: int, index: Array, name: str | No
     """The elements at known positions: a slice or a repetition where they are one, else a gather."""
     size, count = x.shape[axis], len(index)
     step = int(index[1]) - int(index[0]) if count > 1 else 1
-    result: Tensor
     if count and step and np.array_equal(index, index[0] + step * np.arange(count)):
         stop = int(index[0]) + step * count
         bounds: list[list[int | None]] = [[None] * x.rank for _ in range(3)]
         for bound, value in zip(bounds, (int(index[0]), stop if stop >= 0 else None, step)):
             bound[axis] = value
-        result = graph.slice(x, *bounds, name=name)
-        return result
+        return graph.slice(x, *bounds, name=name)
     if count and size and count % size == 0 and np.array_equal(index, np.arange(count) // (count // size)):
         apart = [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]]
         spread = [*x.shape[: axis + 1], count // size, *x.shape[axis + 1 :]]
         repeated = graph.broadcast(graph.reshape(x, apart), spread)
-        result = graph.reshape(repeated, [*x.shape[:axis], count, *x.shape[axis + 1 :]], name=name)
-        return result
-    result = graph.gather(x, index.astype(np.int32 if size < 2**31 else np.int64), axis, name=name)
-    return result
+        return graph.reshape(repeated, [*x.shape[:axis], count, *x.shape[axis + 1 :]], name=name)
+    return graph.gather(x, index.astype(np.int32 if size < 2**31 else np.int64), axis, name=name)
 
 
 def _multiplied(graph: Operations, x: Tensor, axis: int, index: Array, weights: Array, name: str | None) -> Tensor:
@@ -235,10 +230,11 @@ def grid_sample(
     ]
     plane = self.add(self.mul(every[0], channels), every[1])
     flat, total = self.reshape(x, [-1]), None
-    taps = [
-        _along(self, self.reshape(self.cast(grid[..., rank - 1 - d], wide), outer), n, mode, padding, align_corners)
-        for d, n in enumerate(sizes)
-    ]
+    taps = []
+    for d, n in enumerate(sizes):
+        place = self.reshape(self.cast(grid[..., rank - 1 - d], wide), outer)
+        coordinate = self.add(self.mul(place, (n - 1) / 2 if align_corners else n / 2), (n - 1) / 2)
+        taps.append(around(self, coordinate, n, mode, padding, align_corners))
     for chosen in product(*taps):
         place, weight = plane, None
         for (index, factor), n in zip(chosen, sizes):
@@ -249,15 +245,6 @@ def grid_sample(
         total = part if total is None else self.add(total, part)
     assert total is not None
     return self.identity(total, dtype=x.dtype, name=name)
-
-
-def _along(
-    graph: Operations, place: Tensor, size: int, mode: str, padding: str, align_corners: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """The same of places from -1 to 1."""
-    scale = (size - 1) / 2 if align_corners else size / 2
-    coordinate = graph.add(graph.mul(place, scale), (size - 1) / 2)
-    return around(graph, coordinate, size, mode, padding, align_corners)
 
 
 def around(
@@ -279,9 +266,8 @@ def around(
         index = graph.cast(graph.add(whole, k), int32)
         if padding == "zeros":
             inside = graph.logical_and(graph.cmp_ge(index, 0), graph.cmp_lt(index, size))
-            weight = graph.binary_select(
-                1.0 if weight is None else weight, graph.constant(0, dtype=coordinate.dtype), inside
-            )
+            zero = graph.constant(0, dtype=coordinate.dtype)
+            weight = graph.binary_select(1.0 if weight is None else weight, zero, inside)
         elif padding == "reflection":
             index = _reflected(graph, index, size, align_corners)
         found.append((graph.clamp(index, 0, size - 1), weight))

@@ -196,11 +196,9 @@ def _index(x: Tensor, key: Any) -> Tensor:
                     f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
                 )
             bounds.append(slice(one % size, one % size + 1))
-    result = x
     if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
-        parts = ([getattr(one, part) for one in bounds] for part in ("start", "stop", "step"))
-        result = x.graph.slice(x, *parts)
-    return result if result.shape == tuple(shape) else result.graph.reshape(result, shape)
+        x = x.graph.slice(x, *([getattr(one, part) for one in bounds] for part in ("start", "stop", "step")))
+    return x if x.shape == tuple(shape) else x.graph.reshape(x, shape)
 
 
 def _key(x: Tensor, one: Any) -> Any:

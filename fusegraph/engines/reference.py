@@ -29,7 +29,7 @@ def apply_all(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
     """A node's results as reference arrays (floats unrounded in float64), from reference arrays of its operands."""
     types = tuple(t.type for t in node.inputs)
     real = node.output.graph.compute_dtype
-    return ops.evaluate_all(node.op, types, node.attributes, [t.dtype for t in node.outputs], operands, real)
+    return ops.evaluate(node.op, types, node.attributes, [t.dtype for t in node.outputs], operands, real)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.layout import extent
-from fusegraph.ops.convert import Array, from_reference
+from fusegraph.ops.base import Array
+from fusegraph.ops.convert import from_reference
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, cuda_device
 

@@ -19,12 +19,10 @@ from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops import attention_softmax as softmaxes
 from fusegraph.ops.attention_band import multiplications
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
 from fusegraph.ops.random import kept_scale, threshold, uniform
-
-Array = np.ndarray[Any, Any]
 
 WORDS = {"diagonal_alignment": ("TOP_LEFT", "BOTTOM_RIGHT")}
 LENGTHS = ("seq_len_q", "seq_len_kv")
@@ -56,7 +54,7 @@ SCORES: dict[str, Any] = {
 }
 
 
-def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def normalize(types: Types, values: Attributes) -> dict[str, Any]:
     q = types[0]
     result = dict(values)
     for key, t in zip(OPERANDS, types):
@@ -64,12 +62,11 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
             raise DTypeError(f"{key} is an integer, got {t.dtype}")
         if key not in (*INTEGERS, "mask") and not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
-    if values["attn_scale"] is not None:
-        result["attn_scale"] = float(number("attn_scale", values["attn_scale"], float64, q.shape))
-    if values["soft_cap"] is not None:
-        result["soft_cap"] = float(number("soft_cap", values["soft_cap"], float64, q.shape))
-        if not 0 < result["soft_cap"] < inf:
-            raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
+    for key in ("attn_scale", "soft_cap"):
+        if values[key] is not None:
+            result[key] = float(number(key, values[key], float64, q.shape))
+    if result["soft_cap"] is not None and not 0 < result["soft_cap"] < inf:
+        raise AttributeValueError(f"soft_cap is a positive number, got {values['soft_cap']!r}")
     # A band reaches as many keys to the left as its bound, the one on the diagonal among them.
     for key, least in (("diagonal_band_left_bound", 1), ("diagonal_band_right_bound", 0)):
         bound = values[key]
@@ -84,24 +81,26 @@ def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[
     return result
 
 
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     result = normalize(types, values)
-    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
-    if not 0 <= probability <= 1:
-        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
-    if probability and len(types) <= OPERANDS.index("offset"):
-        raise AttributeValueError("dropout needs a seed and an offset")
+    probability = checked_dropout(types, values, OPERANDS)
     longest = values["paged_attention_max_seq_len_kv"]
     if longest is not None and longest < 1:
         raise AttributeValueError(f"paged_attention_max_seq_len_kv is a positive integer, got {longest!r}")
-    return {
-        **result,
-        "dropout_probability": probability,
-        "paged_attention_max_seq_len_kv": longest,
-    }
+    return {**result, "dropout_probability": probability}
 
 
-def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+def checked_dropout(types: Types, values: Attributes, operands: Sequence[str]) -> float:
+    """The probability of dropout.  Raises AttributeValueError if it is none, or operands lack a seed and an offset."""
+    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
+    if not 0 <= probability <= 1:
+        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
+    if probability and len(types) <= operands.index("offset"):
+        raise AttributeValueError("dropout needs a seed and an offset")
+    return probability
+
+
+def infer(types: Types, values: Attributes) -> TensorType | Types:
     given = dict(zip(OPERANDS[3:], types[3:]))
     q = types[0].shape
     k, v = paged.sizes(types, given, values.get("paged_attention_max_seq_len_kv"))
@@ -227,10 +226,8 @@ def scored(
         scores = write("add", "biased", scores, headed(given["bias"], "bias"))
     # Positions, of which the rows' are moved so that the diagonal is where they are equal.
     i, j = (write("gen_index", n, scores, axis=a) for n, a in (("row", rank - 2), ("key", rank - 1)))
-    lengths = {}
-    for key in LENGTHS:
-        if key in given:
-            lengths[key] = write("reshape", key, given[key], shape=(given[key].size, *(1,) * (rank - 1)))
+    ones = (1,) * (rank - 1)
+    lengths = {k: write("reshape", k, given[k], shape=(given[k].size, *ones)) for k in LENGTHS if k in given}
     diagonal, bottom = i, diagonal_alignment == "BOTTOM_RIGHT"
     sequences = packed.written(write, given, keys if of_keys else rows, rank, of_keys=of_keys)
     if sequences is not None:
@@ -372,7 +369,7 @@ def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dro
 
 
 def scores_reference(
-    q: Array, k: Array, given: Mapping[str, Array], attributes: Mapping[str, Any]
+    q: Array, k: Array, given: Mapping[str, Array], attributes: Attributes
 ) -> tuple[Array, Array | float, Array]:
     """The scores, what the products times the scale are multiplied with in their gradients, and whether there is a
     query; k has q's heads.
@@ -413,6 +410,13 @@ def scores_reference(
     return np.where(admitted, scores, -inf), slope, exists
 
 
+def kept_reference(p: Array, group: int, given: Mapping[str, Array], probability: float) -> Array:
+    """Which of the probabilities dropout keeps, counted along the heads as so many share their keys."""
+    shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
+    seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
+    return uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
+
+
 def _reference(*arrays: Array, **attributes: Any) -> Any:
     """In float64, whatever the scores' size."""
     q, k, v, *others = (np.asarray(x) for x in arrays)
@@ -423,13 +427,8 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
     with np.errstate(all="ignore"):
         scores, _, exists = scores_reference(q, k, given, attributes)
         p, stats = softmaxes.reference(scores, given.get("sink_token"), exists)
-        probability = attributes["dropout_probability"]
-        if probability:  # counted along the heads as they share their keys
-            shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
-            random = uniform(
-                np.empty(p.size).reshape(shape), given["seed"].reshape(-1)[0], given["offset"].reshape(-1)[0]
-            )
-            p = np.where(random.reshape(p.shape) >= threshold(probability), p * kept_scale(probability), 0.0)
+        if probability := attributes["dropout_probability"]:
+            p = np.where(kept_reference(p, group, given, probability), p * kept_scale(probability), 0.0)
         out = np.matmul(p, v)
         return (out, stats) if attributes["generate_stats"] else out
 

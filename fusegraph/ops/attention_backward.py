@@ -6,38 +6,22 @@ With p the probabilities, that is the exponentials of the scores less ``stats``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, bool_, float32, float64, int32
-from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.dtypes import bool_, float32, float64, int32
+from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops import attention as forward
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
-from fusegraph.ops.attention import (
-    LENGTHS,
-    NEUTRAL,
-    NUMBERS,
-    SCORES,
-    Scored,
-    infer,
-    normalize,
-    present,
-    scored,
-    scores_reference,
-)
 from fusegraph.ops.attention_band import multiplications
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
-from fusegraph.ops.pointwise import number
-from fusegraph.ops.random import kept_scale, threshold, uniform
+from fusegraph.ops.random import kept_scale
 
-Array = np.ndarray[Any, Any]
-
-OPTIONAL = ("bias", "mask", *LENGTHS, *NUMBERS, *packed.OFFSETS, "sink_token")
+OPTIONAL = ("bias", "mask", *forward.LENGTHS, *forward.NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
 #: Operands that there always are.
 FIRST = len(OPERANDS) - len(OPTIONAL)
@@ -49,37 +33,29 @@ ABSENT = {
 }
 
 
-def _forward(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[tuple[TensorType, ...], dict[str, Any]]:
+def _forward(types: Types, values: Attributes) -> tuple[Types, dict[str, Any]]:
     """The operands' types and the attributes of the sdpa whose gradients are asked for."""
     given = dict(zip(OPTIONAL, types[FIRST:]))
-    rest = [given.get(key, TensorType((), _kind(key))) for key in forward.OPERANDS[3:]]
+    # of what adds nothing
+    kinds = {**dict.fromkeys(forward.INTEGERS, int32), "mask": bool_}
+    rest = [given.get(key, TensorType((), kinds.get(key, float32))) for key in forward.OPERANDS[3:]]
     return (*types[:3], *rest), {**values, "generate_stats": True}
 
 
-def _kind(key: str) -> DType:
-    """The dtype of an operand that adds nothing."""
-    return int32 if key in forward.INTEGERS else bool_ if key == "mask" else float32
-
-
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     for key, t in zip(OPERANDS[3:6], types[3:6]):
         if not t.dtype.is_float:
             raise DTypeError(f"{key} is of floats, got {t.dtype}")
     for key, t in zip(OPERANDS[:5], types[:5]):
         if t.dtype.itemsize == 1:
             raise DTypeError(f"{key} is {t.dtype}: {ABSENT[DESCALES[0]]}")
-    result = normalize(*_forward(types, values))
+    result = forward.normalize(*_forward(types, values))
     del result["generate_stats"]
-    probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
-    if not 0 <= probability <= 1:
-        raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
-    if probability and len(types) <= OPERANDS.index("offset"):
-        raise AttributeValueError("dropout needs a seed and an offset")
-    return {**result, "dropout_probability": probability}
+    return {**result, "dropout_probability": forward.checked_dropout(types, values, OPERANDS)}
 
 
-def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> tuple[TensorType, ...]:
-    made = infer(*_forward(types, values))
+def _infer(types: Types, values: Attributes) -> Types:
+    made = forward.infer(*_forward(types, values))
     assert isinstance(made, tuple)
     out, stats = made
     for key, t, wanted in zip(OPERANDS[3:6], types[3:6], (out, out, stats)):
@@ -105,8 +81,8 @@ def _expand(
     dropout_probability: float,
     **attributes: Any,
 ) -> tuple[Any, ...]:
-    given = present(others, OPTIONAL)
-    made = scored(write, q, k, v, given, **attributes)
+    given = forward.present(others, OPTIONAL)
+    made = forward.scored(write, q, k, v, given, **attributes)
     wide = "float64" if q.dtype == float64 else "float32"
     grouped, rank = q.shape[1] != k.shape[1], len(made.q.shape)
 
@@ -133,12 +109,12 @@ def _expand(
     shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
     by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
 
-    def weights(made: Scored) -> tuple[Any, Any, Any]:
+    def weights(made: forward.Scored) -> tuple[Any, Any, Any]:
         """What the loss is multiplied with, and the gradients by scores and by products, rounded."""
         p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
         dropped, by_dropped = p, by_p
         if dropout_probability:
-            seed, offset = (others[OPTIONAL.index(key)] for key in NUMBERS)
+            seed, offset = (others[OPTIONAL.index(key)] for key in forward.NUMBERS)
             keep = forward.kept(write, p, seed, offset, dropout_probability)
             dropped, by_dropped = (
                 forward.drop(write, x, keep, dropout_probability, part)
@@ -161,7 +137,7 @@ def _expand(
     if grouped:
         by_q = write("reshape", "by q", by_q, shape=q.shape)
     if packed.OFFSETS[0] in given:  # of each key it is an interval of queries that matters
-        dropped, _, by_product = weights(scored(write, q, k, v, given, of_keys=True, **attributes))
+        dropped, _, by_product = weights(forward.scored(write, q, k, v, given, of_keys=True, **attributes))
     results: tuple[Any, ...] = (
         by_q,
         shared("by keys", by_product, made.q, k),
@@ -198,17 +174,12 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
     scale = attributes["attn_scale"]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     with np.errstate(all="ignore"):
-        scores, slope, _ = scores_reference(q, wide_k, given, attributes)
+        scores, slope, _ = forward.scores_reference(q, wide_k, given, attributes)
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
         delta = (o * loss).sum(axis=-1, keepdims=True)
         kept: Array | float = 1.0
-        if attributes["dropout_probability"]:
-            probability = attributes["dropout_probability"]
-            # Counted along the heads as they share their keys.
-            shape = p.shape if group == 1 else (batch, -1, group, *p.shape[2:])
-            seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
-            keep = uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
-            kept = kept_scale(probability) * keep
+        if probability := attributes["dropout_probability"]:
+            kept = kept_scale(probability) * forward.kept_reference(p, group, given, probability)
         by_score = p * (kept * np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
         by_product = by_score * slope * (1 / np.sqrt(depth) if scale is None else scale)
         by_q = np.matmul(by_product, wide_k)
@@ -234,22 +205,19 @@ register(
         operands=OPERANDS,
         infer=_infer,
         reference=_reference,
-        attributes={
-            **SCORES,
-            "dropout_probability": 0.0,
-        },
+        attributes={**forward.SCORES, "dropout_probability": 0.0},
         words=forward.WORDS,
         normalize=_normalize,
         multiplications=lambda types, at: multiplications(types, 3, 2, at),
         expand=_expand,
         results=("", "dK", "dV", "dBias", "dSink_token"),
         optional=len(OPTIONAL),
-        neutral={key: NEUTRAL[key] for key in OPTIONAL},
+        neutral={key: forward.NEUTRAL[key] for key in OPTIONAL},
         absent=ABSENT,
         as_stored=True,
         weighs=True,
         masks=("mask",),
-        integers=("stats", "bias", "sink_token", *LENGTHS, *NUMBERS, *packed.OFFSETS),
+        integers=("stats", "bias", "sink_token", *forward.LENGTHS, *forward.NUMBERS, *packed.OFFSETS),
         keeps_layout=True,
         cudnn="sdpa_backward",
         doc="""The gradients of sdpa by q, k and v, by a bias if any operand follows stats, and by a sink_token.

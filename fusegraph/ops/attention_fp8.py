@@ -13,10 +13,8 @@ from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops import attention as wide
 from fusegraph.ops import attention_softmax as softmaxes
 from fusegraph.ops.attention import LENGTHS, NEUTRAL, SCORES, infer, normalize, present, scores_reference
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
 OPTIONAL = ("bias", "mask", *LENGTHS, "sink_token")
@@ -24,12 +22,12 @@ OPERANDS = ("q", "k", "v", *SCALES, *OPTIONAL)
 _FIRST = 3 + len(SCALES)
 
 
-def _plain(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+def _plain(types: Types) -> Types:
     """The types of the operands that sdpa has as well."""
     return (*types[:3], *types[_FIRST:])
 
 
-def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
     for key, t in zip(OPERANDS, types[:_FIRST]):
         if key in SCALES and (not t.dtype.is_float or t.dtype.itemsize < 4 or prod(t.shape) != 1 or len(t.shape) > 4):
             raise DTypeError(f"{key} is one number in float32, got {list(t.shape)} of {t.dtype}")
@@ -42,7 +40,7 @@ def _normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict
     return {**result, "dtype": dtype}
 
 
-def _infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
+def _infer(types: Types, values: Attributes) -> TensorType | Types:
     if len(types[0].shape) != 4:
         raise ShapeError("q, k and v have 4 dimensions: batch, heads, length, elements")
     made = infer(_plain(types), values)
@@ -103,11 +101,7 @@ register(
         operands=OPERANDS,
         infer=_infer,
         reference=_reference,
-        attributes={
-            **SCORES,
-            "generate_stats": False,
-            "dtype": None,
-        },
+        attributes={**SCORES, "generate_stats": False, "dtype": None},
         words=wide.WORDS,
         normalize=_normalize,
         expand=_expand,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType
+from fusegraph.ops.base import REQUIRED, Attributes, Kind, Op, TensorType, Types
 
 
 class Score:
@@ -43,16 +42,16 @@ class Weight:
         return f"{len(self.graph.nodes) - 1} nodes"
 
 
-def _no_shape(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+def _no_shape(types: Types, _: Attributes) -> TensorType:
     raise NotImplementedError("attention nodes are made by a pass")
 
 
 #: (q, k turned, v[, tables of k and v][, sink], others of the score, those of the weight) -> the result, and the
 #: logarithms of the sums of exponentials if they are wanted.  origin names what was recognised (`passes.speculation`),
-#: probabilities the tensor that the values are
-#: multiplied with, rounded says whether it has their dtype.  If paged, k and v are the containers, k as it is.  With
-#: parts, results have one dimension more, the first: each is the attention to a part of the keys.  With order, the last
-#: result counts tiles of queries (`codegen.spec.AttentionSpec`).  `passes.attention` makes it of products and softmax.
+#: probabilities the tensor that the values are multiplied with, rounded says whether it has their dtype.  If paged, k
+#: and v are the containers, k as it is.  With parts, results have one dimension more, the first: each is the attention
+#: to a part of the keys.  With order, the last result counts tiles of queries (`codegen.spec.AttentionSpec`).
+#: `passes.attention` makes it of products and softmax.
 ATTENTION = Op(
     name="attention",
     kind=Kind.ATTENTION,

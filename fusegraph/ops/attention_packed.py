@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import TensorType
+from fusegraph.ops.base import Array, TensorType
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 #: Of queries, and of keys and values: one number more than sequences.
 OFFSETS = ("ragged_offset_q", "ragged_offset_kv")
@@ -95,13 +93,10 @@ def written(
         ends = (k_end, q_end) if bottom else (k_begin, q_begin)
         return of_own("ahead", write("sub", "diagonals", *ends), 0, "add")
 
-    def exists() -> Any:
-        return write("cmp_gt", "of a sequence", count_own, 0)
-
     first, last = (q_begin, q_end) if of_keys else (k_begin, k_end)
     rest = write("binary_select", "end of others", last, 0, ended)
     first, last = (of_own(f"{part} {other}", x, rest, "max") for part, x in (("first", first), ("last", last)))
-    return Packed(first, last, ahead, exists)
+    return Packed(first, last, ahead, lambda: write("cmp_gt", "of a sequence", count_own, 0))
 
 
 def reference(given: Mapping[str, Array], rows: int) -> tuple[Array, ...] | None:

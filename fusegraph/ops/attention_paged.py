@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import TensorType
+from fusegraph.ops.base import Array, TensorType, Types
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 #: Of keys and of values: (batches, pages), the number of the block that is a page.
 TABLES = ("page_table_k", "page_table_v")
@@ -26,7 +24,7 @@ def table_shape(t: TensorType) -> tuple[int, int] | None:
 
 
 def sizes(
-    types: tuple[TensorType, ...], given: Mapping[str, TensorType], longest: int | None
+    types: Types, given: Mapping[str, TensorType], longest: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of keys and values as they are in order.  Raises ShapeError or AttributeValueError."""
     k, v = (t.shape for t in types[1:3])
@@ -80,7 +78,6 @@ def reference(given: Mapping[str, Array], k: Array, v: Array, longest: int | Non
             return k, v
         numbers = np.clip(table.astype(np.int64).reshape(table.shape[0], prod(table.shape[1:])), 0, x.shape[0] - 1)
         taken = x[numbers].swapaxes(1, 2)
-        found.append(
-            taken.reshape(taken.shape[0], x.shape[1], taken.shape[2] * taken.shape[3], x.shape[3])[:, :, :longest]
-        )
+        joined = taken.reshape(taken.shape[0], x.shape[1], taken.shape[2] * taken.shape[3], x.shape[3])
+        found.append(joined[:, :, :longest])
     return found[0], found[1]

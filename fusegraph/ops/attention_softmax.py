@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fusegraph.ops.base import Array
 from fusegraph.ops.composite import Writing
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

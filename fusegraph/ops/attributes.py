@@ -5,10 +5,10 @@ An attribute is of the same kind in every op that has it.  What of the kind an o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fusegraph.errors import AttributeValueError, shown
+from fusegraph.ops.base import Attributes
 from fusegraph.values import (
     Kind,
     Unfit,
@@ -26,63 +26,26 @@ from fusegraph.values import (
 )
 
 _INTEGERS = one_or_several(integer)
-_BOUNDS = optional(several(optional(position)))
 
 KINDS: dict[str, Kind] = {
-    "algorithm": optional(word),
-    "alpha": number,
-    "attn_scale": optional(number),
-    "axes": optional(_INTEGERS),
-    "axis": integer,
-    "beta": number,
-    "ceil_mode": flag,
-    "compute_dtype": optional(word),
-    "correction": number,
-    "count_include_pad": flag,
-    "descending": flag,
-    "diagonal_alignment": word,
-    "diagonal_band_left_bound": optional(integer),
-    "diagonal_band_right_bound": optional(integer),
-    "dilation": _INTEGERS,
-    "dropout_probability": number,
-    "dtype": optional(dtype),
-    "epsilon": number,
-    "generate_stats": flag,
-    "groups": optional(integer),
-    "include_self": flag,
-    "k": number,
-    "keepdims": flag,
-    "largest": flag,
-    "lower_clip": number,
-    "max": optional(number),
-    "min": optional(number),
-    "mode": word,
-    "momentum": number,
-    "negative_slope": number,
-    "norm_forward_phase": word,
-    "output_scale": number,
+    **dict.fromkeys(("axis", "rope_dim"), integer),
+    **dict.fromkeys(("groups", "paged_attention_max_seq_len_kv"), optional(integer)),
+    **dict.fromkeys(("diagonal_band_left_bound", "diagonal_band_right_bound"), optional(integer)),
+    **dict.fromkeys(("dilation", "window"), _INTEGERS),
+    **dict.fromkeys(("axes", "size", "stride", "taps"), optional(_INTEGERS)),
+    **dict.fromkeys(("starts", "steps", "stops"), optional(several(optional(position)))),
     "padding": one_or_several(one_or_several(integer)),
-    "paged_attention_max_seq_len_kv": optional(integer),
     "perm": optional(several(integer)),
-    "probability": number,
-    "reduction": word,
-    "reverse": flag,
-    "rope_dim": integer,
-    "saturate": flag,
     "shape": several(integer),
-    "size": optional(_INTEGERS),
-    "soft_cap": optional(number),
-    "source": optional(dtype),
-    "starts": _BOUNDS,
-    "steps": _BOUNDS,
-    "stops": _BOUNDS,
-    "stride": optional(_INTEGERS),
-    "taps": optional(_INTEGERS),
-    "upper_clip": optional(number),
-    "use_alibi_mask": flag,
-    "use_causal_mask": flag,
+    **dict.fromkeys(("alpha", "beta", "correction", "dropout_probability", "epsilon", "k", "lower_clip"), number),
+    **dict.fromkeys(("momentum", "negative_slope", "output_scale", "probability"), number),
+    **dict.fromkeys(("attn_scale", "max", "min", "soft_cap", "upper_clip"), optional(number)),
     "value": any_number,
-    "window": _INTEGERS,
+    **dict.fromkeys(("ceil_mode", "count_include_pad", "descending", "generate_stats", "include_self"), flag),
+    **dict.fromkeys(("keepdims", "largest", "reverse", "saturate", "use_alibi_mask", "use_causal_mask"), flag),
+    **dict.fromkeys(("diagonal_alignment", "mode", "norm_forward_phase", "reduction"), word),
+    **dict.fromkeys(("algorithm", "compute_dtype"), optional(word)),
+    **dict.fromkeys(("dtype", "source"), optional(dtype)),
 }
 
 
@@ -94,6 +57,6 @@ def of_kind(name: str, kind: Kind, value: Any) -> Any:
         raise AttributeValueError(f"{name} is {wanted}, got {shown(value)}") from None
 
 
-def checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def checked(attributes: Attributes) -> dict[str, Any]:
     """Attributes of an op as plain values.  Raises AttributeValueError or DTypeError."""
     return {name: of_kind(name, KINDS.get(name, plain), value) for name, value in attributes.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -74,6 +74,12 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: DType
+
+
+#: Of operands, in order; of attributes, by name; values of any NumPy dtype.
+Types: TypeAlias = tuple[TensorType, ...]
+Attributes: TypeAlias = Mapping[str, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 #: Distinguishes "has no default" from a default of None in `Op.attributes`.
@@ -144,26 +150,24 @@ class Op:
     name: str
     kind: Kind
     operands: tuple[str, ...]
-    infer: Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
+    infer: Callable[[Types, Attributes], TensorType | Types]
     reference: Callable[..., Any]
     role: Role | None = None
     cost: Cost | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     words: Mapping[str, Collection[str | None]] = field(default_factory=dict)
-    normalize: Callable[[tuple[TensorType, ...], Mapping[str, Any]], dict[str, Any]] | None = None
-    cuda: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
+    normalize: Callable[[Types, Attributes], dict[str, Any]] | None = None
+    cuda: Mapping[str, str | Callable[[Attributes], str]] = field(default_factory=dict)
     ulps: float = 1.0
-    scale: Callable[..., np.ndarray[Any, Any]] | None = None
+    scale: Callable[..., Array] | None = None
     reference_ulps: float = 4.0
     turns: Callable[..., Any] | None = None
-    windows: Callable[[tuple[TensorType, ...], Mapping[str, Any]], tuple[dict[int, Window], tuple[int, ...]]] | None = (
-        None
-    )
+    windows: Callable[[Types, Attributes], tuple[dict[int, Window], tuple[int, ...]]] | None = None
     fold: str = ""
     combiner: Combiner | None = None
-    products: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
-    multiplications: Callable[[tuple[TensorType, ...], Mapping[str, Any]], int] | None = None
-    composite: Callable[[Mapping[str, Any]], bool] | None = None
+    products: Callable[[Types, Attributes], int] | None = None
+    multiplications: Callable[[Types, Attributes], int] | None = None
+    composite: Callable[[Attributes], bool] | None = None
     expand: Callable[..., Any] | None = None
     cudnn: str | None = None
     results: tuple[str, ...] = ("",)
@@ -185,7 +189,7 @@ class Op:
         """The operands' names, for so many of them."""
         return self.operands * count if self.variadic else self.operands[:count]
 
-    def operand_dtypes(self, types: tuple[TensorType, ...]) -> tuple[DType, ...]:
+    def operand_dtypes(self, types: Types) -> tuple[DType, ...]:
         """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for others."""
         common = self.promoted(types)
         return tuple(
@@ -193,19 +197,19 @@ class Op:
             for key, t in zip(self.names(len(types)), types)
         )
 
-    def promoted(self, types: tuple[TensorType, ...]) -> DType:
+    def promoted(self, types: Types) -> DType:
         """The promoted dtype of all operands but masks and integers: what decides the op's CUDA expression and its
         result.
         """
         rest = [t.dtype for key, t in zip(self.names(len(types)), types) if key not in (*self.masks, *self.integers)]
         return reduce(promote, rest) if rest else bool_
 
-    def expression(self, kind: str, attributes: Mapping[str, Any]) -> str:
+    def expression(self, kind: str, attributes: Attributes) -> str:
         """The CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
         template = self.cuda[kind]
         return template if isinstance(template, str) else template(attributes)
 
-    def is_composite(self, attributes: Mapping[str, Any]) -> bool:
+    def is_composite(self, attributes: Attributes) -> bool:
         """Whether the op, with normalized attributes, is written out as others before fusion."""
         return self.kind is Kind.COMPOSITE or (self.composite is not None and self.composite(attributes))
 

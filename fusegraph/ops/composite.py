@@ -6,7 +6,7 @@ dtype; the result alone is rounded to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf, prod
 from typing import Any, Protocol
 
@@ -14,11 +14,10 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
+from fusegraph.ops.modes import reduced_shape
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.reduction import normal_axes
-
-Array = np.ndarray[Any, Any]
 
 
 class Writing(Protocol):
@@ -44,19 +43,17 @@ def not_negative(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) ->
 
 
 #: (operand types, attributes in canonical form) -> the types of the results.
-Infer = Callable[[tuple[TensorType, ...], Mapping[str, Any]], TensorType | tuple[TensorType, ...]]
+Infer = Callable[[Types, Attributes], TensorType | Types]
 
 
-def like_first(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> TensorType:
+def like_first(types: Types, _: Attributes) -> TensorType:
     """The result has the first operand's shape and dtype."""
     return types[0]
 
 
 def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> TensorType:
     """The type of a result of which there is one for all elements along axes."""
-    kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
-    dropped = tuple(n for d, n in enumerate(x.shape) if d not in axes)
-    return TensorType(kept if keepdims else dropped, x.dtype)
+    return TensorType(reduced_shape(x.shape, axes, keepdims), x.dtype)
 
 
 def averaged(x: Array, axes: tuple[int, ...]) -> Array:
@@ -64,7 +61,7 @@ def averaged(x: Array, axes: tuple[int, ...]) -> Array:
     return np.asarray(x.sum(axis=axes, keepdims=True) / np.float64(prod(x.shape[d] for d in axes)))
 
 
-def check_integers(op: Op, types: tuple[TensorType, ...]) -> None:
+def check_integers(op: Op, types: Types) -> None:
     """Raises DTypeError or ShapeError unless those of an op's operands that are integers are one number each."""
     for key, t in zip(op.operands, types):
         if key in op.integers and not t.dtype.is_int:
@@ -89,18 +86,15 @@ def _checked(name: str, value: Any, x: TensorType) -> Any:
 def composite(
     name: str,
     operands: tuple[str, ...],
-    attributes: Mapping[str, Any],
+    attributes: Attributes,
     reference: Callable[..., Any],
     expand: Expand,
     doc: str,
     *,
     infer: Infer = like_first,
-    results: tuple[str, ...] = ("",),
-    optional: int = 0,
-    integers: tuple[str, ...] = (),
     broadcasts: tuple[str, ...] | None = None,
     keeps_layout: bool = True,
-    cudnn: str | None = None,
+    **rest: Any,
 ) -> None:
     """Registers a composite of floats; all operands (or those called broadcasts, and x, y and loss) broadcast to the
     first; those called x, y or loss have its shape.
@@ -108,29 +102,29 @@ def composite(
     The other arguments are `Op`'s; NumPy's floating-point warnings are off while the reference runs.
     """
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         accepted_kinds(name, op.promoted(types), ("float",))
         accepted_kinds(name, types[0].dtype, ("float",))
         check_integers(op, types)
         return {key: _checked(key, value, types[0]) for key, value in values.items()}
 
-    def inferred(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType | tuple[TensorType, ...]:
-        x, normal = types[0], normalize(types, values)
+    def inferred(types: Types, values: Attributes) -> TensorType | Types:
+        x = types[0]
         for key, other in zip(operands[1:], types[1:]):
             if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):
                 continue
-            if np.broadcast_shapes(*_padded(x.shape, other.shape)) != x.shape:
+            try:
+                wide = np.broadcast_shapes(x.shape, other.shape)
+            except ValueError:
+                raise ShapeError(f"shapes {list(x.shape)} and {list(other.shape)} do not broadcast") from None
+            if wide != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} does not broadcast to {operands[0]} {list(x.shape)}")
             if key in ("x", "y", "loss") and other.shape != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} has not the shape of {operands[0]} {list(x.shape)}")
-        found = infer(types, normal)
+        found = infer(types, values)
         for result in found if isinstance(found, tuple) else (found,):  # some have the dtype of another operand
             accepted_kinds(name, result.dtype, ("float",))
         return found
-
-    def quiet(*arrays: Array, **values: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return reference(*arrays, **values)
 
     op = register(
         Op(
@@ -138,28 +132,16 @@ def composite(
             kind=Kind.COMPOSITE,
             operands=operands,
             infer=inferred,
-            reference=quiet,
+            reference=np.errstate(all="ignore")(reference),
             attributes=attributes,
             words={"norm_forward_phase": PHASES} if "norm_forward_phase" in attributes else {},
             normalize=normalize,
             expand=expand,
-            cudnn=cudnn,
-            results=results,
-            optional=optional,
-            integers=integers,
             keeps_layout=keeps_layout,
             doc=doc,
+            **rest,
         )
     )
-
-
-def _padded(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes for NumPy to broadcast; raises ShapeError if it cannot."""
-    try:
-        np.broadcast_shapes(shape, other)
-    except ValueError:
-        raise ShapeError(f"shapes {list(shape)} and {list(other)} do not broadcast") from None
-    return shape, other
 
 
 # ---- softmax and its logarithm

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
 from fusegraph.errors import DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.reduction import summed
-
-Array = np.ndarray[Any, Any]
 
 #: Values of compute_dtype, of a graph or of a contraction, that are float32 with less precise products or sums: float32
 #: factors rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
@@ -22,7 +19,7 @@ COMPUTE_DTYPES = (TF32, FAST_FP8)
 PRECISIONS = (None, "float32", *COMPUTE_DTYPES)
 
 
-def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
+def accumulator_result(types: Types, dtype: DType | None) -> DType:
     """Result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits and
     integers of 16.
 
@@ -30,14 +27,13 @@ def accumulator_result(types: tuple[TensorType, ...], dtype: Any) -> DType:
     """
     common = promote(types[0].dtype, types[1].dtype)
     if dtype is not None:
-        wanted = as_dtype(dtype)
-        if common.is_float and not wanted.is_float:
-            raise DTypeError(f"a sum of {common} products cannot be stored as {wanted}; cast the result")
-        return wanted
+        if common.is_float and not dtype.is_float:
+            raise DTypeError(f"a sum of {common} products cannot be stored as {dtype}; cast the result")
+        return dtype
     return summed(common)
 
 
-def factor_precision(types: tuple[TensorType, ...], compute_dtype: Any) -> str | None:
+def factor_precision(types: Types, compute_dtype: Any) -> str | None:
     """The attribute compute_dtype of a contraction in canonical form: "tf32" where float32 factors may be rounded to
     it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.  Factors of other
     dtypes are multiplied as they are, whatever was asked for.
@@ -51,11 +47,11 @@ def factor_precision(types: tuple[TensorType, ...], compute_dtype: Any) -> str |
 # ---- matmul
 
 
-def _matmul_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _matmul_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     return {**attributes, "compute_dtype": factor_precision(types, attributes["compute_dtype"])}
 
 
-def _matmul_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _matmul_infer(types: Types, attributes: Attributes) -> TensorType:
     a, b = types[0].shape, types[1].shape
     if len(a) < 2 or len(b) < 2:
         raise ShapeError("matmul takes tensors of at least 2 dimensions (..., M, K) and (..., K, N)")

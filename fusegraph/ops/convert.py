@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from fusegraph.dtypes import DType, float4_e2m1, float16, float32, float64
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import Array
 
 
 def to_reference(array: Array, dtype: DType) -> Array:
@@ -98,9 +97,8 @@ def convert(array: Array, source: DType, target: DType, *, saturate: bool | None
         return _wrapped(array, target)
     low, high = int(target.min), int(target.max)
     whole = np.trunc(np.where(np.isnan(array), 0.0, array))
-    inside = (whole >= float(low)) & (
-        whole < float(high + 1)
-    )  # the largest int64 is no float64, but the next number is
+    # The largest int64 is no float64, but the next number is.
+    inside = (whole >= float(low)) & (whole < float(high + 1))
     kind = reference_type(target)
     limit = np.where(whole < 0, np.array(low, kind), np.array(high, kind))
     return np.where(inside, np.where(inside, whole, 0.0).astype(kind), limit)

@@ -6,32 +6,27 @@ loss y (N, K, positions...), tap r of the window at position p lies over x at p 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
-Array = np.ndarray[Any, Any]
 Sizes = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]
 
 
 def spread(value: Any, rank: int, what: str, lowest: int) -> tuple[int, ...]:
     """One number for every spatial dimension, given one number or a sequence of ``rank``."""
-    values = [value] * rank if hasattr(value, "__index__") else list(value) if isinstance(value, Sequence) else None
-    if (
-        values is None
-        or len(values) != rank
-        or any(isinstance(v, bool) or not hasattr(v, "__index__") or v.__index__() < lowest for v in values)
-    ):
+    values = (value,) * rank if isinstance(value, int) else tuple(value or ())
+    if len(values) != rank or not all(isinstance(v, int) and v >= lowest for v in values):
         raise AttributeValueError(f"{what} is an integer of at least {lowest}, or {rank} of them, got {value!r}")
-    return tuple(v.__index__() for v in values)
+    return values
 
 
 def spread_padding(value: Any, rank: int) -> Pads:
@@ -42,25 +37,25 @@ def spread_padding(value: Any, rank: int) -> Pads:
     return tuple((p, p) for p in spread(value, rank, "padding", 0))
 
 
-def _normalized(types: tuple[TensorType, ...], attributes: Mapping[str, Any], first: str) -> dict[str, Any]:
+def _normalized(types: Types, attributes: Attributes, first: str) -> dict[str, Any]:
     """The attributes that all convolutions have, in canonical form; ``first`` describes the first operand."""
     rank = len(types[0].shape) - 2
     if rank not in (1, 2, 3):
         raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
     groups = attributes["groups"]
-    if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups.__index__() < 1:
+    if groups is None or groups < 1:
         raise AttributeValueError(f"groups is a positive integer, got {groups!r}")
     return {
         **attributes,
         "stride": spread(attributes["stride"], rank, "stride", 1),
         "dilation": spread(attributes["dilation"], rank, "dilation", 1),
         "padding": spread_padding(attributes["padding"], rank),
-        "groups": groups.__index__(),
+        "groups": groups,
         "compute_dtype": factor_precision(types, attributes["compute_dtype"]),
     }
 
 
-def _same_rank(types: tuple[TensorType, ...], names: tuple[str, str]) -> None:
+def _same_rank(types: Types, names: tuple[str, str]) -> None:
     first, second = (len(t.shape) for t in types)
     if first != second:
         raise ShapeError(f"{names[0]} and {names[1]} have the same number of dimensions, got {first} and {second}")
@@ -71,7 +66,7 @@ def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
     return tuple((count - 1) * step + 1 for count, step in zip(taps, dilation))
 
 
-def _positions(size: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
     """Positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
     return room // attributes["stride"][axis] + 1 if room >= 0 else 0
@@ -80,6 +75,11 @@ def _positions(size: int, reach: int, attributes: Mapping[str, Any], axis: int) 
 def _columns(x: Array) -> Array:
     """Groups x channels x positions with the positions in one dimension: what a matrix product takes."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
+
+
+def _turned(filters: Array, mode: str) -> Array:
+    """Filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial dimensions."""
+    return np.flip(filters, tuple(range(2, filters.ndim))) if mode == "convolution" else filters
 
 
 _COMMON = {
@@ -97,26 +97,24 @@ _WORDS = {"mode": ("cross_correlation", "convolution"), "compute_dtype": PRECISI
 _ALGORITHMS = (None, "direct", *TILES)
 
 
-def _check_algorithm(role: Role, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> None:
+def _check_algorithm(role: Role, types: Types, attributes: Attributes) -> None:
     """Raises AttributeValueError for an algorithm that does not do this convolution."""
     algorithm = attributes["algorithm"]
-    if algorithm in TILES:
-        reason = unsuitable(role, types, attributes)
-        if reason is not None:
-            raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
+    if algorithm in TILES and (reason := unsuitable(role, types, attributes)) is not None:
+        raise AttributeValueError(f"algorithm {algorithm!r} does not do this convolution: {reason}")
 
 
 # ---- conv_fprop
 
 
-def _fprop_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _fprop_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     groups, x, w = attributes["groups"], types[0].shape, types[1].shape
     if groups is None:
         groups = max(x[1] // w[1], 1) if len(x) == len(w) > 2 and w[1] else 1
     return _normalized(types, {**attributes, "groups": groups}, "x (N, C, spatial...)")
 
 
-def _fprop_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _fprop_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("x", "w"))
     x, w = types[0].shape, types[1].shape
     groups = attributes["groups"]
@@ -142,19 +140,16 @@ def _fprop_reference(
     x: Array,
     w: Array,
     *,
-    stride: tuple[int, ...],
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
-    algorithm: str | None = None,
+    **_: Any,
 ) -> Array:
     rank = x.ndim - 2
-    taps = widen(w)
-    if mode == "convolution":
-        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    taps = _turned(widen(w), mode)
     padded = np.pad(widen(x), ((0, 0), (0, 0), *padding))
     reach = _reach(w.shape[2:], dilation)
     out = tuple((padded.shape[2 + d] - reach[d]) // stride[d] + 1 for d in range(rank))
@@ -206,14 +201,14 @@ register(
 # ---- conv_dgrad
 
 
-def _smallest(positions: int, reach: int, attributes: Mapping[str, Any], axis: int) -> int:
+def _smallest(positions: int, reach: int, attributes: Attributes, axis: int) -> int:
     """The smallest size over which a window has so many positions, negative if none has."""
     step = attributes["stride"][axis]
     smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
     return 0 if -step < smallest < 0 else smallest
 
 
-def _dgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _dgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     values = _normalized(types, attributes, "loss (N, K, positions...)")
     loss, w = types[0].shape, types[1].shape
     rank = len(loss) - 2
@@ -232,7 +227,7 @@ def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, p
     return tuple(_smallest(positions[d], reach[d], how, d) for d in range(rank))
 
 
-def _dgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _dgrad_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("loss", "filter"))
     loss, w = types[0].shape, types[1].shape
     groups, size = attributes["groups"], attributes["size"]
@@ -265,21 +260,18 @@ def _dgrad_reference(
     loss: Array,
     w: Array,
     *,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
+    size: Sizes,
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
-    algorithm: str | None = None,
+    **_: Any,
 ) -> Array:
     """Every tap adds to the elements that it lies over at some position, the loss being zero beyond its positions."""
     rank = loss.ndim - 2
-    taps = widen(w)
-    if mode == "convolution":
-        taps = np.flip(taps, axis=tuple(range(2, 2 + rank)))
+    taps = _turned(widen(w), mode)
     n, k, channels = loss.shape[0], w.shape[0], w.shape[1]
     # Wide enough that the positions of all taps over all elements are inside.
     around = [
@@ -310,7 +302,7 @@ def _dgrad_reference(
     return wrapped(total.reshape(n, groups * channels, *size), loss, w, dtype)
 
 
-def _dgrad_products(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> int:
+def _dgrad_products(types: Types, attributes: Attributes) -> int:
     """Only every (stride / gcd(stride, dilation))-th tap lies over an element at some position."""
     w, groups = types[1].shape, int(attributes["groups"])
     apart = [int(s // gcd(s, d)) for s, d in zip(attributes["stride"], attributes["dilation"])]
@@ -346,7 +338,7 @@ register(
 # ---- conv_wgrad
 
 
-def _wgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _wgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     values = _normalized(types, attributes, "image (N, C, spatial...)")
     image, loss = types[0].shape, types[1].shape
     rank = len(image) - 2
@@ -359,7 +351,7 @@ def _wgrad_normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any
     return values
 
 
-def _taps(size: int, positions: int, attributes: Mapping[str, Any], axis: int) -> range:
+def _taps(size: int, positions: int, attributes: Attributes, axis: int) -> range:
     """How many taps a filter may have whose window has so many positions over a size."""
     longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
     shortest = longest - attributes["stride"][axis] + 1
@@ -369,7 +361,7 @@ def _taps(size: int, positions: int, attributes: Mapping[str, Any], axis: int) -
     return range(-(-(max(shortest, 1) - 1) // step) + 1, (longest - 1) // step + 2)
 
 
-def _wgrad_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _wgrad_infer(types: Types, attributes: Attributes) -> TensorType:
     _same_rank(types, ("image", "loss"))
     image, loss = types[0].shape, types[1].shape
     groups, taps = attributes["groups"], attributes["taps"]
@@ -401,16 +393,15 @@ def _wgrad_reference(
     image: Array,
     loss: Array,
     *,
-    taps: tuple[int, ...],
-    stride: tuple[int, ...],
+    taps: Sizes,
+    stride: Sizes,
     padding: Pads,
-    dilation: tuple[int, ...],
+    dilation: Sizes,
     groups: int,
     mode: str,
     dtype: Any = None,
-    compute_dtype: str | None = None,
+    **_: Any,
 ) -> Array:
-    rank = image.ndim - 2
     padded = np.pad(widen(image), ((0, 0), (0, 0), *padding))
     n, c, k, out = image.shape[0], image.shape[1], loss.shape[1], loss.shape[2:]
     grouped_x = padded.reshape(n, groups, c // groups, *padded.shape[2:])
@@ -420,9 +411,7 @@ def _wgrad_reference(
         for tap in np.ndindex(*taps):
             over = _columns(grouped_x[_window(tap, out, stride, dilation)]).swapaxes(2, 3)
             total[(..., *tap)] = np.matmul(grouped_loss, over).sum(axis=0)
-    if mode == "convolution":
-        total = np.flip(total, axis=tuple(range(3, 3 + rank)))
-    return wrapped(total.reshape(k, c // groups, *taps), image, loss, dtype)
+    return wrapped(_turned(total.reshape(k, c // groups, *taps), mode), image, loss, dtype)
 
 
 register(

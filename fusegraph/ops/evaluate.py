@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64
-from fusegraph.ops.base import Op, TensorType
+from fusegraph.ops.base import Array, Attributes, Op, Types
 from fusegraph.ops.convert import convert, reference_type, to_reference
-
-Array = np.ndarray[Any, Any]
 
 
 def compute_dtype(dtype: DType, real: DType) -> DType:
@@ -21,20 +18,8 @@ def compute_dtype(dtype: DType, real: DType) -> DType:
 
 def evaluate(
     op: Op,
-    types: tuple[TensorType, ...],
-    attributes: Mapping[str, Any],
-    result: DType,
-    operands: Sequence[Array],
-    real: DType = float32,
-) -> Array:
-    """The result of an op that has one, as `evaluate_all` gives it."""
-    return evaluate_all(op, types, attributes, (result,), operands, real)[0]
-
-
-def evaluate_all(
-    op: Op,
-    types: tuple[TensorType, ...],
-    attributes: Mapping[str, Any],
+    types: Types,
+    attributes: Attributes,
     results: Sequence[DType],
     operands: Sequence[Array],
     real: DType = float32,
@@ -56,7 +41,7 @@ def evaluate_all(
     )
 
 
-def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Mapping[str, Any]) -> Array:
+def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Attributes) -> Array:
     """What a reference gave, computed in one dtype, as a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))

@@ -14,14 +14,25 @@ import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype
+from fusegraph.ops.base import Array
 
-Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...]
 
 
 def accumulator(combiner: Combiner, source: DType, result: DType) -> DType:
     """The dtype in which elements are combined to a result; floats are computed in another."""
     return sum_dtype(source, result) if source.is_int and combiner.widens else source
+
+
+def reduced_shape(shape: tuple[int, ...], axes: Axes, keepdims: bool) -> tuple[int, ...]:
+    """The shape of what there is one of for all elements along axes, which are kept or go."""
+    return tuple(1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
+
+
+def as_rows(x: Array, axes: Axes) -> Array:
+    """The elements along axes in one dimension, the last, in row-major order."""
+    kept = [d for d in range(x.ndim) if d not in axes]
+    return x.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), prod(x.shape[d] for d in axes)])
 
 
 @dataclass(frozen=True)
@@ -217,10 +228,7 @@ def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed
         return first if first.dtype == wanted else write("identity", "", first, dtype=wanted)
 
     def reference(x: Array, axes: Axes, keepdims: bool, *_: Any) -> Array:
-        kept = [d for d in range(x.ndim) if d not in axes]
-        last = x.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), prod(x.shape[d] for d in axes)])
-        found = np.asarray(function(last, axis=-1))
-        return found.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else found
+        return np.asarray(function(as_rows(x, axes), axis=-1)).reshape(reduced_shape(x.shape, axes, keepdims))
 
     return Composed(name, reference, expand, position=True)
 

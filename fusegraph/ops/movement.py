@@ -6,7 +6,7 @@ at the coordinates that `lowering.coordinates` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,14 +15,10 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.convert import from_reference
 from fusegraph.ops.pointwise import broadcast
 from fusegraph.ops.reduction import normal_axes
-
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Values = Mapping[str, Any]
 
 #: mode of a pad -> the mode of `numpy.pad`.
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -30,16 +26,16 @@ PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 def _movement(
     name: str,
-    attributes: Values,
-    normalize: Callable[[Types, Values], dict[str, Any]],
-    shape: Callable[[Types, Values], Sequence[int]],
+    attributes: Attributes,
+    normalize: Callable[[Types, Attributes], dict[str, Any]],
+    shape: Callable[[Types, Attributes], Sequence[int]],
     reference: Callable[..., Array],
     doc: str,
     **rest: Any,
 ) -> None:
     """Registers a movement op; ``shape`` is that of the result, whose dtype is the first operand's."""
 
-    def infer(types: Types, values: Values) -> TensorType:
+    def infer(types: Types, values: Attributes) -> TensorType:
         return TensorType(tuple(shape(types, values)), types[0].dtype)
 
     register(
@@ -62,7 +58,7 @@ def _movement(
 # ---- transpose, reshape, broadcast
 
 
-def _perm(types: Types, values: Values) -> dict[str, Any]:
+def _perm(types: Types, values: Attributes) -> dict[str, Any]:
     rank = len(types[0].shape)
     if values["perm"] is None:
         return {"perm": tuple(reversed(range(rank)))}
@@ -84,7 +80,7 @@ _movement(
 )
 
 
-def _new_shape(types: Types, values: Values) -> dict[str, Any]:
+def _new_shape(types: Types, values: Attributes) -> dict[str, Any]:
     size, given = prod(types[0].shape), list(values["shape"])
     open_ = [d for d, n in enumerate(given) if n == -1]
     if len(open_) > 1:
@@ -112,7 +108,7 @@ _movement(
 )
 
 
-def _target(types: Types, values: Values) -> dict[str, Any]:
+def _target(types: Types, values: Attributes) -> dict[str, Any]:
     shape, target = types[0].shape, check_shape(values["shape"])
     if len(target) < len(shape) or broadcast([shape, target]) != target:
         raise ShapeError(f"{list(shape)} does not broadcast to {list(target)}")
@@ -139,7 +135,7 @@ def _per_dimension(what: str, value: tuple[int | None, ...] | None, rank: int) -
     return (None,) * rank if value is None else value
 
 
-def _bounds(types: Types, values: Values) -> dict[str, Any]:
+def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
     shape = types[0].shape
     given = [_per_dimension(key, values[key], len(shape)) for key in ("starts", "stops", "steps")]
     starts, stops, steps = [], [], []
@@ -155,7 +151,7 @@ def _bounds(types: Types, values: Values) -> dict[str, Any]:
     return {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
 
 
-def _sliced(types: Types, values: Values) -> list[int]:
+def _sliced(types: Types, values: Attributes) -> list[int]:
     every = zip(types[0].shape, values["starts"], values["stops"], values["steps"])
     return [len(range(*slice(a, b, c).indices(size))) for size, a, b, c in every]
 
@@ -184,7 +180,7 @@ def _exact(value: Any, dtype: DType) -> float | int | bool:
     return int(value)
 
 
-def _padding(types: Types, values: Values) -> dict[str, Any]:
+def _padding(types: Types, values: Attributes) -> dict[str, Any]:
     shape, given, mode = types[0].shape, values["padding"], values["mode"]
     if isinstance(given, int):
         given = [given] * len(shape)
@@ -229,7 +225,7 @@ _movement(
 )
 
 
-def _axis(types: Types, values: Values) -> dict[str, Any]:
+def _axis(types: Types, values: Attributes) -> dict[str, Any]:
     if not types[0].shape:
         raise ShapeError("a tensor of rank 0 has no axis")
     first = types[0]
@@ -245,7 +241,7 @@ def _axis(types: Types, values: Values) -> dict[str, Any]:
     return {"axis": axis}
 
 
-def _joined(types: Types, values: Values) -> list[int]:
+def _joined(types: Types, values: Attributes) -> list[int]:
     shape = list(types[0].shape)
     shape[values["axis"]] = sum(t.shape[values["axis"]] for t in types)
     return shape
@@ -267,7 +263,7 @@ _movement(
 # ---- gather
 
 
-def _gather(types: Types, values: Values) -> dict[str, Any]:
+def _gather(types: Types, values: Attributes) -> dict[str, Any]:
     x, index = types
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, got {index.dtype}")
@@ -279,7 +275,7 @@ def _gather(types: Types, values: Values) -> dict[str, Any]:
     return {"axis": axis}
 
 
-def _gathered(types: Types, values: Values) -> tuple[int, ...]:
+def _gathered(types: Types, values: Attributes) -> tuple[int, ...]:
     (x, index), axis = types, values["axis"]
     return x.shape[:axis] + index.shape + x.shape[axis + 1 :]
 

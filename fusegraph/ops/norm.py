@@ -6,7 +6,7 @@ Variances are means of squared differences from the mean, so that large offsets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import REQUIRED, TensorType
-from fusegraph.ops.composite import Array, Writing, averaged, composite, reduced
+from fusegraph.ops.base import REQUIRED, Array, Attributes, TensorType, Types
+from fusegraph.ops.composite import Writing, averaged, composite, reduced
 
 #: Which axes a norm is along: from the rank of its operand and its attributes.
-Along = Callable[[int, Mapping[str, Any]], tuple[int, ...]]
+Along = Callable[[int, Attributes], tuple[int, ...]]
 
 _STATISTICS = """With norm_forward_phase="training" there are more results, for the gradient: {more}, each of one
     element for all that share it."""
@@ -29,20 +29,19 @@ def statistic(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     return TensorType(reduced(x, axes).shape, float64 if x.dtype == float64 else float32)
 
 
-def given_axes(_: int, attributes: Mapping[str, Any]) -> tuple[int, ...]:
+def given_axes(_: int, attributes: Attributes) -> tuple[int, ...]:
     """The axes of a norm that has them as an attribute."""
-    axes: tuple[int, ...] = attributes["axes"]
-    return axes
+    return tuple(attributes["axes"])
 
 
-def batch_axes(rank: int, _: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+def batch_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:
     """All axes but that of the channels, the second."""
     if rank < 2:
         raise ShapeError(f"a batch has axes for images and channels at least, this has {rank}")
     return (0, *range(2, rank))
 
 
-def instance_axes(rank: int, _: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+def instance_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:
     """The spatial axes."""
     if rank < 3:
         raise ShapeError(f"an instance has axes for images, channels and positions, this has {rank}")
@@ -71,7 +70,7 @@ def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> t
 def _with_statistics(along: Along, count: int) -> Callable[..., Any]:
     """The types of a norm's results: as the operand and, in training, so many statistics."""
 
-    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Any:
+    def infer(types: Types, attributes: Attributes) -> Any:
         x = types[0]
         axes = along(len(x.shape), attributes)
         more = count if attributes["norm_forward_phase"] == "training" else 0
@@ -80,7 +79,7 @@ def _with_statistics(along: Along, count: int) -> Callable[..., Any]:
     return infer
 
 
-def _layernorm(name: str, along: Along, attributes: Mapping[str, Any], doc: str) -> None:
+def _layernorm(name: str, along: Along, attributes: Attributes, doc: str) -> None:
     """Registers a norm with mean and variance along some axes, scale and bias."""
 
     def reference(x: Array, scale: Array, bias: Array, epsilon: float, norm_forward_phase: str, **at: Any) -> Any:
@@ -183,7 +182,7 @@ def group_statistic(x: TensorType, groups: int) -> TensorType:
 def check_groups(x: TensorType, groups: Any) -> None:
     """Raises AttributeValueError or ShapeError unless the channels can be divided."""
     batch_axes(len(x.shape))
-    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 1:
+    if groups is None or groups < 1:
         raise AttributeValueError(f"groups is a number of groups, got {groups!r}")
     if x.shape[1] % groups:
         raise ShapeError(f"{x.shape[1]} channels are not {groups} groups of as many each")
@@ -214,7 +213,7 @@ def _groupnorm(
     return y, write("reshape", "mean", mean, shape=shape), write("reshape", "inverse", inverse, shape=shape)
 
 
-def _groupnorm_types(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> Any:
+def _groupnorm_types(types: Types, attributes: Attributes) -> Any:
     x, groups = types[0], attributes["groups"]
     check_groups(x, groups)
     more = 2 if attributes["norm_forward_phase"] == "training" else 0
@@ -247,41 +246,20 @@ def _unbiased(shape: tuple[int, ...]) -> float:
 
 
 def _batchnorm_reference(
-    x: Array,
-    scale: Array,
-    bias: Array,
-    running_mean: Array | None = None,
-    running_var: Array | None = None,
-    *,
-    epsilon: float,
-    momentum: float,
+    x: Array, scale: Array, bias: Array, *running: Array, epsilon: float, momentum: float
 ) -> tuple[Array, ...]:
     normal, mean, variance, inverse = _centred_reference(x, batch_axes(x.ndim), epsilon)
-    results = (normal * scale + bias, mean, inverse)
-    if running_mean is None or running_var is None:
-        return results
-    fresh = variance * _unbiased(x.shape)
-    return (
-        *results,
-        (1 - momentum) * running_mean + momentum * mean,
-        (1 - momentum) * running_var + momentum * fresh,
-    )
+    fresh = (mean, variance * _unbiased(x.shape))
+    moved = ((1 - momentum) * old + momentum * new for old, new in zip(running, fresh))
+    return normal * scale + bias, mean, inverse, *moved
 
 
 def _batchnorm(
-    write: Writing,
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    *,
-    epsilon: float,
-    momentum: float,
+    write: Writing, x: Any, scale: Any, bias: Any, *running: Any, epsilon: float, momentum: float
 ) -> tuple[Any, ...]:
     normal, mean, variance, inverse = _centred(write, x, batch_axes(x.rank), epsilon)
     results = (write("add", "", write("mul", "scaled", normal, scale), bias), mean, inverse)
-    if running_mean is None:
+    if not running:
         return results
 
     def moved(part: str, old: Any, new: Any) -> Any:
@@ -289,10 +267,10 @@ def _batchnorm(
         return write("add", part, kept, write("mul", f"{part} added", new, momentum))
 
     fresh = write("mul", "unbiased", variance, _unbiased(x.shape))
-    return *results, moved("next mean", running_mean, mean), moved("next var", running_var, fresh)
+    return *results, moved("next mean", running[0], mean), moved("next var", running[1], fresh)
 
 
-def _batchnorm_types(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _batchnorm_types(types: Types, _: Attributes) -> Types:
     x, running = types[0], types[3:]
     shared = statistic(x, batch_axes(len(x.shape)))
     if len(running) == 1:

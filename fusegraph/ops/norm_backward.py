@@ -7,15 +7,14 @@ that share an element of scale.  (rmsnorm has h = x * inv_variance and no avg(g)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import ShapeError
-from fusegraph.ops.base import REQUIRED, TensorType
-from fusegraph.ops.composite import Array, Writing, averaged, composite
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Types
+from fusegraph.ops.composite import Writing, averaged, composite
 from fusegraph.ops.norm import (
     Along,
     batch_axes,
@@ -89,12 +88,12 @@ def _gradients(
     return dx, _sum_to(write, "dscale", by_scale, scale.shape), _sum_to(write, "dbias", by_bias, scale.shape)
 
 
-def _types(types: tuple[TensorType, ...], _: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _types(types: Types, _: Attributes) -> Types:
     x, scale = types[1:3]
     return x, scale, scale
 
 
-def _layernorm_backward(name: str, forward: str, along: Along, attributes: Mapping[str, Any], more: str = "") -> None:
+def _layernorm_backward(forward: str, along: Along, attributes: Attributes) -> None:
     """Registers the gradient of a norm with mean and variance along some axes."""
 
     def reference(loss: Array, x: Array, scale: Array, mean: Array, inv_variance: Array, **at: Any) -> Any:
@@ -106,23 +105,23 @@ def _layernorm_backward(name: str, forward: str, along: Along, attributes: Mappi
         return _gradients(write, loss, normal, scale, inv_variance, along(x.rank, at), centred=True)
 
     composite(
-        name,
+        f"{forward}_backward",
         ("loss", "x", "scale", "mean", "inv_variance"),
         attributes,
         reference,
         expand,
         f"""The gradients of {forward}: (dx, dscale, dbias).  loss is that of the result, mean and inv_variance are the
-    statistics that training kept; dscale and dbias have the shape of scale.{more}""",
+    statistics that training kept; dscale and dbias have the shape of scale.""",
         infer=_types,
         results=("", "dscale", "dbias"),
-        cudnn=name,
+        cudnn=f"{forward}_backward",
     )
 
 
-_layernorm_backward("layernorm_backward", "layernorm", given_axes, {"axes": -1})
-_layernorm_backward("adalayernorm_backward", "adalayernorm", given_axes, {"axes": -1})
-_layernorm_backward("instancenorm_backward", "instancenorm", instance_axes, {})
-_layernorm_backward("batchnorm_backward", "batchnorm", batch_axes, {})
+_layernorm_backward("layernorm", given_axes, {"axes": -1})
+_layernorm_backward("adalayernorm", given_axes, {"axes": -1})
+_layernorm_backward("instancenorm", instance_axes, {})
+_layernorm_backward("batchnorm", batch_axes, {})
 
 
 def _groupnorm_backward_reference(
@@ -132,9 +131,8 @@ def _groupnorm_backward_reference(
     parts = [t.reshape(in_groups(t.shape, x.ndim, groups)) for t in (loss, x, wide)]
     own = (x.shape[0], groups, *(1 for _ in range(x.ndim - 1)))
     mean, inverse = mean.reshape(own), inv_variance.reshape(own)
-    found = _gradients_reference(
-        parts[0], (parts[1] - mean) * inverse, parts[2], inverse, group_axes(x.ndim), centred=True
-    )
+    normal = (parts[1] - mean) * inverse
+    found = _gradients_reference(parts[0], normal, parts[2], inverse, group_axes(x.ndim), centred=True)
     return found[0].reshape(x.shape), found[1].reshape(scale.shape), found[2].reshape(scale.shape)
 
 
@@ -154,7 +152,7 @@ def _groupnorm_backward(
     return tuple(write("reshape", name, t, shape=shape) for name, t, shape in zip(names, found, shapes))
 
 
-def _groupnorm_backward_types(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def _groupnorm_backward_types(types: Types, attributes: Attributes) -> Types:
     x, groups = types[1], attributes["groups"]
     check_groups(x, groups)
     wanted = group_statistic(x, groups).shape

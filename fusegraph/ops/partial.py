@@ -5,17 +5,13 @@ It is not in the op table: users write reductions, `passes.split_reductions` wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
-from fusegraph.ops.modes import PARTS
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types
+from fusegraph.ops.modes import PARTS, as_rows, reduced_shape
 
 
 def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
@@ -23,21 +19,18 @@ def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
     return -(-prod(shape[d] for d in axes) // chunk)
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     shape, axes, keepdims = types[0].shape, attributes["axes"], attributes["keepdims"]
-    kept = (1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
-    return TensorType((parts_of(shape, axes, attributes["chunk"]), *kept), attributes["dtype"])
+    parts = parts_of(shape, axes, attributes["chunk"])
+    return TensorType((parts, *reduced_shape(shape, axes, keepdims)), attributes["dtype"])
 
 
 def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims: bool, dtype: DType) -> Array:
-    wide = x.astype(np.float64 if dtype.is_float else dtype.numpy)
-    kept = [d for d in range(x.ndim) if d not in axes]
-    rows = wide.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), -1])
+    rows = as_rows(x.astype(np.float64 if dtype.is_float else dtype.numpy), axes)
     starts = range(0, rows.shape[-1], chunk)
     with np.errstate(all="ignore"):
         parts = [PARTS[mode].combine(rows[..., start : start + chunk], (-1,)) for start in starts]
-    shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-    return np.stack(parts).reshape([len(parts), *shape])
+    return np.stack(parts).reshape(len(parts), *reduced_shape(x.shape, axes, keepdims))
 
 
 PARTIAL = Op(

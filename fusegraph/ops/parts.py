@@ -7,20 +7,17 @@ write contractions, `passes.split_contractions` writes these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fusegraph.ops.base import REQUIRED, TABLE, Op, TensorType
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import REQUIRED, TABLE, Array, Attributes, Op, TensorType, Types
 
 
 def _in_parts(base: Op, *axes: int) -> Op:
     """An op with its operands cut along these axes."""
 
-    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    def infer(types: Types, attributes: Attributes) -> TensorType:
         whole = base.infer(types, {k: v for k, v in attributes.items() if k != "parts"})
         assert isinstance(whole, TensorType)
         return TensorType((attributes["parts"], *whole.shape), attributes["dtype"])

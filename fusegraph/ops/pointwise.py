@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fusegraph.dtypes import ALL, DType, as_dtype, bool_, float32, float64, int32
+from fusegraph.dtypes import ALL, DType, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Cost, Kind, Op, Role, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, Role, TensorType, Types, register
 
-Array: TypeAlias = np.ndarray[Any, Any]
 #: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
 Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
-Template: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+Template: TypeAlias = str | Callable[[Attributes], str]
 ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
@@ -68,16 +67,9 @@ def optional_number(name: str, value: Any, dtype: DType, shape: tuple[int, ...])
     return None if value is None else number(name, value, dtype, shape)
 
 
-def optional_dtype(name: str, value: Any, _: DType, __: tuple[int, ...]) -> DType | None:
-    """None or anything `as_dtype` knows."""
-    return None if value is None else as_dtype(value)
-
-
-def flag(name: str, value: Any, _: DType, __: tuple[int, ...]) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise AttributeValueError(f"{name} is True or False, got {value!r}")
-    return bool(value)
+def unchecked(name: str, value: Any, _: DType, __: tuple[int, ...]) -> Any:
+    """Any value of the attribute's kind (`ops.attributes`)."""
+    return value
 
 
 def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
@@ -109,17 +101,11 @@ def pointwise(
     operands: Sequence[str] = ("a", "b"),
     attributes: Mapping[str, tuple[Any, Check]] | None = None,
     validate: Callable[[dict[str, Any], DType], None] | None = None,
-    masks: tuple[str, ...] = (),
-    shapes: tuple[str, ...] = (),
     kinds: Sequence[str] = (),
     result: DType | None = None,
     ulps: float = 0.5,
-    scale: Callable[..., Array] | None = None,
-    reference_ulps: float = 4.0,
-    turns: Callable[..., Array] | None = None,
     cudnn: bool = True,
-    finite: bool = False,
-    **cuda: Template,
+    **rest: Any,
 ) -> Op:
     """Registers a pointwise op and returns it.
 
@@ -128,17 +114,18 @@ def pointwise(
     result      dtype of the result; by default that of the attribute ``dtype`` if the op has one and it is given, else
                 the promoted operand dtype.
     cudnn       whether cuDNN's graph API has a mode of this name.
-    cuda        expressions, under ``float``, ``int`` and ``bool``; by default, of these kinds or of floats alone,
-                math::name of the operands and attributes.
+    float, int, bool  expressions; by default, of these kinds or of floats alone, math::name of the operands and
+                attributes.
 
     NumPy's floating-point warnings are off while the reference runs.  The other arguments are `Op`'s.
     """
     checks = {key: check for key, (_, check) in (attributes or {}).items()}
+    cuda: Mapping[str, Template] = {kind: rest.pop(kind) for kind in ("float", "int", "bool") if kind in rest}
     kinds = kinds or tuple(cuda) or ("float",)
-    if not cuda and not shapes:
+    if not cuda and "shapes" not in rest:
         cuda = dict.fromkeys(kinds, f"math::{name}({', '.join(f'{{{key}}}' for key in (*operands, *checks))})")
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         dtype, shape = op.promoted(types), broadcast([t.shape for t in types])
         accepted_kinds(name, dtype, kinds)
         normal = {key: check(key, values[key], dtype, shape) for key, check in checks.items()}
@@ -146,10 +133,8 @@ def pointwise(
             validate(normal, dtype)
         return normal
 
-    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
-        shape = broadcast([t.shape for t in types])
-        normal = normalize(types, values)
-        return TensorType(shape, result or normal.get("dtype") or op.promoted(types))
+    def infer(types: Types, values: Attributes) -> TensorType:
+        return TensorType(broadcast([t.shape for t in types]), result or values.get("dtype") or op.promoted(types))
 
     def quiet_reference(*arrays: Array, **values: Any) -> Array:
         with np.errstate(all="ignore"):
@@ -165,16 +150,11 @@ def pointwise(
         reference=quiet_reference,
         attributes={key: default for key, (default, _) in (attributes or {}).items()},
         normalize=normalize,
-        masks=masks,
-        shapes=shapes,
         cuda=cuda,
         ulps=ulps,
-        scale=scale,
-        reference_ulps=reference_ulps,
-        turns=turns,
         cudnn=name if cudnn else None,
-        finite=finite,
         doc=doc,
+        **rest,
     )
     return register(op)
 

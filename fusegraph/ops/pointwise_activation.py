@@ -7,19 +7,17 @@ hold for approximate instructions as inexact as PTX allows them to be (tests/tes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError
-from fusegraph.ops.base import REQUIRED
+from fusegraph.ops.base import REQUIRED, Array, Attributes
 from fusegraph.ops.pointwise import (
     FUNCTION,
     ROUNDING,
     SIMPLE,
-    Array,
     backward,
     number,
     optional_number,
@@ -89,7 +87,7 @@ def _relu(x: Array, negative_slope: float, lower_clip: float, upper_clip: float 
     return np.asarray(y if upper_clip is None else np.minimum(y, np.asarray(upper_clip, dtype=x.dtype)))
 
 
-def _relu_cuda(values: Mapping[str, Any]) -> str:
+def _relu_cuda(values: Attributes) -> str:
     slope, lower = values["negative_slope"], values["lower_clip"]
     if slope == 0:
         text = "math::maximum({x}, {lower_clip})" if lower else "math::relu({x})"
@@ -108,7 +106,7 @@ def _relu_backward(
     return np.where(_relu(input, negative_slope, lower_clip, None) >= upper_clip, 0.0, gradient)
 
 
-def _relu_backward_cuda(values: Mapping[str, Any]) -> str:
+def _relu_backward_cuda(values: Attributes) -> str:
     slope, lower = values["negative_slope"], values["lower_clip"]
     corner = ", {lower_clip}" if lower else ""
     if slope == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from fusegraph.dtypes import ALL, DType, as_dtype
 from fusegraph.errors import DTypeError
-from fusegraph.ops.base import Role
+from fusegraph.ops.base import Array, Attributes, Role
 from fusegraph.ops.convert import from_reference
-from fusegraph.ops.pointwise import FUNCTION, Array, pointwise
+from fusegraph.ops.pointwise import FUNCTION, pointwise
 
 _integers = partial(pointwise, ulps=0, cudnn=False)
 
@@ -89,7 +88,7 @@ def _bitcast(x: Array, dtype: DType, source: DType) -> Array:
     return from_reference(x, source).view(dtype.numpy)
 
 
-def _reinterpreted(values: Mapping[str, Any]) -> str:
+def _reinterpreted(values: Attributes) -> str:
     return f"widen(reinterpret<{values['dtype'].ctype}>(convert<{values['source'].ctype}>({{x}})))"
 
 

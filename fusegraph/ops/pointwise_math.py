@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError
-from fusegraph.ops.base import REQUIRED, Role
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Role
 from fusegraph.ops.pointwise import (
     FUNCTION,
     PAIR,
     ROUNDING,
     SIMPLE,
-    Array,
     axis,
-    flag,
-    optional_dtype,
     optional_number,
     pointwise,
     predicate,
     unary,
+    unchecked,
 )
 
 # NumPy's integer arithmetic wraps around, as math::wrapping_* do.
@@ -114,8 +111,7 @@ unary(
     np.sign,
     "-1, 0 or 1; NaN stays NaN.",
     SIMPLE,
-    float="math::sign({x})",
-    int="math::sign({x})",
+    kinds=("float", "int"),
     ulps=0,
     cudnn=False,
 )
@@ -132,7 +128,7 @@ def _check_clamp(values: dict[str, Any], _: DType) -> None:
         raise AttributeValueError(f"min is at most max, got min = {low} and max = {high}")
 
 
-def _clamp(values: Mapping[str, Any]) -> str:
+def _clamp(values: Attributes) -> str:
     if values["max"] is None:
         return "math::maximum({x}, {min})"
     return "math::minimum({x}, {max})" if values["min"] is None else "math::clamp({x}, {min}, {max})"
@@ -189,7 +185,7 @@ unary(
     saturate=False infinity, or NaN where the dtype has no infinity, as torch has it.""",
     ROUNDING,
     Role.CAST,
-    attributes={"dtype": (None, optional_dtype), "saturate": (True, flag)},
+    attributes={"dtype": (None, unchecked), "saturate": (True, unchecked)},
     validate=_only_where_it_matters,
     float="{x}",
     int="{x}",

@@ -7,7 +7,7 @@ image are folded along one axis after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -17,13 +17,10 @@ from codegen.combiners import ADD, MAX
 from codegen.windows import Adaptive, Covering, Sliding, Window
 from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.convolution import spread, spread_padding
 from fusegraph.ops.reduction import normal_axes
 
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Attributes = Mapping[str, Any]
 #: The window along each axis that has one.
 Windows = dict[int, Window]
 
@@ -168,11 +165,10 @@ def _places(window: Window, positions: int) -> tuple[Array, Array]:
     if isinstance(window, Adaptive):
         at = window.start(p) + t
         exists = at < window.end(p)
-    elif isinstance(window, Sliding):
+    else:
+        assert isinstance(window, Sliding)
         at = p * window.stride + t * window.dilation - window.before
         exists = (at >= 0) & (at < window.size)
-    else:
-        raise TypeError(window)
     return np.clip(at, 0, window.size - 1), exists
 
 
@@ -184,16 +180,20 @@ def _lowest(x: Array) -> Any:
     return -inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
 
 
-def _max_reference(x: Array, **values: Any) -> Array:
-    windows, shape = forward_windows(x.shape, values)
+def _folded(x: Array, windows: Windows, shape: Sequence[int], combine: np.ufunc, start: Any) -> Array:
+    """The elements of windows combined, along one axis after the other."""
     for axis, window in windows.items():
         at, exists = _places(window, shape[axis])
-        best: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), _lowest(x), x.dtype)
+        found: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), start, x.dtype)
         for t in range(window.count):
             inside = _column(exists[:, t], axis, x.ndim)
-            best = np.where(inside, np.maximum(best, np.take(x, at[:, t], axis)), best)
-        x = best
+            found = np.where(inside, combine(found, np.take(x, at[:, t], axis)), found)
+        x = found
     return x
+
+
+def _max_reference(x: Array, **values: Any) -> Array:
+    return _folded(x, *forward_windows(x.shape, values), np.maximum, _lowest(x))
 
 
 def _index_reference(x: Array, *, dtype: DType, **values: Any) -> Array:
@@ -229,16 +229,8 @@ def _divisor(windows: Windows, image: Sequence[int], pooled: Sequence[int], valu
 
 def _mean_reference(x: Array, **values: Any) -> Array:
     windows, shape = forward_windows(x.shape, values)
-    total = x
-    for axis, window in windows.items():
-        at, exists = _places(window, shape[axis])
-        some: Array = np.zeros((*total.shape[:axis], shape[axis], *total.shape[axis + 1 :]))
-        for t in range(window.count):
-            inside = _column(exists[:, t], axis, x.ndim)
-            some = np.where(inside, some + np.take(total, at[:, t], axis), some)
-        total = some
     with np.errstate(all="ignore"):
-        return np.asarray(total / _divisor(windows, x.shape, shape, values))
+        return np.asarray(_folded(x, windows, shape, np.add, 0.0) / _divisor(windows, x.shape, shape, values))
 
 
 def _mean_backward_reference(loss: Array, **values: Any) -> Array:
@@ -301,10 +293,9 @@ def _register(
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         x = types[0]
-        if most:
-            if x.dtype.is_bool:
-                raise DTypeError(f"{name} does not take bool; cast to int8")
-        elif not x.dtype.is_float:
+        if most and x.dtype.is_bool:
+            raise DTypeError(f"{name} does not take bool; cast to int8")
+        if not most and not x.dtype.is_float:
             raise DTypeError(f"{name} of {x.dtype} is not exact; cast to a float")
         if fold == "chosen" and not types[1].dtype.is_int:
             raise DTypeError(f"{name} takes positions of integers, got {types[1].dtype}")
@@ -322,9 +313,7 @@ def _register(
             positions = prod(image[a] for a in values["axes"])
             if positions > int32.max:  # the type in which kernels count positions
                 raise ShapeError(f"windows are over {int32.max} positions at most, not {positions}")
-        if fold == "index":
-            return TensorType(shape, values["dtype"])
-        return TensorType(shape, types[0].dtype)
+        return TensorType(shape, values.get("dtype", types[0].dtype))
 
     register(
         Op(

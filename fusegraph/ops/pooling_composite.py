@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, TABLE, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Expand, Writing, not_negative, reduced, single_axis
 from fusegraph.ops.convolution import spread
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, check_window, forward_windows, normal
-
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Attributes = Mapping[str, Any]
 
 
 def _register(
@@ -30,10 +26,6 @@ def _register(
     expand: Expand,
     doc: str,
 ) -> None:
-    def quiet(*arrays: Array, **values: Any) -> Array:
-        with np.errstate(all="ignore"):
-            return np.asarray(reference(*arrays, **values))
-
     register(
         Op(
             name=name,
@@ -42,7 +34,7 @@ def _register(
             attributes=attributes,
             normalize=normalize,
             infer=infer,
-            reference=quiet,
+            reference=np.errstate(all="ignore")(reference),
             expand=expand,
             keeps_layout=True,
             doc=doc,
@@ -69,22 +61,23 @@ def _gradient(name: str, attributes: Attributes, doc: str) -> None:
             raise ShapeError(f"the loss of an image {list(x.shape)} has as many dimensions, got {list(loss.shape)}")
         return normal(x, values)
 
+    def of_image(loss: Any, values: Attributes) -> dict[str, Any]:
+        """The attributes of the forward op."""
+        return dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
+
     def infer(types: Types, values: Attributes) -> TensorType:
         loss, x = types
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        _, shape = forward_windows(x.shape, known)
+        _, shape = forward_windows(x.shape, of_image(loss, values))
         if loss.shape != shape:
             raise ShapeError(f"the loss of an image {list(x.shape)} is {list(shape)}, got {list(loss.shape)}")
-        return TensorType(types[1].shape, types[0].dtype)
+        return TensorType(x.shape, loss.dtype)
 
     def reference(loss: Array, x: Array, **values: Any) -> Array:
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        found = index.reference(x, **known, dtype=int32)
+        found = index.reference(x, **of_image(loss, values), dtype=int32)
         return np.asarray(backward.reference(loss, found, **{**values, "size": _sizes(x, values["axes"])}))
 
     def expand(write: Writing, loss: Any, x: Any, **values: Any) -> Any:
-        known = dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
-        found = write(index.name, "index", x, **known)
+        found = write(index.name, "index", x, **of_image(loss, values))
         return write(backward.name, "", loss, found, **{**values, "size": _sizes(x, values["axes"])})
 
     _register(f"{name}_backward", ("loss", "x"), {**attributes, "axes": None}, normalize, infer, reference, expand, doc)
@@ -147,11 +140,6 @@ _global(
 # ---- local normalisations
 
 
-def _same(window: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Padding with which a result has the size of x, as torch pads for local_response_norm."""
-    return tuple((size // 2, (size - 1) // 2) for size in window)
-
-
 def _local(
     name: str, attributes: Attributes, reference: Callable[..., Array], expand: Expand, doc: str, *, axis: bool
 ) -> None:
@@ -197,7 +185,8 @@ def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> di
     return {
         "window": window,
         "stride": (1,) * len(window),
-        "padding": _same(window),
+        # with which a result has the size of x, as torch pads for local_response_norm
+        "padding": tuple((size // 2, (size - 1) // 2) for size in window),
         "ceil_mode": False,
         "count_include_pad": include,
         "axes": axes,
@@ -317,9 +306,8 @@ def _contrast_backward(
     root = write("sqrt", "root", write("avg_pool", "variance", write("mul", "square", centred, centred), **around))
     deviation = write("max", "deviation", root, epsilon)
     direct = write("div", "direct", loss, deviation)
-    ratio = write(
-        "div", "ratio", write("div", "normal", write("mul", "weighted", direct, centred), deviation), deviation
-    )
+    normalised = write("div", "normal", write("mul", "weighted", direct, centred), deviation)
+    ratio = write("div", "ratio", normalised, deviation)
     product = write("binary_select", "product", ratio, 0.0, write("cmp_gt", "varies", root, epsilon))
     along = write("mul", "along", centred, write("avg_pool_backward", "spread", product, **shares))
     by_centred = write("sub", "by centred", direct, along)

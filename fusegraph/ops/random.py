@@ -9,16 +9,16 @@ dimensions whose sizes multiply to less, and the position before these is part o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import as_dtype, int32
+from fusegraph.dtypes import int32
 from fusegraph.errors import ShapeError
-from fusegraph.ops.base import Cost, Kind, Op, TensorType, register
-from fusegraph.ops.composite import Array, Writing, check_integers, composite
+from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, TensorType, Types, register
+from fusegraph.ops.composite import Writing, check_integers, composite
 from fusegraph.ops.pointwise import accepted_kinds
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -86,19 +86,17 @@ def _radius(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
 def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -> None:
     """Registers an op of random numbers."""
 
-    def normalize(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    def normalize(types: Types, values: Attributes) -> dict[str, Any]:
         accepted_kinds(name, types[0].dtype, ("float",))
         check_integers(op, types)
-        dtype = None if values["dtype"] is None else as_dtype(values["dtype"])
-        if dtype is not None:
-            accepted_kinds(name, dtype, ("float",))
-        return {"dtype": dtype}
+        accepted_kinds(name, values["dtype"] or types[0].dtype, ("float",))
+        return dict(values)
 
-    def infer(types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
-        shape, dtype = types[0].shape, normalize(types, values)["dtype"]
+    def infer(types: Types, values: Attributes) -> TensorType:
+        shape = types[0].shape
         if any(n > int32.max for n in shape):
             raise ShapeError(f"a dimension of {list(shape)} is too long for an int32 index")
-        return TensorType(shape, dtype or types[0].dtype)
+        return TensorType(shape, values["dtype"] or types[0].dtype)
 
     op = register(
         Op(
@@ -163,22 +161,19 @@ def _dropout(write: Writing, x: Any, seed: Any, offset: Any, probability: float)
     return write("binary_select", "", write("mul", "scaled", x, kept_scale(probability)), 0.0, keep)
 
 
-composite(
+def _register_dropout(name: str, operand: str, doc: str) -> None:
+    operands, attributes, integers = (operand, "seed", "offset"), {"probability": 0.5}, ("seed", "offset")
+    composite(name, operands, attributes, _dropout_reference, _dropout, doc, integers=integers)
+
+
+_register_dropout(
     "dropout",
-    ("x", "seed", "offset"),
-    {"probability": 0.5},
-    _dropout_reference,
-    _dropout,
+    "x",
     """x / (1 - probability) where the element of rng_uniform(x, seed, offset) is at least probability, else 0 (also for
     an x that is infinite or NaN).  Give every dropout of a run another seed or offset.""",
-    integers=("seed", "offset"),
 )
-composite(
+_register_dropout(
     "dropout_backward",
-    ("loss", "seed", "offset"),
-    {"probability": 0.5},
-    _dropout_reference,
-    _dropout,
+    "loss",
     """The gradient of dropout with that seed, offset and probability: the mask is computed again, not kept.""",
-    integers=("seed", "offset"),
 )

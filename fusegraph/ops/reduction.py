@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -10,10 +9,8 @@ import numpy as np
 
 from fusegraph.dtypes import DType, bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import Kind, Op, Role, TensorType, register
-from fusegraph.ops.modes import COMPOSED, MODES, Mode
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
+from fusegraph.ops.modes import COMPOSED, MODES, Mode, reduced_shape
 
 
 def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
@@ -35,7 +32,7 @@ def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(result))
 
 
-def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     x, mode = types[0], MODES[attributes["mode"]]
     correction = attributes["correction"]
     if not isfinite(correction):
@@ -45,13 +42,7 @@ def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> 
     axes = normal_axes(attributes["axes"], len(x.shape))
     if mode.position and not axes:
         raise AttributeValueError(f"{mode.name} needs an axis")
-    return {
-        "mode": mode.name,
-        "axes": axes,
-        "keepdims": attributes["keepdims"],
-        "dtype": attributes["dtype"],
-        "correction": float(correction),
-    }
+    return {**attributes, "axes": axes, "correction": float(correction)}
 
 
 def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
@@ -90,14 +81,12 @@ def summed(dtype: DType) -> DType:
     return dtype if dtype.bits >= 32 else int32
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
-    x, normal = types[0], _normalize(types, attributes)
-    axes, mode = normal["axes"], MODES[normal["mode"]]
+def _infer(types: Types, attributes: Attributes) -> TensorType:
+    x, axes, mode = types[0], attributes["axes"], MODES[attributes["mode"]]
     if (mode.selects or mode.position) and any(x.shape[d] == 0 for d in axes):
         raise ShapeError(f"{mode.name} of no elements: axis {next(d for d in axes if x.shape[d] == 0)} has size 0")
-    kept = (1 if d in axes else size for d, size in enumerate(x.shape))
-    dropped = (size for d, size in enumerate(x.shape) if d not in axes)
-    return TensorType(tuple(kept if normal["keepdims"] else dropped), result_dtype(x, mode, normal["dtype"]))
+    shape = reduced_shape(x.shape, axes, attributes["keepdims"])
+    return TensorType(shape, result_dtype(x, mode, attributes["dtype"]))
 
 
 def _reference(

@@ -6,21 +6,18 @@ element of the first half and one of the second, as in GPT-NeoX.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
-from fusegraph.ops.composite import Writing
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Types, register
+from fusegraph.ops.composite import Writing, like_first
 from fusegraph.ops.pointwise import accepted_kinds, number
 
-Array = np.ndarray[Any, Any]
 
-
-def _normalize(name: str, types: tuple[TensorType, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(name: str, types: Types, values: Attributes) -> dict[str, Any]:
     x, freqs = types
     for t in types:
         accepted_kinds(name, t.dtype, ("float",))
@@ -35,11 +32,6 @@ def _normalize(name: str, types: tuple[TensorType, ...], values: Mapping[str, An
             f"{[x.shape[2], 1, 1, width]}"
         )
     return {"rope_dim": width, "output_scale": float(number("output_scale", values["output_scale"], x.dtype, x.shape))}
-
-
-def _infer(name: str, types: tuple[TensorType, ...], values: Mapping[str, Any]) -> TensorType:
-    _normalize(name, types, values)
-    return types[0]
 
 
 def _reference(sign: int, x: Array, freqs: Array, rope_dim: int, output_scale: float) -> Array:
@@ -82,7 +74,7 @@ def _rope(name: str, operand: str, sign: int, doc: str) -> None:
             name=name,
             kind=Kind.COMPOSITE,
             operands=(operand, "freqs"),
-            infer=partial(_infer, name),
+            infer=like_first,
             reference=partial(_reference, sign),
             attributes={"rope_dim": 0, "output_scale": 1.0},
             normalize=partial(_normalize, name),

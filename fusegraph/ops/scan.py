@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,11 @@ import numpy as np
 from codegen.combiners import LOGADDEXP, Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype, uint32
 from fusegraph.errors import DTypeError
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.modes import COMBINED, Combined
 from fusegraph.ops.reduction import normal_axes, result_dtype
 from fusegraph.ops.scatter_parts import ORDER
-
-Array = np.ndarray[Any, Any]
 
 
 def along(combiner: Combiner, x: Array, axis: int, reverse: bool) -> Array:
@@ -27,19 +24,18 @@ def along(combiner: Combiner, x: Array, axis: int, reverse: bool) -> Array:
     return np.asarray(np.flip(total, axis) if reverse else total)
 
 
-def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     return {**attributes, "axis": normal_axes(attributes["axis"], len(types[0].shape))[0]}
 
 
 def _register(name: str, mode: Combined, makes: str, doc: str) -> None:
     combiner, typed = mode.combiner, mode.combiner.widens
 
-    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    def infer(types: Types, attributes: Attributes) -> TensorType:
         (x,) = types
         if mode.floats and not x.dtype.is_float:
             raise DTypeError(f"{name} takes floats, got {x.dtype}")
-        dtype = _normalize(types, attributes).get("dtype")
-        return TensorType(x.shape, result_dtype(x, mode, dtype))
+        return TensorType(x.shape, result_dtype(x, mode, attributes.get("dtype")))
 
     def reference(x: Array, axis: int, reverse: bool, dtype: DType | None = None) -> Array:
         whole = x.dtype.kind in "iu" and typed
@@ -118,16 +114,15 @@ def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -
 
 
 def _register_index(name: str, down: bool) -> None:
-    def normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-        dtype = attributes["dtype"]
-        if dtype not in (int32, int64):
-            raise DTypeError(f"{name} is an int32 or int64; cast the result to {dtype}")
-        return {**_normalize(types, {"axis": attributes["axis"]}), "dtype": dtype}
+    def normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
+        if attributes["dtype"] not in (int32, int64):
+            raise DTypeError(f"{name} is an int32 or int64; cast the result to {attributes['dtype']}")
+        return _normalize(types, attributes)
 
-    def infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+    def infer(types: Types, attributes: Attributes) -> TensorType:
         if types[0].dtype.is_bool:
             raise DTypeError(f"{name} does not take bool; cast to int32")
-        return TensorType(types[0].shape, normalize(types, attributes)["dtype"])
+        return TensorType(types[0].shape, attributes["dtype"])
 
     kind, value = ("smallest", "cummin") if down else ("largest", "cummax")
     register(

@@ -10,7 +10,6 @@ that is left is the product, whose updates a thread walks, one for all that shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -18,41 +17,28 @@ import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
-from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import packed_strides
-from fusegraph.ops.base import Kind, Op, TensorType, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing, single_axis
 from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, ORDER, ORDERED
 
-Array = np.ndarray[Any, Any]
-
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: reduction -> how updates are combined; None: the last one stays.
-REDUCTIONS: dict[str, Combiner | None] = {
-    "none": None,
-    "add": ADD,
-    "mul": MUL,
-    "max": MAX,
-    "min": MIN,
-    "mean": ADD,
-}
+REDUCTIONS: dict[str, Combiner | None] = {"none": None, "add": ADD, "mul": MUL, "max": MAX, "min": MIN, "mean": ADD}
 #: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 
 
-def _normalize(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    reduction, include = attributes["reduction"], attributes["include_self"]
-    if not isinstance(include, (bool, np.bool_)):
-        raise AttributeValueError(f"include_self is True or False, got {include!r}")
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     if not types[0].shape:
         raise ShapeError("a tensor of rank 0 has no axis")
-    axis = single_axis(attributes["axis"], types[0].shape)
-    return {"axis": axis, "reduction": reduction, "include_self": bool(include)}
+    return {**attributes, "axis": single_axis(attributes["axis"], types[0].shape)}
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     x, index, updates = types
-    axis = _normalize(types, attributes)["axis"]
+    axis = attributes["axis"]
     if not index.dtype.is_int:
         raise DTypeError(f"index holds integers, got {index.dtype}")
     if updates.dtype != x.dtype:
@@ -215,21 +201,14 @@ class _Put:
             return self.index, self.size
         write = self.write
         own = write("sub", "slot", self._taken("last there", self._last_inside, self.index), 1)
-        inside = write(
-            "logical_and",
-            "inside",
-            write("cmp_ge", "not before", self.index, 0),
-            write("cmp_lt", "not behind", self.index, self.size),
-        )
+        begun = write("cmp_ge", "not before", self.index, 0)
+        inside = write("logical_and", "inside", begun, write("cmp_lt", "not behind", self.index, self.size))
         return write("binary_select", "slot inside", own, -1, inside), self.count
 
     def _combined(self, part: str, values: Any, combine: str) -> Any:
         """The values that are put into each slot, combined."""
-        return self._accumulated(part, *self._slots_with(values), combine)
-
-    def _slots_with(self, values: Any) -> tuple[Any, Any, int]:
         index, size = self._slots
-        return index, values, size
+        return self._accumulated(part, index, values, size, combine)
 
     def _at_places(self, combined: Any, none: float) -> Any:
         """What is combined, at every place of x: ``none`` where nothing is."""

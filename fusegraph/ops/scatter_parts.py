@@ -13,14 +13,10 @@ import numpy as np
 
 from codegen.combiners import COMBINERS, MOST
 from fusegraph.dtypes import DType, int32, int64
-from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, TensorType
-
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Values = Mapping[str, Any]
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Cost, Kind, Op, TensorType, Types
 
 
-def _accumulated(types: Types, attributes: Values) -> TensorType:
+def _accumulated(types: Types, attributes: Attributes) -> TensorType:
     shape = list(types[1].shape)
     shape[attributes["axis"]] = attributes["size"]
     return TensorType(tuple(shape), types[1].dtype)
@@ -58,13 +54,13 @@ def _part(
     operands: tuple[str, ...],
     result: Callable[[TensorType], DType],
     reference: Callable[..., Array],
-    cuda: Mapping[str, str | Callable[[Values], str]],
-    attributes: Values,
+    cuda: Mapping[str, str | Callable[[Attributes], str]],
+    attributes: Attributes,
     optional: int = 0,
 ) -> Op:
     """A pointwise op of one number, which decides on its type, and integers."""
 
-    def infer(types: Types, _: Values) -> TensorType:
+    def infer(types: Types, _: Attributes) -> TensorType:
         shape = np.broadcast_shapes(*(t.shape for t in types))
         return TensorType(tuple(shape), result(types[0]))
 
@@ -124,7 +120,7 @@ ORDER = _part(
 )
 
 
-def _extreme(at: Values) -> str:
+def _extreme(at: Attributes) -> str:
     combine, down = ("minimum", "_down") if at["down"] else ("maximum", "")
     return f"math::{combine}({{x}}, scatter::ordered{down}<{{compute}}>({{key}}))"
 
@@ -187,7 +183,7 @@ FIXED = _part(
 )
 
 
-def _plus(at: Values) -> str:
+def _plus(at: Attributes) -> str:
     rest = ", {rest}" if at["wide"] else ""
     return f"{{x}} + scatter::floating({{scale}}, {at['places']}, {{total}}{rest})"
 

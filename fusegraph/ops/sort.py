@@ -6,19 +6,14 @@ elements stay in the order in which they are, whether sorted upwards or downward
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.ops.base import REQUIRED, Kind, Op, TensorType, register
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.reduction import normal_axes
-
-Array = np.ndarray[Any, Any]
-Types = tuple[TensorType, ...]
-Values = Mapping[str, Any]
 
 
 class Order(NamedTuple):
@@ -29,7 +24,7 @@ class Order(NamedTuple):
     keep: int
 
 
-def order_of(x: TensorType, attributes: Values) -> Order:
+def order_of(x: TensorType, attributes: Attributes) -> Order:
     """What an op of this module, with normalized attributes, makes of a tensor."""
     axis = attributes["axis"]
     return Order(axis, attributes.get("descending", attributes.get("largest")), attributes.get("k", x.shape[axis]))
@@ -44,22 +39,13 @@ def positions(x: Array, axis: int, descending: bool) -> Array:
     return np.asarray(x.shape[axis] - 1 - np.flip(turned, axis))
 
 
-def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise AttributeValueError(f"{key} is an integer, got {value!r}")
-    return int(value)
-
-
-def _normalize(types: Types, attributes: Values) -> dict[str, Any]:
+def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     shape, result = types[0].shape, dict(attributes)
-    (axis,) = normal_axes(_whole("axis", attributes["axis"]), len(shape))
+    (axis,) = normal_axes(attributes["axis"], len(shape))
     result["axis"] = axis
-    for key in {"descending", "largest"} & set(attributes):
-        if not isinstance(attributes[key], (bool, np.bool_)):
-            raise AttributeValueError(f"{key} is True or False, got {attributes[key]!r}")
-        result[key] = bool(attributes[key])
     if "k" in attributes:
-        result["k"] = _whole("k", attributes["k"])
+        if not isinstance(result["k"], int):
+            raise AttributeValueError(f"k is an integer, got {result['k']!r}")
         if not 0 <= result["k"] <= shape[axis]:
             raise AttributeValueError(f"k is from 0 to the {shape[axis]} elements of axis {axis}, got {result['k']}")
     if "dtype" in attributes:
@@ -71,7 +57,7 @@ def _normalize(types: Types, attributes: Values) -> dict[str, Any]:
     return result
 
 
-def _infer(types: Types, attributes: Values) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     (x,), order = types, order_of(types[0], attributes)
     shape = (*x.shape[: order.axis], order.keep, *x.shape[order.axis + 1 :])
     return TensorType(shape, attributes.get("dtype", x.dtype))

@@ -8,16 +8,11 @@ They are not in the op table: users write sorts, `passes.split_sorts` writes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from fusegraph.dtypes import DType, int32
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types
 from fusegraph.ops.sort import positions
-
-Array = np.ndarray[Any, Any]
 
 
 def left(length: int, run: int, keep: int) -> int:
@@ -26,12 +21,12 @@ def left(length: int, run: int, keep: int) -> int:
     return whole * min(run, keep) + min(rest, keep)
 
 
-def entries(types: tuple[TensorType, ...], axis: int) -> int:
+def entries(types: Types, axis: int) -> int:
     """The elements of a row that are sorted: those of x, or those that an order names."""
     return types[-1].shape[axis]
 
 
-def _infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _infer(types: Types, attributes: Attributes) -> TensorType:
     x, axis = types[0], attributes["axis"]
     size = left(entries(types, axis), attributes["run"], attributes["keep"])
     return TensorType((*x.shape[:axis], size, *x.shape[axis + 1 :]), attributes["dtype"] or x.dtype)

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import float32
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role, TensorType
-
-Array = np.ndarray[Any, Any]
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types
 
 #: Results a side of a tile, by the value of a convolution's attribute ``algorithm``.
 TILES = {"winograd_4x4": 4, "winograd_2x2": 2}
@@ -62,7 +60,7 @@ MATRICES: Mapping[int, tuple[Array, Array, Array]] = {
 }
 
 
-def unsuitable(role: Role | None, types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> str | None:
+def unsuitable(role: Role | None, types: Types, attributes: Attributes) -> str | None:
     """Why Winograd's algorithm is none for a convolution with these operands; None if it is one."""
     taps = types[1].shape[2:]
     if role is Role.WGRAD:
@@ -88,7 +86,7 @@ def tiles(results: tuple[int, int], tile: int) -> tuple[int, int]:
 
 
 def transforms(
-    role: Role | None, attributes: Mapping[str, Any], shape: tuple[int, ...], tile: int
+    role: Role | None, attributes: Attributes, shape: tuple[int, ...], tile: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Attributes of the transforms of filter, input and output for a convolution, or the gradient of its input, whose
     result has this shape.
@@ -156,47 +154,35 @@ def output_transform(m: Array, tile: int, shape: tuple[int, ...], magnitude: boo
     return whole[:, :, : shape[2], : shape[3]]
 
 
-def _filter_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _filter_infer(types: Types, attributes: Attributes) -> TensorType:
     filters, channels = types[0].shape[:2]
     side = attributes["tile"] + 2
     columns = (filters, channels) if attributes["exchange"] else (channels, filters)
     return TensorType((side * side, *columns), float32)
 
 
-def _input_infer(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _input_infer(types: Types, attributes: Attributes) -> TensorType:
     images, channels = types[0].shape[:2]
     side, (down, across) = attributes["tile"] + 2, tiles(attributes["results"], attributes["tile"])
     return TensorType((side * side, images * down * across, channels), float32)
 
 
-def _output_infer(_: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
+def _output_infer(_: Types, attributes: Attributes) -> TensorType:
     return TensorType(attributes["shape"], attributes["dtype"])
 
 
-FILTER = Op(
-    name="winograd_filter",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_FILTER,
-    operands=("w",),
-    attributes={"tile": REQUIRED, "flip": REQUIRED, "exchange": REQUIRED},
-    infer=_filter_infer,
-    reference=filter_transform,
-)
-INPUT = Op(
-    name="winograd_input",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_INPUT,
-    operands=("x",),
-    attributes={"tile": REQUIRED, "before": REQUIRED, "results": REQUIRED},
-    infer=_input_infer,
-    reference=input_transform,
-)
-OUTPUT = Op(
-    name="winograd_output",
-    kind=Kind.TRANSFORM,
-    role=Role.WINOGRAD_OUTPUT,
-    operands=("m",),
-    attributes={"tile": REQUIRED, "shape": REQUIRED, "dtype": REQUIRED},
-    infer=_output_infer,
-    reference=output_transform,
-)
+def _transform(role: Role, operand: str, infer: Any, reference: Any, *attributes: str) -> Op:
+    return Op(
+        name=f"winograd_{role.value}",
+        kind=Kind.TRANSFORM,
+        role=role,
+        operands=(operand,),
+        attributes=dict.fromkeys(attributes, REQUIRED),
+        infer=infer,
+        reference=reference,
+    )
+
+
+FILTER = _transform(Role.WINOGRAD_FILTER, "w", _filter_infer, filter_transform, "tile", "flip", "exchange")
+INPUT = _transform(Role.WINOGRAD_INPUT, "x", _input_infer, input_transform, "tile", "before", "results")
+OUTPUT = _transform(Role.WINOGRAD_OUTPUT, "m", _output_infer, output_transform, "tile", "shape", "dtype")

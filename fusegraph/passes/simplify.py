@@ -187,7 +187,7 @@ def _folded(graph: Graph, node: Node) -> Tensor | None:
         return None
     types = tuple(t.type for t in node.inputs)
     operands = [to_reference(np.asarray(t.value), t.dtype) for t in node.inputs]
-    value = evaluate(node.op, types, node.attributes, node.output.dtype, operands, graph.compute_dtype)
+    (value,) = evaluate(node.op, types, node.attributes, (node.output.dtype,), operands, graph.compute_dtype)
     stored = from_reference(value, node.output.dtype)
     stored = np.array(np.broadcast_to(stored, node.output.shape), order="C")
     stored.setflags(write=False)
