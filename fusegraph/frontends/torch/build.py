@@ -9,7 +9,7 @@ from typing import Any
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.frontends.torch.forms import is_projection
-from fusegraph.frontends.torch.table import FREE, HANDLERS, Call, Form, Precision, ignored
+from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Call, Form, Precision
 from fusegraph.frontends.torch.vectors import Layer, lines
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import overlaps
@@ -137,7 +137,7 @@ class _Builder:
         used = frozenset(user.args[1] for user in node.users if is_projection(user))
         given = tuple(self._analysis.forms.of(a) if hasattr(a, "all_input_nodes") else None for a in node.args)
         call = Call(self._graph, forms, self._precision, used, self._lines, given)
-        skipped = ignored(str(node.target))
+        skipped = IGNORED.get(str(node.target), ())
         args = self._argument(tuple(None if n in skipped else a for n, a in enumerate(node.args)))
         kwargs = self._argument(node.kwargs)
         if table is HANDLERS and _takes_dim(node.target):

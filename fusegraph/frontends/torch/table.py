@@ -8,9 +8,10 @@ computes that node then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 #: Operators whose results are views, or known without computing: they are made wherever they are needed.
 FREE: dict[str, Handler] = {}
-#: Handlers -> the positions of arguments that they do not look at, seeds without dropout, say: they get None.
-IGNORED: dict[Handler, frozenset[int]] = {}
+#: Operators -> the positions of arguments that handlers do not look at, seeds without dropout, say: they get None.
+IGNORED: dict[str, frozenset[int]] = {}
 
 
 def _full_name(name: str) -> str:
@@ -65,19 +66,30 @@ def aten(*names: str) -> Callable[[Handler], Handler]:
     return enter
 
 
-def ignores(*positions: int) -> Callable[[Handler], Handler]:
-    """Notes the positions of a handler's arguments that it does not look at."""
+def aten_by_name(*names: str) -> Callable[[Handler], Handler]:
+    """Enters a handler for operators of ATen of different signatures: it is given those of their arguments that it has
+    parameters for, by torch's names.  Operators that this torch has not are left out.
+    """
 
     def enter(handler: Handler) -> Handler:
-        IGNORED[handler] = frozenset(positions)
+        known = signature(handler).parameters
+        for name in names:
+            operator = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), torch.ops.aten)
+            if operator is not None:
+                order = [argument.name.rstrip("_") for argument in operator._schema.arguments]
+                IGNORED[_full_name(name)] = frozenset(n for n, key in enumerate(order) if key not in known)
+                HANDLERS[_full_name(name)] = _by_name(handler, order, known)
         return handler
 
     return enter
 
 
-def ignored(name: str) -> frozenset[int]:
-    """The positions of an operator's arguments that its handler does not look at."""
-    return IGNORED.get(HANDLERS[name], frozenset()) if name in HANDLERS else frozenset()
+def _by_name(handler: Handler, order: Sequence[str], known: Container[str]) -> Handler:
+    def called(c: Call, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(order, args)) | kwargs
+        return handler(c, **{key: value for key, value in given.items() if key in known})
+
+    return called
 
 
 def free(*names: str) -> Callable[[Handler], Handler]:
