@@ -146,6 +146,14 @@ class Call:
             return self.graph.binary_select(self.cast(self.graph.cast(x, int64)), self.cast(x), x < 0)
         return self.cast(x)
 
+    def spread(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """x broadcast to a shape, x itself if it has that."""
+        return x if x.shape == tuple(shape) else self.graph.broadcast(x, shape)
+
+    def zeros(self, shape: Sequence[int]) -> Tensor:
+        """Zeros of the dtype of the first result."""
+        return self.graph.broadcast(self.graph.constant(0, dtype=self.dtype), shape)
+
     def number(self, value: bool | int | float, like: DType) -> Tensor:
         """A number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers: those that
         the dtype does not hold exactly are float32 here too.
@@ -187,6 +195,11 @@ def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
         return None
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     return tuple(d % x.rank for d in given) or None
+
+
+def turned(x: Tensor, order: Sequence[int]) -> Tensor:
+    """x with its axes in an order, x itself if that is theirs."""
+    return x if tuple(order) == tuple(range(x.rank)) else x.transpose(order)
 
 
 def pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
