@@ -202,9 +202,9 @@ def _index_put(c: Call, x: Tensor, indices: Indices, values: Tensor, accumulate:
         return _put(c, x, first, places, source, reduction)
     rank = len(shape)
     order = [*range(first, first + rank), *range(first), *range(first + rank, values.rank)]
-    rows = turned(values, order).reshape([count, *rest])
+    rows = turned(values, order)
     places, flat = c.spread(_rows(c, x, indices, given), shape), _joined(c, x, given)
-    result = _put(c, flat, 0, _along(places, flat.rank, 0), rows, reduction)
+    result = _put(c, flat, 0, _along(places, flat.rank, 0), rows.reshape([count, *rest]), reduction)
     moved = [*given, *(d for d in range(x.rank) if d not in given)]
     return turned(result.reshape([x.shape[d] for d in moved]), [moved.index(d) for d in range(x.rank)])
 
